@@ -1,0 +1,49 @@
+# Every target sets up .venv by itself on a fresh machine; once that is done, nothing here needs a network.
+# Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv/bin/python
+# CrypTen 0.4.1 depends on the retired package `sklearn`, which refuses to be installed without this.
+export SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL := True
+
+# The stamp's name carries a checksum, so that only a change of content, not of a file's date, installs again.
+READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f1)
+# The extension is optional: the stamp says that its build was tried.
+NATIVE := build/.native
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
+
+demo: $(NATIVE)  ## private inference between two local parties
+	@$(VENV) -m scripts.demo
+
+test: $(NATIVE)  ## run the tests
+	@$(VENV) -m pytest -q
+
+lint: $(NATIVE)  ## ruff and mypy
+	@$(VENV) -m ruff check .
+	@$(VENV) -m mypy hummingbird
+
+bench: $(NATIVE)  ## time and bits of a private ReLU
+	@$(VENV) -m scripts.bench_relu
+
+clean:  ## remove .venv and everything built
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache hummingbird/kernels/*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "error: Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)" >&2; \
+	    echo "hint: make PYTHON=python3.12 (or the path of another interpreter)" >&2; exit 1; }
+	@echo "Setting up .venv (first run only, about two minutes) ..."
+	@$(PYTHON) -m venv .venv || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
+	@$(VENV) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@rm -f .venv/.ready-*
+	@touch $@
+
+$(NATIVE): hummingbird/kernels/csrc/kernels.cpp setup.py | $(READY)
+	@$(VENV) setup.py --quiet build_ext --inplace
+	@mkdir -p build && touch $@

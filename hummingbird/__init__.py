@@ -1,0 +1,55 @@
+"""hummingbird: private inference of PyTorch nets between servers.
+
+    import hummingbird
+
+    hummingbird.init()                                        # under torchrun: one process per party
+    private = hummingbird.convert_model(net, bits="bits.json")
+    logits = private(hummingbird.cryptensor(images, src=0))   # party 0 owns the images
+    logits.get_plain_text(dst=0)                              # only party 0 learns the result
+
+Names load on first use: the dealer and the commands start without CrypTen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hummingbird.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from hummingbird.bits import BitConfig, BitWindow
+    from hummingbird.convert import convert_model, register_converter, validate_model
+    from hummingbird.mpc.session import cryptensor, init, uninit
+    from hummingbird.wire.meter import meter
+
+_HOMES = {
+    "BitConfig": "bits",
+    "BitWindow": "bits",
+    "convert_model": "convert",
+    "cryptensor": "mpc.session",
+    "init": "mpc.session",
+    "meter": "wire.meter",
+    "register_converter": "convert",
+    "uninit": "mpc.session",
+    "validate_model": "convert",
+}
+
+__all__ = [
+    "BitConfig",
+    "BitWindow",
+    "__version__",
+    "convert_model",
+    "cryptensor",
+    "init",
+    "meter",
+    "register_converter",
+    "uninit",
+    "validate_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hummingbird' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"hummingbird.{_HOMES[name]}"), name)

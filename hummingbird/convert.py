@@ -1,0 +1,319 @@
+"""A trained PyTorch net to a private one: `convert_model(net)`, layer by layer over the canonical steps of
+`hummingbird.graph`.
+
+    net = hummingbird.convert_model(net.eval(), bits=BitConfig.load("bits.json"))
+    logits = net(hummingbird.cryptensor(images, src=0))
+
+Nothing is converted unless everything can be: `validate_model` lists every problem at once, by qualified name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import graph
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.errors import ConfigError, ModelError, Problem
+from hummingbird.graph import Ref, Step
+from hummingbird.graph.run import OPS
+from hummingbird.mpc import activations as act
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc.layer import Combine, Layer, Local, Rescale
+from hummingbird.mpc.linear import (
+    AdaptiveAvgPool,
+    AddConstant,
+    AvgPool,
+    Linear,
+    Mean,
+    Multiply,
+    Pad,
+    Scale,
+    Square,
+)
+from hummingbird.mpc.net import PlanStep, PrivateNet
+from hummingbird.ring import SCALE
+
+PROTOCOLS = ("gmw",)
+_custom: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
+
+
+def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
+    """Teach `convert_model` a layer: `build(module)` returns a module from CrypTen tensors (scale 2^16) to one of them.
+
+    Return a `hummingbird.mpc.layer.Layer` with a `cost` method to have it priced and metered exactly.
+    """
+    _custom[module_type] = build
+
+
+def validate_model(net: nn.Module) -> list[Problem]:
+    """Every reason why `net` cannot be converted, by qualified name with a hint; an empty list when it can."""
+    return graph.problems(net, custom=tuple(_custom)) or _unpriced(net)
+
+
+def _unpriced(net: nn.Module) -> list[Problem]:
+    return [
+        Problem(step.name, f"no private form of {step.op!r}", "register_converter can teach one for its module")
+        for step in graph.trace(net, custom=tuple(_custom))
+        if step.op not in _BUILDERS and step.op not in _PLAIN
+    ]
+
+
+def convert_model(
+    net: nn.Module,
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    weights: str | int = "public",
+    protocol: str = "gmw",
+) -> PrivateNet:
+    """The private twin of a trained net; the net itself is left as it is and used as in eval mode.
+
+    bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons.
+    weights: "public", or the rank of the party whose weights they are; the others' values are then ignored, only
+        shapes count.
+    protocol: "gmw", HummingBird's reduced-ring ReLU.
+    Raises ModelError with all problems, ConfigError for bits that name no layer of the net, AgreementError if, after
+    `init`, the parties differ.
+    """
+    config = _config(bits)
+    owner = _owner(weights)
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
+    if problems := validate_model(net):
+        raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
+    steps = graph.trace(net, custom=tuple(_custom))
+    config.check_names([step.name for step in steps if step.op in _COMPARING])
+    plan = _Planner(config, owner).plan(steps)
+    facts = {
+        "net": graph.fingerprint(
+            [_bare(step) for step in steps] if owner is not None else steps, weights=owner is None
+        ),
+        "bits": " ".join(config.to_json().partition('"provenance"')[0].split()),
+        "protocol": protocol,
+        "weights": "public" if owner is None else f"private to party {owner}",
+    }
+    private = PrivateNet(
+        plan, [_bare(step) for step in steps], facts, f"protocol {protocol}, weights {facts['weights']}"
+    )
+    if sessions.is_initialized():
+        private.prepare()
+    return private
+
+
+def _config(bits: BitConfig | BitWindow | str | PathLike[str] | None) -> BitConfig:
+    if bits is None:
+        return BitConfig(EXACT)
+    if isinstance(bits, BitConfig):
+        return bits
+    if isinstance(bits, BitWindow):
+        return BitConfig(bits)
+    if isinstance(bits, (str, PathLike)):
+        return BitConfig.load(bits)  # type: ignore[arg-type]
+    raise ConfigError(f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}", where="bits")
+
+
+def _owner(weights: str | int) -> int | None:
+    if weights == "public":
+        return None
+    parties = sessions.current().parties if sessions.is_initialized() else None
+    if isinstance(weights, int) and weights >= 0 and (parties is None or weights < parties):
+        return weights
+    raise ConfigError(f"weights={weights!r}", where="weights", hint='"public", or the rank of the party that owns them')
+
+
+def _bare(step: Step) -> Step:
+    """The step without weights: tensors on the meta device."""
+    attrs = {
+        key: value.to("meta")
+        if isinstance(value, Tensor)
+        else deepcopy(value).to("meta")
+        if isinstance(value, nn.Module)
+        else value
+        for key, value in step.attrs.items()
+    }
+    return Step(step.name, step.op, step.inputs, attrs)
+
+
+@dataclass
+class _Planner:
+    """Layers from steps, with a `Rescale` wherever a value's scale is above what its reader accepts."""
+
+    config: BitConfig
+    owner: int | None
+
+    def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
+        plan: list[PlanStep] = []
+        place: dict[int, int] = {}  # graph step -> plan step
+        rescaled: dict[int, int] = {}
+
+        def fitted(index: int, limit: int) -> Ref:
+            """The value of graph step `index` at a scale of at most `limit`."""
+            at = place[index]
+            if plan[at].scale <= limit:
+                return Ref(at)
+            if index not in rescaled:
+                name = f"{steps[index].name}.rescale"
+                plan.append(PlanStep(name, "rescale", Rescale(), None, (Ref(at),), SCALE, index))
+                rescaled[index] = len(plan) - 1
+            return Ref(rescaled[index])
+
+        def arguments(value: Any, limit: int) -> Any:
+            if isinstance(value, Ref):
+                return fitted(value.index, limit)
+            return tuple(arguments(item, limit) for item in value) if isinstance(value, tuple) else value
+
+        for index, step in enumerate(steps):
+            layer, function, limit = self.build(step)
+            inputs = arguments(step.inputs, limit)
+            scales = [plan[ref.index].scale for ref in _flat(inputs)]
+            sized = step.op in ("size", "int")
+            scale = SCALE if sized or not scales else layer.out_scale(scales) if isinstance(layer, Layer) else scales[0]
+            plan.append(PlanStep(step.name, step.op, layer, function, inputs, scale, index))
+            place[index] = len(plan) - 1
+        return plan
+
+    def build(self, step: Step) -> tuple[nn.Module | None, Callable[..., Any] | None, int]:
+        """Layer or plain function of a step, and the highest scale it accepts."""
+        if step.op == "custom":
+            return _custom[type(step.attrs["module"])](step.attrs["module"]), None, SCALE
+        if step.op in _PLAIN:
+            function = None if step.op in ("input", "output") else _bind(step)
+            return None, function, SCALE if step.op == "output" else 62
+        layer = _BUILDERS[step.op](step, self.config.window(step.name), self.owner)
+        return layer, None, layer.input_limit
+
+
+def _flat(value: Any) -> list[Ref]:
+    if isinstance(value, Ref):
+        return [value]
+    return [ref for item in value for ref in _flat(item)] if isinstance(value, tuple) else []
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    """The graph's own definition, for steps on sizes and on tuples of tensors."""
+    function, attrs = OPS[step.op], step.attrs
+    return lambda *values: function(attrs, *values)
+
+
+# One builder per canonical op: (step, window, owner of the weights) -> layer
+# ------------------------------------------------
+
+Build = Callable[[Step, BitWindow, int | None], Layer]
+
+
+def _conv(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    a = step.attrs
+    transposed = step.op == "conv_transpose"
+    names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
+    options = {name: [int(v) for v in a[name]] for name in names} | {"groups": int(a["groups"])}
+    return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner)
+
+
+def _linear(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner)
+
+
+def _affine(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner)
+
+
+def _sum(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    dims, keep = step.attrs["dims"], step.attrs["keepdim"]
+    if dims is None:
+        return Local(lambda x: x.sum(), "sum over all")
+    return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}")
+
+
+def _add(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    if "value" in step.attrs:
+        return AddConstant(_constant(step))
+    return Combine(lambda xs: xs[0] + xs[1], "add")
+
+
+def _sub(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    if "value" not in step.attrs:
+        return Combine(lambda xs: xs[0] - xs[1], "subtract")
+    return AddConstant(_constant(step), sign=-1) if step.attrs.get("reversed") else AddConstant(-_constant(step))
+
+
+def _mul(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    return Scale(float(_constant(step))) if "value" in step.attrs else Multiply()
+
+
+def _constant(step: Step) -> Tensor:
+    return torch.as_tensor(step.attrs["value"], dtype=torch.float64)
+
+
+def _max_pool(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    a = step.attrs
+    return act.MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], window)
+
+
+def _avg_pool(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    a = step.attrs
+    return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
+
+
+def _spline(function: Callable[[Tensor], Tensor], span: tuple[float, float]) -> Build:
+    """Outside `span` the function is a straight line to within 2^-11."""
+    return lambda step, window, owner: act.Spline(function, step.op, span, window)
+
+
+def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
+    return lambda step, window, owner: Local(function(step.attrs), step.op)
+
+
+def _defined(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    """Reshaping: the graph's own definition, applied to the share."""
+    return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
+
+
+def _pad(step: Step, window: BitWindow, owner: int | None) -> Layer:
+    return Pad(step.attrs["pads"], float(step.attrs["value"]))
+
+
+_COMPARING: dict[str, Build] = {
+    "relu": lambda step, window, owner: act.ReLU(window),
+    "leaky_relu": lambda step, window, owner: act.LeakyReLU(step.attrs["slope"], window),
+    "prelu": lambda step, window, owner: act.PReLU(step.attrs["weight"], window, owner),
+    "hardtanh": lambda step, window, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], window),
+    "hardsigmoid": lambda step, window, owner: act.Spline(
+        nn.functional.hardsigmoid, "hardsigmoid", (-4.0, 4.0), window, knots=(-3.0, 3.0)
+    ),
+    "hardswish": lambda step, window, owner: act.Hardswish(window),
+    "sigmoid": _spline(torch.sigmoid, (-10.0, 10.0)),
+    "tanh": _spline(torch.tanh, (-6.0, 6.0)),
+    "silu": _spline(nn.functional.silu, (-12.0, 12.0)),
+    "gelu": lambda step, window, owner: act.Spline(
+        lambda x: nn.functional.gelu(x, approximate=step.attrs["approximate"]), "gelu", (-6.0, 6.0), window
+    ),
+    "softmax": lambda step, window, owner: act.Softmax(step.attrs["dim"], window),
+    "max_pool": _max_pool,
+    "adaptive_max_pool": lambda step, window, owner: act.AdaptiveMaxPool(step.attrs["output_size"], window),
+}
+_BUILDERS: dict[str, Build] = {
+    **_COMPARING,
+    "conv": _conv,
+    "conv_transpose": _conv,
+    "linear": _linear,
+    "affine": _affine,
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda step, window, owner: AdaptiveAvgPool(step.attrs["output_size"]),
+    "mean": lambda step, window, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
+    "sum": _sum,
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "neg": _local(lambda a: lambda x: -x),
+    "square": lambda step, window, owner: Square(),
+    "cat": lambda step, window, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
+    "stack": lambda step, window, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "pad": _pad,
+    **dict.fromkeys(("flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split"), _defined),
+}
+_PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom"})

@@ -1,0 +1,174 @@
+"""Rounds and bits of every protocol, in closed form (standard library only).
+
+`bits` are sent online by one party, frames included; `offline_bits` are the corrections party 0 gets from the dealer
+(the other parties get 128-bit seeds once per session). n: elements; parties: N. What the meter counts equals these
+numbers; tests hold both to it.
+
+Published costs, for comparison (HummingBird, section 4, N = 2): 2w + 4w*ceil(log2 w) + 129 bits in ceil(log2 w) + 3
+rounds per ReLU.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Rounds, bits sent by one party, bits received offline by party 0; costs of consecutive steps add up."""
+
+    rounds: int = 0
+    bits: int = 0
+    offline_bits: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.rounds + other.rounds, self.bits + other.bits, self.offline_bits + other.offline_bits)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.rounds * times, self.bits * times, self.offline_bits * times)
+
+    def seconds(self, bits_per_second: float, round_trip_seconds: float) -> float:
+        """Wire time: every round costs half a round trip (one way), every bit its share of the bandwidth."""
+        return self.rounds * round_trip_seconds / 2 + self.bits / bits_per_second
+
+
+FREE = Cost()
+
+
+def packed(n: int) -> int:
+    """Bytes of n packed bits."""
+    return (n + 7) // 8
+
+
+def opening(parties: int, payload_bytes: int, offline_bits: int = 0) -> Cost:
+    """One exchange: a frame with this payload to each of the other parties."""
+    if parties == 1:
+        return Cost(0, 0, offline_bits)
+    return Cost(1, 8 * (parties - 1) * (HEADER_BYTES + payload_bytes), offline_bits)
+
+
+def to_one(parties: int, payload_bytes: int, sends: bool) -> Cost:
+    """One message per party, to a single one; `sends`: whether this party is a sender."""
+    return Cost(int(parties > 1), 8 * (HEADER_BYTES + payload_bytes) if sends and parties > 1 else 0)
+
+
+def sharing(parties: int, is_source: bool) -> Cost:
+    """An input: its owner tells the shape (nine words); the shares themselves come from seeds."""
+    return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
+
+
+# The reduced-ring ReLU (mpc/gmw.py, mpc/select.py)
+# ------------------------------------------------------------------------
+
+
+def _and(n: int, planes: int, parties: int) -> Cost:
+    return opening(parties, 2 * planes * packed(n), 8 * planes * packed(n))
+
+
+def carry_tree(n: int, leaves: int, parties: int) -> Cost:
+    """Carry out of `leaves` (generate, propagate) pairs: ceil(log2 leaves) rounds, about 3 bits per inner node."""
+    total, left = FREE, leaves
+    while left > 1:
+        pairs = left // 2
+        total += opening(parties, (3 * pairs - 1) * packed(n), 8 * (2 * pairs - 1) * packed(n))
+        left -= pairs
+    return total
+
+
+def drelu(n: int, w: int, parties: int) -> Cost:
+    """The sign bit of a sum of N window shares of w bits.
+
+    N = 2: w-1 bits and one round for the first ANDs (each operand has one owner), then the tree: about 4w bits in
+    1 + ceil(log2(w-1)) rounds. N > 2: carry-save adders first, one AND per bit and removed addend.
+    """
+    if w <= 1:
+        return FREE
+    total, addends = FREE, parties
+    while addends > 2:
+        triples = addends // 3
+        total += _and(n, triples * (w - 1), parties)
+        addends -= triples
+    if parties == 2:
+        total += opening(parties, (w - 1) * packed(n), 8 * (w - 1) * packed(n))
+    elif parties > 2:
+        total += _and(n, w - 1, parties)
+    else:
+        return FREE
+    return total + carry_tree(n, w - 1, parties)
+
+
+def select(n: int, shift: int, parties: int) -> Cost:
+    """bit * (x >> shift) from shares of both: 65 bits and one round, truncation included."""
+    return opening(parties, 8 * n + packed(n), 64 * n * (5 if shift else 2))
+
+
+def truncate(n: int, parties: int) -> Cost:
+    """x >> shift, exact to one unit: 64 bits and one round."""
+    return opening(parties, 8 * n, 64 * n * 2)
+
+
+def relu(n: int, w: int, shift: int, parties: int) -> Cost:
+    """A whole ReLU with a window of w bits on shares that still carry `shift` bits to be cut."""
+    if w == 0:
+        return FREE
+    return drelu(n, w, parties) + select(n, shift, parties)
+
+
+def published_relu_bits(w: int) -> int:
+    """HummingBird's own count per ReLU and party, N = 2."""
+    return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129
+
+
+def maximum(n: int, length: int, w: int, parties: int) -> Cost:
+    """The maximum along an axis of `length`, for n results: a tree of max(a, b) = b + relu(a - b)."""
+    total = FREE
+    while length > 1:
+        pairs = length // 2
+        total += relu(n * pairs, w, 0, parties)
+        length -= pairs
+    return total
+
+
+# Products of two private values
+# ---------------------------------------------------------------------------------------------
+
+
+def product(left: int, right: int, out: int, parties: int) -> Cost:
+    """One Beaver product (matrix product, convolution, ...) of private operands with these numbers of elements."""
+    return opening(parties, 8 * (left + right), 64 * out)
+
+
+def _rescaled(n: int, parties: int) -> Cost:
+    """CrypTen's division after a product: local for two parties, a truncation for more."""
+    return truncate(n, parties) if parties > 2 else FREE
+
+
+def crypten_mul(n: int, parties: int) -> Cost:
+    """CrypTen's private product of n elements, rescaled."""
+    return product(n, n, n, parties) + _rescaled(n, parties)
+
+
+def crypten_square(n: int, parties: int) -> Cost:
+    """CrypTen's private square."""
+    return opening(parties, 8 * n, 64 * n) + _rescaled(n, parties)
+
+
+def crypten_ltz(n: int, parties: int) -> Cost:
+    """CrypTen's exact sign: 64-bit words throughout, a prefix adder per pair of addends, one bit back to the ring."""
+    if parties == 1:
+        return Cost(0, 0, 64 * n)
+    total, addends = FREE, parties
+    while addends > 1:
+        pairs = addends // 2
+        total += opening(parties, 16 * n * pairs, 64 * n * pairs)
+        total += opening(parties, 32 * n * pairs, 128 * n * pairs) * 6
+        addends -= pairs
+    return total + opening(parties, 8 * n, 64 * n)
+
+
+def crypten_relu(n: int, parties: int) -> Cost:
+    """CrypTen's ReLU: 1856 bits and 9 rounds for two parties."""
+    return crypten_ltz(n, parties) + product(n, n, n, parties)

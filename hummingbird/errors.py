@@ -1,0 +1,70 @@
+"""One exception tree: what failed, where (layer or argument), and how to mend it.
+
+Every message reads `what (at where)`, then a line `hint: ...`, so that it can be pasted into a bug report as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class HummingbirdError(Exception):
+    """Base of all errors raised here.
+
+    what: what was expected and what was got, in one sentence.
+    where: the layer's qualified name, the argument, or the file concerned.
+    hint: what to do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        self.what, self.where, self.hint = what, where, hint
+        super().__init__(what + (f" (at {where})" if where else "") + (f"\nhint: {hint}" if hint else ""))
+
+
+class Problem(NamedTuple):
+    """One thing in a net that cannot be converted: qualified name, what is wrong, what to do."""
+
+    name: str
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}" + (f"  [hint: {self.hint}]" if self.hint else "")
+
+
+class ModelError(HummingbirdError):
+    """A net cannot be converted; `problems` lists every reason, by qualified name."""
+
+    def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
+        self.problems = list(problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"the net cannot be converted, {len(self.problems)} problem(s):{lines}", hint=hint)
+
+
+class ConfigError(HummingbirdError):
+    """A window, a bit configuration or an option is not valid."""
+
+
+class InputError(HummingbirdError):
+    """A tensor given by the caller has the wrong shape, type or range."""
+
+
+class AgreementError(HummingbirdError):
+    """The parties hold different nets, configurations, versions or shapes."""
+
+
+class PeerError(HummingbirdError):
+    """Another party stopped, was killed, or did not answer in time."""
+
+
+class DealerError(HummingbirdError):
+    """The dealer refused a request, died, or did not answer in time."""
+
+
+class TrustError(HummingbirdError):
+    """An option would give one party the power to see another's data."""
+
+
+class EnvironmentProblem(HummingbirdError):
+    """Something the package needs from its surroundings (a library, a variable) is missing."""

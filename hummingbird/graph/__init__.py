@@ -1,0 +1,7 @@
+"""A trained PyTorch net as a list of steps in one canonical vocabulary: `trace`, `problems`, `run`, `fingerprint`."""
+
+from hummingbird.graph.run import OPS, run, run_all
+from hummingbird.graph.steps import Ref, Step, fingerprint
+from hummingbird.graph.trace import problems, trace
+
+__all__ = ["OPS", "Ref", "Step", "fingerprint", "problems", "run", "run_all", "trace"]

@@ -1,0 +1,97 @@
+"""The list under construction: rules emit steps here and check what they were given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph.steps import Ref, Step
+
+# What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
+# problem does not hide the next ones nor cause them.
+TENSOR, TUPLE, SIZE, INT, UNKNOWN = "tensor", "tuple", "size", "int", "unknown"
+
+
+class Unsupported(Exception):
+    """A rule cannot express the call it was given: what, and what to write instead."""
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+
+
+class Builder:
+    """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.kinds: list[str] = []
+        self.name = ""
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def emit(self, op: str, *inputs: Any, suffix: str = "", kind: str = TENSOR, **attrs: Any) -> Ref:
+        """Append a step and return its value."""
+        if any(_holds_ref(value) for value in attrs.values()):
+            raise Unsupported("an argument that depends on the net's input or its shape", "write the number")
+        self.steps.append(Step(self.name + suffix, op, inputs, attrs))
+        self.kinds.append(kind)
+        return Ref(len(self.steps) - 1)
+
+    def kind(self, value: Any) -> str:
+        """The kind of a value; "" for a constant."""
+        return self.kinds[value.index] if isinstance(value, Ref) else ""
+
+    def tensor(self, value: Any, what: str = "input") -> Ref:
+        """`value` if it is a tensor computed from the net's input."""
+        if self.kind(value) not in (TENSOR, UNKNOWN):
+            raise Unsupported(f"{what} must be a tensor computed from the net's input, got {self._show(value)}")
+        ref: Ref = value
+        return ref
+
+    def weight(self, value: Any, what: str = "weight") -> Tensor:
+        """A detached copy of a constant tensor; one copy however often it is asked for."""
+        if isinstance(value, Ref):
+            raise Unsupported(f"{what} depends on the net's input", "weights must be constants: parameters or buffers")
+        if not isinstance(value, Tensor):
+            raise Unsupported(f"{what} must be a tensor, got {self._show(value)}")
+        if id(value) not in self._copies:
+            self._copies[id(value)] = (value, self._checked(value, what))
+        return self._copies[id(value)][1]
+
+    @staticmethod
+    def _checked(value: Tensor, what: str) -> Tensor:
+        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+            raise Unsupported(f"{what} has no shape yet", "run the lazy module once before converting")
+        if value.dtype not in (torch.float32, torch.float64):
+            name = str(value.dtype).removeprefix("torch.")
+            raise Unsupported(f"{what} is {name}, float32 or float64 is needed", "convert net.float()")
+        # aminmax passes NaN on, and is one pass without a temporary as large as the weights.
+        if not value.is_meta and value.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(value)):
+            raise Unsupported(f"{what} holds NaN or infinity", "train again, or load an earlier checkpoint")
+        return value.detach().clone(memory_format=torch.contiguous_format)
+
+    def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:
+        """`value` as n python ints: one int is repeated."""
+        items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        items = items * n if len(items) == 1 else items
+        if len(items) != n or not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            fixed = f"{what} must be {n} fixed integer(s), got {self._show(value)}"
+            raise Unsupported(fixed, "write the number; for a pool over the whole map use adaptive_avg_pool2d(x, 1)")
+        return items
+
+    def _show(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            return {TUPLE: "a tuple of tensors", SIZE: "a shape", INT: "a size"}.get(self.kind(value), "a tensor")
+        if isinstance(value, Tensor):
+            return "a constant tensor"
+        if isinstance(value, (tuple, list)):
+            return "(" + ", ".join(self._show(item) for item in value) + ")"
+        return repr(value)
+
+
+def _holds_ref(value: Any) -> bool:
+    if isinstance(value, slice):
+        value = (value.start, value.stop, value.step)
+    return isinstance(value, Ref) or (isinstance(value, (tuple, list)) and any(_holds_ref(item) for item in value))

@@ -1,0 +1,120 @@
+"""Batch norm at inference is y = s x + t per channel, s = gamma / sqrt(var + eps), t = beta - s mean.
+
+After a convolution or linear layer W x + b that nothing else reads, it is that layer with weight s W and bias s b + t
+(Jacob et al. 2018, section 3.2). The arithmetic is float64, one IEEE 754 operation at a time, each correctly rounded,
+so every machine gets the same float32 weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph.steps import Ref, Step, compact, refs
+
+# Ops whose result has the rank of their first input.
+_KEEP_RANK = frozenset(
+    "linear affine batch_norm relu leaky_relu prelu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu softmax "
+    "neg square add sub mul cat pad".split()
+)
+
+
+def fold(steps: Sequence[Step]) -> list[Step]:
+    """Replace every "batch_norm" by new weights of the layer before it, or by an "affine" step.
+
+    A norm is folded if the layer before has no other reader and neither module is called twice.
+    """
+    steps = compact(steps)
+    readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
+    forward: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        if step.op != "batch_norm":
+            continue
+        scale, shift = _scale_shift(step.attrs)
+        source: int = step.inputs[0].index
+        before = steps[source]
+        if readers[source] == 1 and not _reused(steps, before, step) and _channels_agree(steps, source, len(scale)):
+            steps[source] = _folded(before, scale, shift)
+            forward[index] = source
+        else:
+            dtype = step.attrs["mean"].dtype
+            steps[index] = replace(step, op="affine", attrs={"scale": scale.to(dtype), "shift": shift.to(dtype)})
+    return compact(steps, forward)
+
+
+def _scale_shift(a: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    scale = 1 / torch.sqrt(a["var"].double() + a["eps"])
+    if a["weight"] is not None:
+        scale = a["weight"].double() * scale
+    shift = -a["mean"].double() * scale
+    return scale, shift if a["bias"] is None else a["bias"].double() + shift
+
+
+def _folded(step: Step, scale: Tensor, shift: Tensor) -> Step:
+    weight, bias = step.attrs["weight"], step.attrs["bias"]
+    if step.op == "conv_transpose":  # weight (in, out / groups, ...): output channel g * out/groups + o
+        groups = step.attrs["groups"]
+        grouped = weight.double().reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+        scaled = grouped * scale.reshape(groups, 1, -1, *(1,) * (weight.dim() - 2))
+        scaled = scaled.reshape(weight.shape)
+    else:
+        scaled = weight.double() * scale.reshape(-1, *(1,) * (weight.dim() - 1))
+    moved = shift if bias is None else bias.double() * scale + shift
+    return replace(step, attrs=step.attrs | {"weight": scaled.to(weight.dtype), "bias": moved.to(weight.dtype)})
+
+
+def _reused(steps: Sequence[Step], *candidates: Step) -> bool:
+    modules = {step.name.partition("#")[0] for step in candidates}
+    return any("#" in step.name and step.name.partition("#")[0] in modules for step in steps)
+
+
+def _channels_agree(steps: list[Step], index: int, channels: int) -> bool:
+    """Whether step `index` has weights whose outputs are the channels (dim 1) of the norm that follows.
+
+    They are for a convolution. For a linear layer they are only if its rank is 2, (batch, features). Where the rank is
+    that of the net's input and nothing else says it, 2 is assumed and written on the input step, which refuses others.
+    """
+    step = steps[index]
+    if step.op != "linear":
+        return step.op in ("conv", "conv_transpose")
+    if len(step.attrs["weight"]) != channels:
+        return False
+    rank = _rank(steps, step.inputs[0])
+    if rank == "input":
+        first = next(number for number, candidate in enumerate(steps) if candidate.op == "input")
+        steps[first] = replace(steps[first], attrs={"rank": 2})
+        rank = 2
+    return rank == 2
+
+
+def _rank(steps: Sequence[Step], ref: Ref) -> int | str | None:
+    """The number of dimensions of a value; "input" where it is that of the net's input; None where it is not known."""
+    step = steps[ref.index]
+    a = step.attrs
+    if step.op == "input":
+        return "input" if a.get("rank") is None else int(a["rank"])
+    if step.op in ("conv", "conv_transpose", "max_pool", "avg_pool"):
+        return len(a["stride"]) + 2
+    if step.op in ("adaptive_avg_pool", "adaptive_max_pool"):
+        return len(a["output_size"]) + 2
+    if step.op == "permute":
+        return len(a["dims"])
+    if step.op == "flatten":
+        return 2 if (a["start"], a["end"]) == (1, -1) else None
+    if step.op == "reshape":
+        shapes = any(
+            isinstance(part, Ref) and steps[part.index].op == "size" and steps[part.index].attrs["dim"] is None
+            for part in step.inputs[1:]
+        )
+        return None if shapes else len(step.inputs) - 1
+    if step.op == "mean" and a["dims"] is not None:
+        before = _rank(steps, step.inputs[0])
+        return before - len(a["dims"]) * (not a["keepdim"]) if isinstance(before, int) else None
+    if step.op in _KEEP_RANK:
+        return _rank(steps, next(refs(step.inputs)))
+    return None

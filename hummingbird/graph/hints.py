@@ -1,0 +1,101 @@
+"""Why a layer or function has no private form here, and what to use in its place."""
+
+from __future__ import annotations
+
+from torch import nn
+
+_ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
+_LOG = "drop it at inference: the order of the logits is the same; apply it to the opened result"
+_RESIZE = "no private resizing: use a ConvTranspose2d, or resize before the net"
+_ATTENTION = "needs private products of private values inside a softmax: use a convolutional net"
+_TABLE = "needs a private table look-up: look the rows up outside the net and give it the vectors"
+_RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
+_COMPARE = "needs a comparison whose result is used as data: use max_pool, relu or clamp"
+_ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
+_SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
+_PADS = "pad with zeros: nn.ZeroPad2d"
+_PRODUCT = "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix"
+_3D = "one or two spatial dimensions only"
+
+_MODULES: dict[type[nn.Module], str] = {
+    nn.LayerNorm: _ROOT,
+    nn.GroupNorm: _ROOT,
+    nn.InstanceNorm1d: _ROOT,
+    nn.InstanceNorm2d: _ROOT,
+    nn.InstanceNorm3d: _ROOT,
+    nn.LocalResponseNorm: _ROOT,
+    nn.CrossMapLRN2d: _ROOT,
+    nn.LogSoftmax: _LOG,
+    nn.LogSigmoid: _LOG,
+    nn.Upsample: _RESIZE,
+    nn.PixelShuffle: _RESIZE,
+    nn.PixelUnshuffle: _RESIZE,
+    nn.MultiheadAttention: _ATTENTION,
+    nn.Transformer: _ATTENTION,
+    nn.TransformerEncoder: _ATTENTION,
+    nn.TransformerDecoder: _ATTENTION,
+    nn.TransformerEncoderLayer: _ATTENTION,
+    nn.TransformerDecoderLayer: _ATTENTION,
+    nn.Embedding: _TABLE,
+    nn.EmbeddingBag: _TABLE,
+    nn.RNNBase: _RECURRENT,
+    nn.RNNCellBase: _RECURRENT,
+    nn.ELU: _SMOOTH,
+    nn.SELU: _SMOOTH,
+    nn.CELU: _SMOOTH,
+    nn.Softplus: _SMOOTH,
+    nn.Softsign: _SMOOTH,
+    nn.Mish: _SMOOTH,
+    nn.GLU: _SMOOTH,
+    nn.RReLU: _SMOOTH,
+    nn.Threshold: _SMOOTH,
+    nn.Hardshrink: _SMOOTH,
+    nn.Softshrink: _SMOOTH,
+    nn.Tanhshrink: _SMOOTH,
+    nn.ReflectionPad1d: _PADS,
+    nn.ReflectionPad2d: _PADS,
+    nn.ReplicationPad1d: _PADS,
+    nn.ReplicationPad2d: _PADS,
+    nn.Conv3d: _3D,
+    nn.ConvTranspose3d: _3D,
+    nn.BatchNorm3d: _3D,
+    nn.MaxPool3d: _3D,
+    nn.AvgPool3d: _3D,
+    nn.AdaptiveAvgPool3d: _3D,
+    nn.Bilinear: _PRODUCT,
+}
+if hasattr(nn, "RMSNorm"):  # torch 2.4
+    _MODULES[nn.RMSNorm] = _ROOT
+
+# Layers whose subclasses are named as a whole, rather than by the functions they call.
+UNSUPPORTED = tuple(_MODULES)
+
+_FUNCTIONS = {
+    **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize"), _ROOT),
+    "local_response_norm": _ROOT,
+    **dict.fromkeys(("log_softmax", "logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
+    **dict.fromkeys(("interpolate", "upsample", "grid_sample", "pixel_shuffle"), _RESIZE),
+    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _ATTENTION),
+    **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
+    **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
+    **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
+    **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin", "topk", "sort", "maximum", "minimum"), _COMPARE),
+    **dict.fromkeys(("where", "gt", "lt", "ge", "le", "eq", "ne", "abs", "sign", "masked_fill"), _COMPARE),
+    **dict.fromkeys(("bmm", "einsum", "matmul", "baddbmm", "addmm"), _PRODUCT),
+    **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
+    "reciprocal": "needs a private reciprocal: divide by a constant, or fold the scale into a layer",
+    "expand_as": "leave it out: x * y broadcasts by itself",
+    "expand": "leave it out where a product or a sum follows: both broadcast by themselves",
+    "dim": "the rank of the input is fixed at conversion: remove the check",
+}
+_ANY = "write it with the operations of hummingbird.graph, or give its module type as custom"
+
+
+def module_hint(module: nn.Module) -> str:
+    """What to do about a module that cannot be converted."""
+    return next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), _ANY)
+
+
+def function_hint(name: str) -> str:
+    """What to do about a function or method that cannot be converted."""
+    return _FUNCTIONS.get(name.rstrip("_"), _ANY)

@@ -1,0 +1,163 @@
+"""What every canonical op means: OPS[op](attrs, *values) in plain torch, the definition all private versions follow.
+
+Weights are taken to the input's device and type, so the same steps run in float64, on a GPU, or on the meta device
+(shapes only: no arithmetic, no memory).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph.steps import Ref, Step
+
+Attrs = dict[str, Any]
+
+
+def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
+    """The net's output for one input; InputError for a wrong number of inputs or a wrong rank."""
+    output: Tensor = run_all(steps, *inputs)[-1]
+    return output
+
+
+def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
+    """The value of every step: tensors, tuples of tensors (chunk, split), sizes and ints."""
+    expected = sum(step.op == "input" for step in steps)
+    if len(inputs) != expected:
+        raise InputError(f"the net takes {expected} input(s), got {len(inputs)}", where="inputs")
+    waiting = iter(inputs)
+    values: list[Any] = []
+
+    def value(item: Any) -> Any:
+        if isinstance(item, Ref):
+            return values[item.index]
+        return tuple(value(part) for part in item) if isinstance(item, tuple) else item
+
+    for step in steps:
+        arguments = (next(waiting),) if step.op == "input" else tuple(value(item) for item in step.inputs)
+        values.append(OPS[step.op](step.attrs, *arguments))
+    return values
+
+
+def _input(a: Attrs, x: Tensor) -> Tensor:
+    if a.get("rank") not in (None, x.dim()):
+        raise InputError(
+            f"this net was folded for inputs of rank {a['rank']}, (batch, features); got shape {tuple(x.shape)}",
+            hint="a batch norm over rows of a larger tensor cannot be folded into the linear layer before it: "
+            "start the net with a layer that fixes the rank (flatten, conv)",
+        )
+    return x
+
+
+def _like(constant: Any, x: Tensor) -> Any:
+    return constant.to(device=x.device, dtype=x.dtype) if isinstance(constant, Tensor) else constant
+
+
+def _conv(a: Attrs, x: Tensor) -> Tensor:
+    conv = (F.conv1d, F.conv2d)[len(a["stride"]) - 1]
+    weight, bias = _like(a["weight"], x), _like(a["bias"], x)
+    return conv(x, weight, bias, a["stride"], a["padding"], a["dilation"], a["groups"])
+
+
+def _conv_transpose(a: Attrs, x: Tensor) -> Tensor:
+    conv = (F.conv_transpose1d, F.conv_transpose2d)[len(a["stride"]) - 1]
+    weight, bias = _like(a["weight"], x), _like(a["bias"], x)
+    return conv(x, weight, bias, a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"])
+
+
+def _affine(a: Attrs, x: Tensor) -> Tensor:
+    shape = (-1,) + (1,) * (x.dim() - 2)
+    return x * _like(a["scale"], x).reshape(shape) + _like(a["shift"], x).reshape(shape)
+
+
+def _max_pool(a: Attrs, x: Tensor) -> Tensor:
+    pool: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d)[len(a["kernel"]) - 1]
+    return pool(x, a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"])
+
+
+def _avg_pool(a: Attrs, x: Tensor) -> Tensor:
+    if len(a["kernel"]) == 1:
+        return F.avg_pool1d(x, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"])
+    counts = (a["ceil_mode"], a["count_include_pad"], a["divisor"])
+    return F.avg_pool2d(x, a["kernel"], a["stride"], a["padding"], *counts)
+
+
+def _adaptive(*pools: Callable[..., Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
+    return lambda a, x: pools[len(a["output_size"]) - 1](x, a["output_size"])
+
+
+def _reduce(reduce: Callable[..., Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
+    return lambda a, x: reduce(x) if a["dims"] is None else reduce(x, a["dims"], a["keepdim"])
+
+
+def _binary(function: Callable[..., Any]) -> Callable[..., Tensor]:
+    def apply(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
+        y = other[0] if other else _like(a["value"], x)
+        return function(y, x) if a.get("reversed") else function(x, y)
+
+    return apply
+
+
+def _reshape(a: Attrs, x: Tensor, *sizes: Any) -> Tensor:
+    return x.reshape([n for size in sizes for n in (size if isinstance(size, tuple) else (size,))])
+
+
+def _squeeze(a: Attrs, x: Tensor) -> Tensor:
+    return x.squeeze() if a["dim"] is None else x.squeeze(a["dim"])
+
+
+def _int(a: Attrs, x: Any, *other: Any) -> Any:
+    return getattr(operator, a["function"])(x, *(other or (a["index"],)))
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "input": _input,
+    "output": lambda a, x: x,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "linear": lambda a, x: F.linear(x, _like(a["weight"], x), _like(a["bias"], x)),
+    "affine": _affine,
+    "relu": lambda a, x: F.relu(x),
+    "leaky_relu": lambda a, x: F.leaky_relu(x, a["slope"]),
+    "prelu": lambda a, x: F.prelu(x, _like(a["weight"], x)),
+    "hardtanh": lambda a, x: F.hardtanh(x, a["low"], a["high"]),
+    "sigmoid": lambda a, x: torch.sigmoid(x),
+    "hardsigmoid": lambda a, x: F.hardsigmoid(x),
+    "tanh": lambda a, x: torch.tanh(x),
+    "silu": lambda a, x: F.silu(x),
+    "hardswish": lambda a, x: F.hardswish(x),
+    "gelu": lambda a, x: F.gelu(x, approximate=a["approximate"]),
+    "softmax": lambda a, x: F.softmax(x, a["dim"]),
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": _adaptive(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
+    "adaptive_max_pool": _adaptive(F.adaptive_max_pool1d, F.adaptive_max_pool2d),
+    "mean": _reduce(torch.mean),
+    "sum": _reduce(torch.sum),
+    "add": _binary(operator.add),
+    "sub": _binary(operator.sub),
+    "mul": _binary(operator.mul),
+    "neg": lambda a, x: -x,
+    "square": lambda a, x: x * x,
+    "cat": lambda a, x: torch.cat(x, a["dim"]),
+    "stack": lambda a, x: torch.stack(x, a["dim"]),
+    "flatten": lambda a, x: torch.flatten(x, a["start"], a["end"]),
+    "reshape": _reshape,
+    "permute": lambda a, x: x.permute(a["dims"]),
+    "transpose": lambda a, x: x.transpose(a["dim0"], a["dim1"]),
+    "squeeze": _squeeze,
+    "unsqueeze": lambda a, x: x.unsqueeze(a["dim"]),
+    "chunk": lambda a, x: x.chunk(a["chunks"], a["dim"]),
+    "split": lambda a, x: x.split(a["sizes"], a["dim"]),
+    "getitem": lambda a, x: x[a["index"]],
+    "pad": lambda a, x: F.pad(x, a["pads"], value=a["value"]),
+    "size": lambda a, x: x.size() if a["dim"] is None else x.size(a["dim"]),
+    "int": _int,
+    "custom": lambda a, *x: a["module"](*x),
+}

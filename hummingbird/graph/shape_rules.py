@@ -1,0 +1,194 @@
+"""Arithmetic, reductions and shapes: the arguments torch takes -> one canonical step.
+
+Shapes are values too: `x.size(0)` is a step, and arithmetic on sizes is the op "int", apart from arithmetic on tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph.build import INT, SIZE, TUPLE, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.layer_rules import no_dtype
+from hummingbird.graph.steps import Ref
+
+RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the scale into a layer"
+
+
+def arithmetic(op: str) -> Callable[..., Ref]:
+    """add, sub, mul; and floordiv, of sizes only."""
+
+    def rule(b: Builder, input: Any, other: Any, alpha: Any = 1) -> Ref:
+        if alpha != 1:
+            raise Unsupported(f"alpha={alpha}", "write the product: x + alpha * y")
+        if INT in (b.kind(input), b.kind(other)) or op == "floordiv":
+            return _sizes(b, op, input, other)
+        if op == "mul" and isinstance(input, Ref) and input == other:
+            return b.emit("square", b.tensor(input))
+        if isinstance(input, Ref) and isinstance(other, Ref):
+            return b.emit(op, b.tensor(input), b.tensor(other, "the other operand"))
+        reversed_, x, constant = (True, other, input) if isinstance(other, Ref) else (False, input, other)
+        attrs: dict[str, Any] = {"value": _constant(b, constant)}
+        if op == "sub":
+            attrs["reversed"] = reversed_
+        return b.emit(op, b.tensor(x), **attrs)
+
+    return rule
+
+
+def rsub(b: Builder, input: Any, other: Any, alpha: Any = 1) -> Ref:
+    return arithmetic("sub")(b, other, input, alpha)
+
+
+def _sizes(b: Builder, op: str, input: Any, other: Any) -> Ref:
+    for value in (input, other):
+        if b.kind(value) not in (INT, UNKNOWN) and not (isinstance(value, int) and not isinstance(value, bool)):
+            both = "floor division of tensors" if op == "floordiv" else "arithmetic of a size and a tensor or float"
+            raise Unsupported(both, "write the number itself, or use mean instead of dividing a sum by a size")
+    return b.emit("int", input, other, kind=INT, function=op)
+
+
+def _constant(b: Builder, value: Any) -> float | Tensor:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return b.weight(value, "the constant operand")
+
+
+def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
+    if INT in (b.kind(input), b.kind(other)):
+        raise Unsupported("true division with a size", "use // between sizes; use mean instead of dividing by a size")
+    if rounding_mode is not None:
+        raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
+    if isinstance(other, Ref):
+        raise Unsupported("division by a private value", RECIPROCAL)
+    constant = _constant(b, other)
+    if not (isinstance(constant, Tensor) and constant.is_meta) and not bool(torch.as_tensor(constant).all()):
+        raise Unsupported("division by zero", "the divisor holds a zero")
+    if isinstance(constant, Tensor):
+        return b.emit("mul", b.tensor(input), value=constant.double().reciprocal().to(constant.dtype))
+    return b.emit("mul", b.tensor(input), value=1.0 / constant)
+
+
+def power(b: Builder, input: Any, exponent: Any) -> Ref:
+    if not (isinstance(exponent, (int, float)) and exponent == 2 and isinstance(input, Ref)):
+        raise Unsupported(f"a power other than x ** 2, exponent {b._show(exponent)}", "write products of x")
+    return b.emit("square", b.tensor(input))
+
+
+def square(b: Builder, input: Any) -> Ref:
+    return b.emit("square", b.tensor(input))
+
+
+def neg(b: Builder, input: Any) -> Ref:
+    return b.emit("neg", b.tensor(input))
+
+
+def reduction(op: str) -> Callable[..., Ref]:
+    """mean, sum over `dims` (None: over everything, keepdim is then False)."""
+
+    def rule(b: Builder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
+        no_dtype(dtype)
+        if dim is None or dim == () or dim == []:
+            return b.emit(op, b.tensor(input), dims=None, keepdim=False)
+        dims = b.ints(dim, len(dim) if isinstance(dim, (tuple, list)) else 1, "dim")
+        return b.emit(op, b.tensor(input), dims=dims, keepdim=bool(keepdim))
+
+    return rule
+
+
+def join(op: str) -> Callable[..., Ref]:
+    """cat, stack of a tuple or list of tensors."""
+
+    def rule(b: Builder, tensors: Any, dim: int = 0) -> Ref:
+        if not isinstance(tensors, (tuple, list)):
+            raise Unsupported(f"{op} takes a list of tensors", "unpack chunks first: a, b = x.chunk(2, 1)")
+        return b.emit(op, tuple(b.tensor(item, "every part") for item in tensors), dim=dim)
+
+    return rule
+
+
+def flatten(b: Builder, input: Any, start_dim: int = 0, end_dim: int = -1) -> Ref:
+    return b.emit("flatten", b.tensor(input), start=start_dim, end=end_dim)
+
+
+def reshape(b: Builder, input: Any, *sizes: Any, shape: Any = (), size: Any = ()) -> Ref:
+    """x.view(n, -1), x.view((n, -1)), x.reshape(x.shape): the sizes are inputs, ints or steps that make sizes."""
+    sizes = sizes or (shape,) if shape else sizes or (size,)
+    flat = tuple(item for part in sizes for item in (part if isinstance(part, (tuple, list)) else (part,)))
+    for item in flat:
+        if b.kind(item) not in (INT, SIZE, UNKNOWN) and not (isinstance(item, int) and not isinstance(item, bool)):
+            raise Unsupported(f"reshape to {b._show(item)}", "give integers or sizes")
+    return b.emit("reshape", b.tensor(input), *flat)
+
+
+def permute(b: Builder, input: Any, *rest: Any, dims: Any = ()) -> Ref:
+    order = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest or dims
+    return b.emit("permute", b.tensor(input), dims=b.ints(order, len(order), "dims"))
+
+
+def transpose(b: Builder, input: Any, dim0: int, dim1: int) -> Ref:
+    return b.emit("transpose", b.tensor(input), dim0=dim0, dim1=dim1)
+
+
+def squeeze(b: Builder, input: Any, dim: Any = None) -> Ref:
+    return b.emit("squeeze", b.tensor(input), dim=tuple(dim) if isinstance(dim, (tuple, list)) else dim)
+
+
+def unsqueeze(b: Builder, input: Any, dim: int) -> Ref:
+    return b.emit("unsqueeze", b.tensor(input), dim=dim)
+
+
+def chunk(b: Builder, input: Any, chunks: int, dim: int = 0) -> Ref:
+    return b.emit("chunk", b.tensor(input), kind=TUPLE, chunks=b.ints(chunks, 1, "chunks")[0], dim=dim)
+
+
+def split(b: Builder, input: Any, split_size: Any, dim: int = 0) -> Ref:
+    many = isinstance(split_size, (tuple, list))
+    sizes = b.ints(split_size, len(split_size) if many else 1, "split_size")
+    return b.emit("split", b.tensor(input), kind=TUPLE, sizes=sizes if many else sizes[0], dim=dim)
+
+
+def getitem(b: Builder, input: Any, index: Any) -> Ref:
+    kind = b.kind(input)
+    if kind == SIZE and isinstance(index, (int, slice)):
+        source = b.steps[input.index]
+        if isinstance(index, int) and source.op == "size":  # x.shape[i] is x.size(i)
+            return b.emit("size", *source.inputs, kind=INT, dim=index)
+        return b.emit("int", input, kind=INT if isinstance(index, int) else SIZE, function="getitem", index=index)
+    if kind == UNKNOWN:
+        return b.emit("getitem", input, kind=UNKNOWN, index=index)
+    if kind == TUPLE and isinstance(index, int):
+        return b.emit("getitem", input, index=index)
+    parts = tuple(index) if isinstance(index, (tuple, list)) else (index,)
+    if kind == TUPLE or isinstance(index, list) or not all(_fixed(part) for part in parts):
+        raise Unsupported("an index that is not made of fixed integers and slices", "slice with numbers, or use chunk")
+    return b.emit("getitem", b.tensor(input), index=parts if isinstance(index, tuple) else index)
+
+
+def _fixed(part: Any) -> bool:
+    bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)
+    return part is Ellipsis or all(bound is None or type(bound) is int for bound in bounds)
+
+
+def pad(b: Builder, input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Ref:
+    if mode != "constant":
+        raise Unsupported(f"padding mode {mode!r}", "pad with a constant")
+    pads = b.ints(pad, len(pad) if isinstance(pad, (tuple, list)) else 1, "pad")
+    return b.emit("pad", b.tensor(input), pads=pads, value=float(value or 0.0))
+
+
+def zero_pad(b: Builder, input: Any, padding: Any) -> Ref:
+    return pad(b, input, padding)
+
+
+def size(b: Builder, input: Any, dim: int | None = None) -> Ref:
+    return b.emit("size", b.tensor(input), kind=SIZE if dim is None else INT, dim=dim)
+
+
+def attribute(b: Builder, input: Any, name: str) -> Ref:
+    if name != "shape":
+        raise Unsupported(f"the attribute .{name} of a traced value", "of a tensor's attributes, only .shape is known")
+    return size(b, input)

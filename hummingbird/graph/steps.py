@@ -1,0 +1,124 @@
+"""A trained net as a list of steps: each names its canonical op, the earlier steps it reads, and its public attributes.
+
+Step i reads steps 0..i-1 only, so a walk from front to back is an evaluation, and `print(*steps, sep="\n")` the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value made by step number `index`."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"%{self.index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One operation: `str(step)` reads `conv1 = conv(%0; weight=float32(64, 3, 7, 7), ...)`.
+
+    name: qualified name, unique in the list ("layer1.0.relu"; "relu#1" for the second call of the module "relu").
+    op: a key of `hummingbird.graph.run.OPS`, where it is defined.
+    inputs: Ref, nested tuples of Ref; python ints where the op takes a shape.
+    attrs: what the op needs beside its inputs; tensors are detached float32 or float64 copies.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[Any, ...] = ()
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [", ".join(str(value) for value in self.inputs)]
+        parts += [", ".join(f"{key}={_show(value)}" for key, value in self.attrs.items())]
+        return f"{self.name} = {self.op}({'; '.join(part for part in parts if part)})"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
+
+
+def refs(value: Any) -> Iterator[Ref]:
+    """Every Ref in a step's inputs, in order, through nested tuples."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from refs(item)
+
+
+def compact(steps: Sequence[Step], forward: Mapping[int, int] | None = None) -> list[Step]:
+    """Read step forward[i] wherever step i was read, drop what the last step does not need, number again.
+
+    The input stays, even where nothing reads it: an evaluation gives it a value.
+    """
+    forward = forward or {}
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(forward.get(value.index, value.index))
+        return tuple(seen(item) for item in value) if isinstance(value, tuple) else value
+
+    steps = [replace(step, inputs=seen(step.inputs)) for step in steps]
+    needed = {len(steps) - 1} | {index for index, step in enumerate(steps) if step.op == "input"}
+    for index in reversed(range(len(steps))):
+        if index in needed:
+            needed.update(ref.index for ref in refs(steps[index].inputs))
+    number = {old: new for new, old in enumerate(sorted(needed))}
+
+    def renumbered(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return Ref(number[value.index])
+        return tuple(renumbered(item) for item in value) if isinstance(value, tuple) else value
+
+    return [replace(steps[old], inputs=renumbered(steps[old].inputs)) for old in number]
+
+
+def fingerprint(steps: Sequence[Step], *, weights: bool = True) -> str:
+    """SHA-256 (hex) of names, ops, inputs and attributes; the same on every device and machine.
+
+    weights: hash the tensors' values too (else types and shapes only). InputError where they are on the meta device.
+    """
+    digest = hashlib.sha256(b"hummingbird-graph-1")
+    for step in steps:
+        _hash(digest, (step.name, step.op, step.inputs, step.attrs), weights)
+    return digest.hexdigest()
+
+
+def _hash(digest: Any, value: Any, weights: bool) -> None:
+    # Every item is preceded by its type and length, so that no two different values feed the same bytes.
+    if isinstance(value, (tuple, list)):
+        digest.update(f"tuple {len(value)};".encode())
+        for item in value:
+            _hash(digest, item, weights)
+    elif isinstance(value, dict):
+        _hash(digest, ("dict", *sorted(value.items(), key=lambda item: item[0])), weights)
+    elif isinstance(value, nn.Module):
+        _hash(digest, (type(value).__qualname__, repr(value), dict(value.state_dict())), weights)
+    elif isinstance(value, Tensor):
+        digest.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
+        if weights and value.is_meta:
+            raise InputError(
+                "weights on the meta device have no values to hash", hint="fingerprint(..., weights=False)"
+            )
+        if weights:
+            array = value.detach().cpu().to(memory_format=torch.contiguous_format).reshape(-1).numpy()
+            digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    else:
+        text = f"{type(value).__name__} {value!r}"
+        digest.update(f"{len(text)} {text};".encode())

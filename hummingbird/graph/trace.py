@@ -1,0 +1,247 @@
+"""torch.fx graph -> list of steps: capture the net, walk its nodes, look each up in the vocabulary, fold batch norms.
+
+Every node that cannot be converted becomes one Problem and a value that fits anywhere, so the walk reaches the end and
+lists them all. torch.fx: Reed et al. 2022, "torch.fx: practical program capture and transformation".
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from hummingbird.errors import InputError, ModelError, Problem
+from hummingbird.graph.alias import VIEWS, Aliases
+from hummingbird.graph.build import TENSOR, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.capture import Capture, capture
+from hummingbird.graph.fold import fold
+from hummingbird.graph.hints import function_hint, module_hint
+from hummingbird.graph.steps import Ref, Step
+from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
+
+
+def trace(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> list[Step]:
+    """The net at inference as a list of steps, from "input" to "output", batch norms folded; the net is not touched.
+
+    custom: module types to keep whole, as steps "custom". Raises ModelError with every problem; InputError for no net.
+
+        >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
+        ['input', 'linear', 'relu', 'output']
+    """
+    steps, found = _convert(net, custom)
+    if found:
+        raise ModelError(found)
+    return fold(steps)
+
+
+def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> list[Problem]:
+    """Every reason, by qualified name, why `trace` would refuse the net; empty if it would not."""
+    return _convert(net, custom)[1]
+
+
+def _convert(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[list[Step], list[Problem]]:
+    if not isinstance(net, nn.Module):
+        raise InputError(f"expected a torch.nn.Module, got {type(net).__name__}", where="net")
+    # The copy shares the parameters, which are only read, and copies the rest, which forward() may write.
+    try:
+        twin = copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()}).eval()
+    except RuntimeError as error:
+        hint = "remove weight_norm and other computed weights first"
+        return [], [Problem("net", f"it cannot be copied: {str(error).splitlines()[0]}", hint)]
+    with torch.no_grad():
+        captured = capture(twin, tuple(custom))
+        if captured.graph is None:
+            return [], captured.problems
+        walk = _Walk(captured, tuple(custom))
+        walk.nodes()
+    return walk.builder.steps, list(dict.fromkeys(captured.problems + walk.problems))
+
+
+class _Walk:
+    def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...]) -> None:
+        assert captured.graph is not None
+        self.captured, self.custom = captured, custom
+        self.live = _live(captured)
+        self.builder, self.aliases = Builder(), Aliases(self.live)
+        self.problems: list[Problem] = []
+        self.values: dict[fx.Node, Any] = {}
+        self.calls: Counter[str] = Counter()
+        self.taken = {name for name, _ in captured.root.named_modules()}
+
+    def nodes(self) -> None:
+        """Convert every live node."""
+        for node in self.live:
+            self.builder.name = self._name(node)
+            try:
+                value = self._value(node)
+                self.values[node] = value
+                self._remember(node, value)
+            except Unsupported as problem:
+                self.problems.append(Problem(self.builder.name.partition("#")[0], problem.what, problem.hint))
+                self.values[node] = self._unknown()
+                self.aliases.fresh(node)
+
+    def _unknown(self) -> Ref:
+        return self.builder.emit("unknown", kind=UNKNOWN)
+
+    def _name(self, node: fx.Node) -> str:
+        if node.op in ("placeholder", "output"):
+            return node.name
+        if node.op == "call_module":
+            target = str(node.target)
+            self.calls[target] += 1
+            return target if self.calls[target] == 1 else f"{target}#{self.calls[target] - 1}"
+        scope = self.captured.scopes.get(node, "")
+        name = f"{scope}.{node.name}" if scope else node.name
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _value(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return self._input(node)
+        if node.op == "get_attr":
+            return _attribute(self.captured.root, str(node.target))
+        args = _plain(fx.node.map_aggregate(node.args, self._argument))
+        kwargs = {key: _plain(fx.node.map_aggregate(value, self._argument)) for key, value in node.kwargs.items()}
+        if node.op == "output":
+            return self._output(args[0])
+        module = self.captured.root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not any(isinstance(self.values[source], Ref) for source in node.all_input_nodes):
+            return _constant(node, module, args, kwargs)
+        if module is not None:
+            return self._module(str(node.target), module, args, kwargs)
+        rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
+        if rule is None:
+            name = _function_name(node)
+            kind = "method" if node.op == "call_method" else "function"
+            raise Unsupported(f"{kind} {name} is not in the vocabulary", function_hint(name))
+        return _apply(rule, self.builder, args, kwargs)
+
+    def _argument(self, value: Any) -> Any:
+        return self.values[value] if isinstance(value, fx.Node) else value
+
+    def _input(self, node: fx.Node) -> Any:
+        if node.args:  # an optional argument of forward(), fixed at its default
+            return node.args[0]
+        if any(step.op == "input" for step in self.builder.steps):
+            raise Unsupported("a second input of the net", "convert a net of one input: join the inputs with torch.cat")
+        return self.builder.emit("input")
+
+    def _output(self, value: Any) -> Ref:
+        if self.builder.kind(value) not in (TENSOR, UNKNOWN):
+            what = type(value).__name__ if not isinstance(value, Ref) else self.builder.kind(value)
+            raise Unsupported(f"the net returns a {what}, not one tensor", "return the logits alone at inference")
+        return self.builder.emit("output", value)
+
+    def _module(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if path in self.captured.opaque:
+            return self._unknown()
+        if type(module) in self.custom:
+            if kwargs or not args:
+                raise Unsupported("a custom module takes positional tensors only", "call it without keywords")
+            inputs = [self.builder.tensor(value, "every argument of a custom module") for value in args]
+            return self.builder.emit("custom", *inputs, module=copy.deepcopy(module))
+        found = module_rule(module)
+        if found is None:
+            raise Unsupported(f"{type(module).__name__} is not in the vocabulary", module_hint(module))
+        if module._forward_hooks or module._forward_pre_hooks:
+            hint = "remove the hooks first (for weight_norm and spectral_norm, the remove_ function makes it permanent)"
+            raise Unsupported("a forward hook here would be lost", hint)
+        rule, names = found
+        return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
+
+    def _remember(self, node: fx.Node, value: Any) -> None:
+        """Note which memory the result is, and let in-place calls change the values of all names of it."""
+        base = node.all_input_nodes[0] if node.all_input_nodes else None
+        written = _in_place(self.captured, node)
+        if base is None or node.op == "output" or not isinstance(value, Ref):
+            self.aliases.fresh(node)
+        elif written and value != self.values[base] and self.builder.kind(value) in (TENSOR, UNKNOWN):
+            if not isinstance(self.values[base], Ref):
+                raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
+            for other in self.aliases.written(node, base):
+                self.values[other] = value
+            self.aliases.same(node, base)
+        elif value == self.values[base] and _function_name(node) not in ("clone", "contiguous"):
+            self.aliases.same(node, base)
+        elif self.builder.steps[value.index].op in VIEWS or _function_name(node) == "contiguous":
+            self.aliases.view(node, base)
+        else:
+            self.aliases.fresh(node)
+
+
+def _live(captured: Capture) -> list[fx.Node]:
+    """Nodes the output needs, and in-place calls, whose effect may be needed; the assertions of fx are left out."""
+    assert captured.graph is not None
+    needed: set[fx.Node] = set()
+    for node in reversed(captured.graph.nodes):
+        required = node.op == "placeholder" and not node.args and not str(node.target).startswith("*")
+        if node.op == "output" or required or _in_place(captured, node):
+            needed.add(node)
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in captured.graph.nodes if node in needed]
+
+
+def _in_place(captured: Capture, node: fx.Node) -> bool:
+    if node.op == "call_module":
+        return bool(getattr(captured.root.get_submodule(str(node.target)), "inplace", False))
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = _function_name(node)
+    rule = FUNCTIONS.get(node.target)
+    if rule is not None and "inplace" in inspect.signature(rule).parameters:
+        position = list(inspect.signature(rule).parameters).index("inplace") - 1
+        if node.kwargs.get("inplace", node.args[position] if position < len(node.args) else False):
+            return True
+    return node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _function_name(node: fx.Node) -> str:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "fn")
+    return node.name.rstrip("0123456789").rstrip("_") if name == "fn" else name  # boolean_dispatch hides the name
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    value: Any = root
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """fx's immutable lists and dicts as plain ones."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return tuple(_plain(item) for item in value) if type(value) is tuple else value
+
+
+def _apply(rule: Rule, builder: Builder, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
+    kwargs = {KEYWORDS.get(name, name): value for name, value in kwargs.items()}
+    try:
+        bound = inspect.signature(rule).bind(builder, *args, **kwargs)
+    except TypeError as error:
+        raise Unsupported(f"called with arguments that are not known: {error}", "use the common arguments") from None
+    return rule(*bound.args, **bound.kwargs)
+
+
+def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Evaluate a call that does not depend on the net's input."""
+    name = _function_name(node)
+    if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+        raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
+    try:
+        if module is not None:
+            return module(*args, **kwargs)
+        if isinstance(node.target, str):
+            return getattr(args[0], node.target)(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)
+    except Exception as error:  # the user's own code runs here
+        raise Unsupported(f"evaluating this constant fails: {error}", "compute it in __init__") from error

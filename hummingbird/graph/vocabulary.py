@@ -1,0 +1,185 @@
+"""Which torch module, function or method follows which rule: three tables, all listed here.
+
+MODULES gives a rule and the module's attributes in the rule's own parameter names. NAMES is looked up in torch, in
+torch.nn.functional and among the tensor methods, with and without the trailing underscore of the in-place form.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hummingbird.graph import layer_rules as layer
+from hummingbird.graph import shape_rules as shape
+
+Rule = Callable[..., Any]
+
+# Layers that do nothing at inference, recognised by name where the library that holds them is not imported.
+IDENTITY_NAMES = frozenset({"StochasticDepth", "DropPath"})
+
+_CONV = "weight bias stride padding dilation groups padding_mode"
+_NORM = "running_mean running_var weight bias eps"
+_POOL = "kernel_size stride padding ceil_mode"
+
+_ACTIVATIONS: dict[str, Rule] = {
+    name: layer.elementwise(name) for name in ("relu", "sigmoid", "hardsigmoid", "tanh", "silu", "hardswish")
+}
+
+_MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
+    nn.Conv1d: (partial(layer.conv, n=1), _CONV),
+    nn.Conv2d: (partial(layer.conv, n=2), _CONV),
+    nn.ConvTranspose1d: (partial(layer.conv_transpose, n=1), _CONV + " output_padding"),
+    nn.ConvTranspose2d: (partial(layer.conv_transpose, n=2), _CONV + " output_padding"),
+    nn.Linear: (layer.linear, "weight bias"),
+    nn.BatchNorm1d: (layer.batch_norm, _NORM),
+    nn.BatchNorm2d: (layer.batch_norm, _NORM),
+    nn.SyncBatchNorm: (layer.batch_norm, _NORM),
+    nn.ReLU: (_ACTIVATIONS["relu"], ""),
+    nn.ReLU6: (layer.relu6, ""),
+    nn.LeakyReLU: (layer.leaky_relu, "negative_slope"),
+    nn.PReLU: (layer.prelu, "weight"),
+    nn.Hardtanh: (layer.hardtanh, "min_val max_val"),
+    nn.Sigmoid: (_ACTIVATIONS["sigmoid"], ""),
+    nn.Hardsigmoid: (_ACTIVATIONS["hardsigmoid"], ""),
+    nn.Tanh: (_ACTIVATIONS["tanh"], ""),
+    nn.SiLU: (_ACTIVATIONS["silu"], ""),
+    nn.Hardswish: (_ACTIVATIONS["hardswish"], ""),
+    nn.GELU: (layer.gelu, "approximate"),
+    nn.Softmax: (layer.softmax, "dim"),
+    nn.MaxPool1d: (partial(layer.max_pool, n=1), _POOL + " dilation return_indices"),
+    nn.MaxPool2d: (partial(layer.max_pool, n=2), _POOL + " dilation return_indices"),
+    nn.AvgPool1d: (partial(layer.avg_pool, n=1), _POOL + " count_include_pad"),
+    nn.AvgPool2d: (partial(layer.avg_pool, n=2), _POOL + " count_include_pad divisor_override"),
+    nn.AdaptiveAvgPool1d: (partial(layer.adaptive_avg_pool, n=1), "output_size"),
+    nn.AdaptiveAvgPool2d: (partial(layer.adaptive_avg_pool, n=2), "output_size"),
+    nn.AdaptiveMaxPool1d: (partial(layer.adaptive_max_pool, n=1), "output_size return_indices"),
+    nn.AdaptiveMaxPool2d: (partial(layer.adaptive_max_pool, n=2), "output_size return_indices"),
+    nn.Flatten: (shape.flatten, "start_dim end_dim"),
+    nn.ZeroPad1d: (shape.zero_pad, "padding"),
+    nn.ZeroPad2d: (shape.zero_pad, "padding"),
+    nn.Identity: (layer.identity, ""),
+    nn.Dropout: (layer.identity, ""),
+    nn.Dropout1d: (layer.identity, ""),
+    nn.Dropout2d: (layer.identity, ""),
+    nn.Dropout3d: (layer.identity, ""),
+    nn.AlphaDropout: (layer.identity, ""),
+    nn.FeatureAlphaDropout: (layer.identity, ""),
+}
+
+NAMES: dict[str, Rule] = {
+    **_ACTIVATIONS,
+    "conv1d": partial(layer.conv, n=1),
+    "conv2d": partial(layer.conv, n=2),
+    "conv_transpose1d": partial(layer.conv_transpose, n=1),
+    "conv_transpose2d": partial(layer.conv_transpose, n=2),
+    "linear": layer.linear,
+    "matmul": layer.matmul,
+    "mm": layer.matmul,
+    "relu6": layer.relu6,
+    "leaky_relu": layer.leaky_relu,
+    "prelu": layer.prelu,
+    "hardtanh": layer.hardtanh,
+    "clamp": layer.clamp,
+    "clip": layer.clamp,
+    "clamp_min": layer.clamp,
+    "gelu": layer.gelu,
+    "softmax": layer.softmax,
+    "max_pool1d": partial(layer.max_pool, n=1),
+    "max_pool2d": partial(layer.max_pool, n=2),
+    "avg_pool1d": partial(layer.avg_pool, n=1),
+    "avg_pool2d": partial(layer.avg_pool, n=2),
+    "adaptive_avg_pool1d": partial(layer.adaptive_avg_pool, n=1),
+    "adaptive_avg_pool2d": partial(layer.adaptive_avg_pool, n=2),
+    "adaptive_max_pool1d": partial(layer.adaptive_max_pool, n=1),
+    "adaptive_max_pool2d": partial(layer.adaptive_max_pool, n=2),
+    "dropout": layer.dropout,
+    "dropout1d": layer.dropout,
+    "dropout2d": layer.dropout,
+    "dropout3d": layer.dropout,
+    "alpha_dropout": layer.dropout,
+    "feature_alpha_dropout": layer.dropout,
+    "contiguous": layer.identity,
+    "clone": layer.identity,
+    "detach": layer.identity,
+    "add": shape.arithmetic("add"),
+    "sub": shape.arithmetic("sub"),
+    "subtract": shape.arithmetic("sub"),
+    "rsub": shape.rsub,
+    "mul": shape.arithmetic("mul"),
+    "multiply": shape.arithmetic("mul"),
+    "div": shape.div,
+    "divide": shape.div,
+    "true_divide": shape.div,
+    "floor_divide": shape.arithmetic("floordiv"),
+    "neg": shape.neg,
+    "negative": shape.neg,
+    "pow": shape.power,
+    "square": shape.square,
+    "mean": shape.reduction("mean"),
+    "sum": shape.reduction("sum"),
+    "cat": shape.join("cat"),
+    "concat": shape.join("cat"),
+    "concatenate": shape.join("cat"),
+    "stack": shape.join("stack"),
+    "flatten": shape.flatten,
+    "reshape": shape.reshape,
+    "view": shape.reshape,
+    "permute": shape.permute,
+    "transpose": shape.transpose,
+    "swapaxes": shape.transpose,
+    "swapdims": shape.transpose,
+    "squeeze": shape.squeeze,
+    "unsqueeze": shape.unsqueeze,
+    "chunk": shape.chunk,
+    "split": shape.split,
+    "pad": shape.pad,
+    "size": shape.size,
+}
+
+_OPERATORS: dict[str, Rule] = {
+    "add": NAMES["add"],
+    "sub": NAMES["sub"],
+    "mul": NAMES["mul"],
+    "truediv": shape.div,
+    "floordiv": NAMES["floor_divide"],
+    "pow": shape.power,
+    "matmul": layer.matmul,
+}
+
+METHODS: dict[str, Rule] = {
+    form: rule for name, rule in NAMES.items() for form in (name, name + "_") if hasattr(torch.Tensor, form)
+}
+IN_PLACE_OPERATORS = {getattr(operator, "i" + name): rule for name, rule in _OPERATORS.items()}
+FUNCTIONS: dict[Any, Rule] = {
+    **{
+        getattr(space, form): rule
+        for name, rule in NAMES.items()
+        for space in (torch, F)
+        for form in (name, name + "_")
+        if hasattr(space, form)
+    },
+    **{getattr(operator, name): rule for name, rule in _OPERATORS.items()},
+    **IN_PLACE_OPERATORS,
+    operator.neg: shape.neg,
+    operator.getitem: shape.getitem,
+    getattr: shape.attribute,
+    F.batch_norm: layer.batch_norm,
+}
+
+# Other spellings of a parameter, in torch's functions and methods.
+KEYWORDS = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdim", "train": "training"} | {
+    "split_size_or_sections": "split_size"
+}
+
+
+def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
+    """The rule of a module and the attributes it takes; a parametrized layer counts as the layer it was."""
+    if type(module).__name__ in IDENTITY_NAMES:
+        return layer.identity, ""
+    return _MODULES.get(nn.utils.parametrize.type_before_parametrizations(module))

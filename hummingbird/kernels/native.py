@@ -1,0 +1,133 @@
+"""The kernels in C++ (csrc/kernels.cpp), called through ctypes, which lets go of Python's lock meanwhile.
+
+The library is optional: without it, or with HUMMINGBIRD_KERNELS=torch in the environment, `usable` is always false and
+the torch reference runs. It picks the widest vector instructions of the processor by itself. Arguments are not checked
+here but in the package's public functions: a wrong size would be a wrong memory access.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hummingbird.errors import EnvironmentProblem
+
+ISAS = ("portable", "avx2", "avx512")
+_ABI = 1  # the same number as hb_abi() in csrc/kernels.cpp
+
+_pointer, _long, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hb_isa": (_int, []),
+    "hb_set_isa": (_int, [_int]),
+    "hb_to_planes": (None, [_pointer, _long, _int, _int, _pointer]),
+    "hb_from_bits": (None, [_pointer, _long, _pointer]),
+    "hb_pack_bits": (None, [_pointer, _long, _pointer]),
+    "hb_select": (None, [_long, *[_pointer] * 7, _int, _int, _long, _pointer, _pointer]),
+    "hb_rescale": (None, [_long, *[_pointer] * 3, _int, _int, _long, _pointer]),
+}
+
+
+def _load() -> Any:
+    wanted = os.environ.get("HUMMINGBIRD_KERNELS", "")
+    if wanted not in ("", "torch"):
+        raise EnvironmentProblem(
+            f"HUMMINGBIRD_KERNELS is {wanted!r}, which is no known choice",
+            where="kernels",
+            hint="set it to torch for the plain torch kernels, or unset it for the fastest ones",
+        )
+    paths = [Path(__file__).with_name("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None or wanted:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        if library.hb_abi() != _ABI:
+            raise OSError(f"{path} was built from another version of the sources")
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        # Slower, but right: the reference takes over.
+        message = f"the native kernels are not used, install the package again: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
+    return library
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether the shared library was found and loaded."""
+    return _library is not None
+
+
+def usable(*tensors: torch.Tensor) -> bool:
+    """Whether the library can take these tensors: all on the CPU and contiguous."""
+    return _library is not None and all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+
+
+def isa() -> str:
+    """The instruction set in use, one of `ISAS`."""
+    return ISAS[_library.hb_isa()]
+
+
+def set_isa(name: str) -> bool:
+    """Use one of `ISAS` from now on, in the whole process; False, and no change, where the processor lacks it."""
+    return _library.hb_set_isa(ISAS.index(name)) == 0
+
+
+def to_planes(x: torch.Tensor, low: int, count: int) -> torch.Tensor:
+    """See `reference.to_planes`."""
+    planes = torch.empty((count, (x.numel() + 7) // 8), dtype=torch.uint8)
+    _library.hb_to_planes(x.data_ptr(), x.numel(), low, count, planes.data_ptr())
+    return planes
+
+
+def from_bits(plane: torch.Tensor, n: int) -> torch.Tensor:
+    """See `reference.from_bits`."""
+    out = torch.empty(n, dtype=torch.int64)
+    _library.hb_from_bits(plane.data_ptr(), n, out.data_ptr())
+    return out
+
+
+def pack_bits(bits: torch.Tensor) -> torch.Tensor:
+    """See `reference.pack_bits`."""
+    out = torch.empty((bits.numel() + 7) // 8, dtype=torch.uint8)
+    _library.hb_pack_bits(bits.data_ptr(), bits.numel(), out.data_ptr())
+    return out
+
+
+def rescale(
+    opened: torch.Tensor, mask_high: torch.Tensor, mask_low: torch.Tensor, shift: int, first: bool, offset: int
+) -> torch.Tensor:
+    """See `reference.rescale`."""
+    z = torch.empty_like(opened)
+    inputs = [t.data_ptr() for t in (opened, mask_high, mask_low)]
+    _library.hb_rescale(opened.numel(), *inputs, shift, first, offset, z.data_ptr())
+    return z
+
+
+def select(
+    opened: torch.Tensor,
+    choice: torch.Tensor,
+    bit: torch.Tensor,
+    mask_high: torch.Tensor,
+    mask_low: torch.Tensor,
+    bit_high: torch.Tensor,
+    bit_low: torch.Tensor,
+    shift: int,
+    first: bool,
+    offset: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference.select`."""
+    y, z = torch.empty_like(opened), torch.empty_like(opened)
+    inputs = [t.data_ptr() for t in (opened, choice, bit, mask_high, mask_low, bit_high, bit_low)]
+    _library.hb_select(opened.numel(), *inputs, shift, first, offset, y.data_ptr(), z.data_ptr())
+    return y, z

@@ -1,0 +1,266 @@
+"""Correlated randomness: what the dealer draws, and how every party gets its share from a seed.
+
+Each kind is two lists of fields and one function. The *free* fields are uniform: party i expands its own share of
+them from its own 128-bit seed. The *derived* fields are a function of the free ones: parties 1..N-1 expand their
+shares of those as well, and only party 0 needs a message, the correction
+
+    derived - (sum or xor of the other parties' shares),
+
+which is uniform from its point of view. So a request costs party 0 the bits of the derived fields and everyone else
+nothing. The dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; the
+"corrections to one party" layout is that of CrypTen's trusted third party, Knott et al. 2021, section 3).
+
+Every request has an index. Its seed is derive(party seed, index, kind), so no two requests share a bit of randomness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import kernels, ring
+from hummingbird.errors import DealerError
+from hummingbird.prg import Stream, derive
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a correlation: additive shares in Z_2^64 (`ring`), or xor shares of words, packed bits or 0/1
+    words.
+    """
+
+    kind: str  # "ring" | "words" | "packed" | "bit"
+    shape: tuple[int, ...]
+    owner: int | None = None  # the only party with a share that is not zero
+
+    @property
+    def bits(self) -> int:
+        """Size of one party's share on the wire."""
+        return math.prod(self.shape) * {"ring": 64, "words": 64, "packed": 8, "bit": 64}[self.kind]
+
+    def draw(self, stream: Stream, rank: int) -> Tensor:
+        """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""
+        if self.owner is not None and self.owner != rank:
+            return torch.zeros(self.shape, dtype=torch.uint8 if self.kind == "packed" else torch.int64)
+        if self.kind == "packed":
+            return stream.bytes(math.prod(self.shape)).view(self.shape)
+        if self.kind == "bit":
+            return stream.bits(*self.shape).long()
+        return stream.words(*self.shape)
+
+    def combine(self, shares: Sequence[Tensor]) -> Tensor:
+        """The value that all shares stand for."""
+        total = shares[0].clone()
+        for share in shares[1:]:
+            total = total.add_(share) if self.kind == "ring" else total.bitwise_xor_(share)
+        return total
+
+    def remove(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
+        """What is left of `value` for party 0 when the others hold `shares`."""
+        for share in shares:
+            value = value - share if self.kind == "ring" else value ^ share
+        return value
+
+
+@dataclass(frozen=True)
+class Request:
+    """One piece of correlated randomness: a kind of `KINDS` and its parameters (JSON values only)."""
+
+    kind: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def free(self) -> list[Field]:
+        return KINDS[self.kind].free(**self.params)
+
+    @property
+    def derived(self) -> list[Field]:
+        return KINDS[self.kind].derived(**self.params)
+
+    @property
+    def correction_bits(self) -> int:
+        """Offline bits that party 0 receives."""
+        return sum(item.bits for item in self.derived)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`derive(shares, *values, **params)`: the derived values from every party's free shares and the combined free
+    values.
+    """
+
+    free: Callable[..., list[Field]]
+    derived: Callable[..., list[Field]]
+    derive: Callable[..., list[Tensor]]
+
+
+def _stream(seed: bytes, index: int, request: Request) -> Stream:
+    return Stream(derive(seed, "request", index, request.kind))
+
+
+def expand(request: Request, index: int, seed: bytes, rank: int) -> list[Tensor]:
+    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0."""
+    stream = _stream(seed, index, request)
+    fields = request.free + (request.derived if rank else [])
+    return [item.draw(stream, rank) for item in fields]
+
+
+def corrections(request: Request, index: int, seeds: Sequence[bytes]) -> list[Tensor]:
+    """The dealer's work: party 0's shares of the derived fields, from all parties' seeds."""
+    free, derived = request.free, request.derived
+    streams = [_stream(seed, index, request) for seed in seeds]
+    shares = [[item.draw(stream, rank) for rank, stream in enumerate(streams)] for item in free]
+    values = [item.combine(parts) for item, parts in zip(free, shares, strict=True)]
+    out = []
+    results = KINDS[request.kind].derive(shares, *values, **request.params)
+    for item, value in zip(derived, results, strict=True):
+        others = [item.draw(stream, rank) for rank, stream in enumerate(streams) if rank]
+        out.append(item.remove(value, others))
+    return out
+
+
+# CrypTen's provider interface ---------------------------------------------------------------------------------------
+
+
+def _product_shape(size0: list[int], size1: list[int], op: str, kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Shape of the product, found by torch on tensors that hold no data."""
+    a, b = torch.empty(size0, device="meta"), torch.empty(size1, device="meta")
+    return tuple(getattr(torch, op)(a, b, **kwargs).shape)
+
+
+def _product(size0: list[int], size1: list[int], op: str, kwargs: dict[str, Any]) -> list[Field]:
+    return [Field("ring", _product_shape(size0, size1, op, kwargs))]
+
+
+# The protocols of this package --------------------------------------------------------------------------------------
+
+
+def packed(count: int) -> int:
+    """Bytes of a plane of `count` bits."""
+    return (count + 7) // 8
+
+
+def _shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
+    """mask >> shift with zeros, and with copies of the top bit, drawn in."""
+    arithmetic = mask >> shift
+    logical = arithmetic & ((1 << (64 - shift)) - 1) if shift else arithmetic
+    return logical, arithmetic
+
+
+def _select(shares: Any, bit: Tensor, mask: Tensor, *, count: int, shift: int) -> list[Tensor]:
+    plain = kernels.from_bits(bit.view(-1), count)
+    if not shift:
+        return [plain, plain * mask]
+    logical, arithmetic = _shifted(mask, shift)
+    return [plain, logical, arithmetic, plain * logical, plain * arithmetic]
+
+
+def _wraps(shares: list[list[Tensor]], _: Tensor, *, shape: list[int]) -> list[Tensor]:
+    """How often the signed sum of the parties' shares leaves [-2^63, 2^63), counted with sign (Knott et al., appendix
+    C).
+    """
+    parts = shares[0]
+    count, total = torch.zeros(shape, dtype=torch.int64), parts[0]
+    for part in parts[1:]:
+        after = total + part
+        count -= ((total < 0) & (part < 0) & (after >= 0)).long()
+        count += ((total >= 0) & (part >= 0) & (after < 0)).long()
+        total = after
+    return [count]
+
+
+def _rings(number: int, count: int) -> list[Field]:
+    return [Field("ring", (count,)) for _ in range(number)]
+
+
+KINDS: dict[str, Kind] = {
+    # a, b uniform; c = op(a, b)
+    "additive": Kind(
+        lambda size0, size1, op, kwargs: [Field("ring", tuple(size0)), Field("ring", tuple(size1))],
+        _product,
+        lambda _, a, b, *, op, kwargs, **sizes: [ring.bilinear(op, a, b, **kwargs)],
+    ),
+    # r uniform; r^2
+    "square": Kind(
+        lambda shape: [Field("ring", tuple(shape))],
+        lambda shape: [Field("ring", tuple(shape))],
+        lambda _, r, *, shape: [r * r],
+    ),
+    # a, b words; a & b
+    "binary": Kind(
+        lambda size0, size1: [Field("words", tuple(size0)), Field("words", tuple(size1))],
+        lambda size0, size1: [Field("words", tuple(torch.broadcast_shapes(size0, size1)))],
+        lambda _, a, b, **sizes: [a & b],
+    ),
+    # one random bit per element, xor shared in a word and additively shared in the ring
+    "b2a": Kind(
+        lambda shape: [Field("bit", tuple(shape))],
+        lambda shape: [Field("ring", tuple(shape))],
+        lambda _, r, *, shape: [r],
+    ),
+    # r uniform; the number of wraps of its shares
+    "wraps": Kind(lambda shape: [Field("ring", tuple(shape))], lambda shape: [Field("ring", tuple(shape))], _wraps),
+    # packed bits a (party 0's alone), b (party 1's alone); a & b: the first AND of a two-party sum
+    "and_private": Kind(
+        lambda planes, count: [
+            Field("packed", (planes, packed(count)), 0),
+            Field("packed", (planes, packed(count)), 1),
+        ],
+        lambda planes, count: [Field("packed", (planes, packed(count)))],
+        lambda _, a, b, **shape: [a & b],
+    ),
+    # packed bits a, b; a & b
+    "and": Kind(
+        lambda planes, count: [Field("packed", (planes, packed(count)))] * 2,
+        lambda planes, count: [Field("packed", (planes, packed(count)))],
+        lambda _, a, b, **shape: [a & b],
+    ),
+    # packed bits p, g (planes) and q (planes - 1); p & g and p[1:] & q: two ANDs with a common operand, one level of
+    # a carry tree
+    "and_pair": Kind(
+        lambda planes, count: [Field("packed", (n, packed(count))) for n in (planes, planes, planes - 1)],
+        lambda planes, count: [Field("packed", (n, packed(count))) for n in (planes, planes - 1)],
+        lambda _, p, g, q, **shape: [p & g, p[1:] & q],
+    ),
+    # a mask and a bit for mpc/select.py: r, a >> shift with zeros or sign drawn in, and r times both
+    "select": Kind(
+        lambda count, shift: [Field("packed", (1, packed(count))), Field("ring", (count,))],
+        lambda count, shift: _rings(5 if shift else 2, count),
+        _select,
+    ),
+    # a mask alone, for an exact truncation
+    "truncate": Kind(
+        lambda count, shift: [Field("ring", (count,))],
+        lambda count, shift: _rings(2, count),
+        lambda _, a, *, count, shift: list(_shifted(a, shift)),
+    ),
+}
+
+_LIMIT = 1 << 28  # elements of one request: 2 GiB of masks
+
+
+def check(request: Request) -> None:
+    """DealerError unless the request is one of `KINDS` with parameters of sane type and size; the dealer calls it
+    first.
+    """
+    if request.kind not in KINDS:
+        raise DealerError(f"unknown kind of correlated randomness {request.kind!r}", hint=f"known: {', '.join(KINDS)}")
+    try:
+        fields = request.free + request.derived
+    except Exception as error:  # parameters come from another process: whatever they break is their fault
+        raise DealerError(f"malformed request for {request.kind!r}: {error}") from None
+    numbers = [n for item in fields for n in item.shape]
+    if any(not isinstance(n, int) or n < 0 for n in numbers):
+        raise DealerError(f"malformed request for {request.kind!r}: shapes {[item.shape for item in fields]}")
+    if any(math.prod(item.shape) > _LIMIT for item in fields):
+        raise DealerError(f"a request for {request.kind!r} exceeds {_LIMIT} elements", hint="run smaller batches")
+    shift = request.params.get("shift", 0)
+    if not isinstance(shift, int) or not 0 <= shift <= 62:
+        raise DealerError(f"malformed request for {request.kind!r}: shift {shift!r} is not in 0..62")
+    if request.kind == "additive" and request.params["op"] not in ring.BILINEAR:
+        raise DealerError(f"malformed request for 'additive': unknown product {request.params['op']!r}")

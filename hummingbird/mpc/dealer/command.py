@@ -1,0 +1,140 @@
+"""The dealer as a program, `python -m hummingbird dealer --listen ...`, and one that party 0 starts on its own host.
+
+Neither sees an input; but whoever controls the dealer and one party can read that run's secrets. So the dealer that
+party 0 starts is for runs whose parties share a host anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from hummingbird.errors import DealerError, HummingbirdError, InputError
+from hummingbird.mpc.dealer.server import Dealer, handlers
+from hummingbird.wire.service import Tls, check_address, serve
+
+_READY = "dealer listening on "
+_POLL = 0.2  # seconds between looks at what --once waits for
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `main`."""
+    parser.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate of this dealer (PEM), for its host name")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of all parties (PEM)")
+    parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
+    parser.add_argument(
+        "--once", action="store_true", help="end with the first session, the parent process, or a pipe on stdin"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run a dealer until SIGTERM, SIGINT, or what `--once` names. Raises the errors of `wire.service.serve`."""
+    files = (args.tls_cert, args.tls_key, args.tls_ca)
+    if any(files) and not all(files):
+        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="dealer", hint="give all three or none")
+    parent = os.getppid()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    dealer = Dealer(parties=args.parties)
+    server = serve(handlers(dealer), args.listen, Tls(*files) if all(files) else None)
+    print(f"{_READY}{args.listen}", flush=True)
+    while not stop.wait(_POLL):
+        if args.once and (dealer.ended.is_set() or os.getppid() != parent or _stdin_closed()):
+            break
+    server.stop(grace=1.0).wait()
+    return 0
+
+
+def _stdin_closed() -> bool:
+    """Whether a pipe on stdin is at its end; /dev/null or a terminal says nothing about a parent."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return False
+    except OSError:
+        return False
+    return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 4096)
+
+
+def spawn_local(parties: int, timeout: float) -> tuple[str, subprocess.Popen[bytes]]:
+    """A dealer process for one session of `parties` on this host: its address and the process, once it listens.
+
+    It listens on a unix socket in a new directory that only this user can enter, and ends with its session or with this
+    process, whichever is first. DealerError if it ends or is not up within `timeout` seconds.
+    """
+    folder = tempfile.mkdtemp(prefix="hummingbird-")  # mode 0700
+    address = f"unix:{folder}/dealer.sock"
+    root = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    try:
+        check_address(address, None)
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, "--listen", address, "--parties", str(parties), "--once"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,  # a Ctrl-C is for the parties; they take the dealer with them
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    atexit.register(_clean_up, process, folder)
+    try:
+        _wait_until_ready(process, address, time.monotonic() + timeout, timeout)
+    except BaseException:
+        _clean_up(process, folder)
+        raise
+    return address, process
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], address: str, deadline: float, timeout: float) -> None:
+    assert process.stdout is not None
+    output = b""
+    while b"\n" not in output:
+        if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise DealerError(f"the local dealer did not start within {timeout:.0f} s", where=address)
+        piece = os.read(process.stdout.fileno(), 4096)
+        if not piece:
+            raise DealerError(
+                f"the local dealer ended with exit status {process.wait()} before it listened",
+                where=address,
+                hint="its error message is above, on stderr",
+            )
+        output += piece
+    if not output.decode(errors="replace").startswith(_READY):
+        raise DealerError(f"the local dealer said {output[:200]!r}", where=address)
+
+
+def _clean_up(process: subprocess.Popen[bytes], folder: str) -> None:
+    """End the dealer, first by closing its stdin, and remove its directory."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _parser = argparse.ArgumentParser(prog="dealer", description="Deal correlated randomness to the parties of a run.")
+    add_arguments(_parser)
+    try:
+        sys.exit(main(_parser.parse_args()))
+    except HummingbirdError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,301 @@
+"""The dealer's side: a seed for every party, and corrections for party 0.
+
+    Join(session, rank, parties, version) -> a fresh 128-bit seed, once per session and rank; party 0 also gets a token
+    Correct(session, token, first, requests, wait) -> stream of frames, that of requests[i] at index first + i
+    Leave(session, token)
+
+The last two are for party 0, which the token proves. Requests are JSON objects, the answer to Join too; corrections are
+frames (wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. An index is marked as used before its
+correction is computed and never served again: two corrections with one index and different parameters would be masked
+by the same shares. Layout of the randomness: mpc/correlations.py.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.correlations import Request, check, corrections
+from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.version import VERSION
+from hummingbird.wire.frame import pack_tensors
+from hummingbird.wire.service import CHUNK, WORKERS, Method, common_name
+
+SESSION_BYTES = 16
+MAX_PARTIES = 64
+MAX_SESSIONS = WORKERS // 2  # a session has at most one call that waits, so half of the workers stay free for Join
+IDLE_SECONDS = 3600.0
+_REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
+_MAX_INDEX = 1 << 62  # derive() takes 64-bit labels
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Session:
+    parties: int
+    token: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)
+    seeds: dict[int, bytes] = field(default_factory=dict, repr=False)
+    next_index: int = 0
+    seconds: float = 0.0
+    busy: bool = False
+    left: bool = False
+    used: float = field(default_factory=time.monotonic)
+
+
+class Dealer:
+    """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse.
+
+    parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped.
+    """
+
+    def __init__(self, *, parties: int | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._parties, self._idle = parties, idle_seconds
+        self._sessions: dict[bytes, _Session] = {}
+        self._past: dict[bytes, None] = {}  # in order of their end
+        self._changed = threading.Condition()
+        self.ended = threading.Event()  # set when the first session has ended
+
+    # What parties may ask ---------------------------------------------------------------------------------------------
+
+    def join(
+        self, session: bytes, rank: int, parties: int, version: str, name: str | None = None
+    ) -> tuple[bytes, bytes]:
+        """Seed and token (empty but for party 0) of a party that joins now, once. name: in its certificate, if any."""
+        if name is not None and name != f"party-{rank}":
+            raise DealerError(
+                f"the certificate of party {rank} is for {name!r}, expected 'party-{rank}'",
+                hint="the common name of a party's certificate is party-RANK",
+            )
+        if version != VERSION:
+            raise DealerError(
+                f"party {rank} runs version {version}, the dealer runs version {VERSION}",
+                hint="install the same release everywhere: another one may draw other randomness",
+            )
+        if self._parties not in (None, parties):
+            raise DealerError(f"party {rank} says there are {parties} parties, this dealer is for {self._parties}")
+        with self._changed:
+            self._drop_idle()
+            state = self._sessions.get(session)
+            if state is None:
+                state = self._begin(session, parties)
+            if parties != state.parties:
+                first = min(state.seeds)
+                raise DealerError(f"party {rank} says there are {parties} parties, party {first} says {state.parties}")
+            if rank in state.seeds:
+                raise DealerError(
+                    f"party {rank} of this session has joined already", hint="each run needs a session id of its own"
+                )
+            seed = state.seeds[rank] = new_seed()
+            state.used = time.monotonic()
+            _log.info("session %s: party %d joined, %d of %d", session.hex()[:8], rank, len(state.seeds), parties)
+            self._end_if_done(session, state)
+            self._changed.notify_all()
+            return seed, state.token if rank == 0 else b""
+
+    def correct(
+        self,
+        session: bytes,
+        token: bytes,
+        first: int,
+        requests: list[Request],
+        wait: float,
+        active: Callable[[], bool] = lambda: True,
+    ) -> Iterator[memoryview]:
+        """A frame of party 0's corrections for each request, once all parties have joined.
+
+        wait: seconds to wait for them. active: asked meanwhile; the caller is gone when it says no.
+        """
+        for request in requests:
+            check(request)
+        state = self._reserve(session, token)
+        try:
+            seeds = self._seeds_of_all(state, first, len(requests), wait, active)
+            for index, request in enumerate(requests, first):
+                started = time.perf_counter()
+                frame = pack_tensors(corrections(request, index, seeds))
+                state.seconds += time.perf_counter() - started
+                yield frame
+        finally:
+            with self._changed:
+                state.busy, state.used = False, time.monotonic()
+
+    def leave(self, session: bytes, token: bytes) -> None:
+        """Party 0 needs no more: the session ends now, or when the last party has come for its seed."""
+        with self._changed:
+            state = self._find(session, token)
+            state.left = True
+            self._end_if_done(session, state)
+
+    def seconds(self, session: bytes) -> float:
+        """Seconds spent on a session's corrections so far."""
+        with self._changed:
+            state = self._sessions.get(session)
+            return state.seconds if state else 0.0
+
+    # State; the lock is held in all of these but the second ----------------------------------------------------------
+
+    def _reserve(self, session: bytes, token: bytes) -> _Session:
+        with self._changed:
+            state = self._find(session, token)
+            if state.busy:
+                raise DealerError("another request of this session is still being served", hint="ask for one at a time")
+            state.busy = True
+            return state
+
+    def _seeds_of_all(
+        self, state: _Session, first: int, count: int, wait: float, active: Callable[[], bool]
+    ) -> list[bytes]:
+        """All parties' seeds by rank, once they are there; marks the indices as used."""
+        deadline = time.monotonic() + wait
+        with self._changed:
+            if first < state.next_index:
+                raise DealerError(
+                    f"index {first} has been served already, the next one is {state.next_index}",
+                    hint="correlated randomness is for single use",
+                )
+            while len(state.seeds) < state.parties:
+                left = deadline - time.monotonic()
+                if left <= 0 or not active():
+                    missing = sorted(set(range(state.parties)) - set(state.seeds))
+                    raise DealerError(
+                        f"parties {missing} did not join within {wait:.0f} s", hint="are all parties running?"
+                    )
+                self._changed.wait(min(left, 1.0))
+            state.next_index = first + count
+            return [state.seeds[rank] for rank in range(state.parties)]
+
+    def _begin(self, session: bytes, parties: int) -> _Session:
+        if session in self._past:
+            raise DealerError("this session has ended", hint="each run needs a session id of its own")
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise DealerError(
+                f"the dealer serves {MAX_SESSIONS} sessions already",
+                hint=f"sessions end when party 0 closes its client, or after {self._idle:.0f} s without a request",
+            )
+        state = self._sessions[session] = _Session(parties)
+        return state
+
+    def _find(self, session: bytes, token: bytes) -> _Session:
+        state = self._sessions.get(session)
+        if state is None:
+            raise DealerError(
+                "no such session, or it has ended",
+                hint=f"join first; a session is dropped after {self._idle:.0f} s without a request",
+            )
+        if not hmac.compare_digest(token, state.token):
+            raise DealerError("only party 0 can ask for corrections or end a session", hint="this is not its token")
+        if state.left:
+            raise DealerError("party 0 has left this session")
+        return state
+
+    def _end_if_done(self, session: bytes, state: _Session) -> None:
+        if state.left and len(state.seeds) == state.parties:
+            self._end(session)
+
+    def _end(self, session: bytes) -> None:
+        state = self._sessions.pop(session)
+        self._past[session] = None
+        while len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+        _log.info("session %s: ended, %.3f s of work", session.hex()[:8], state.seconds)
+        self.ended.set()
+
+    def _drop_idle(self) -> None:
+        now = time.monotonic()
+        for session, state in list(self._sessions.items()):
+            if not state.busy and now - state.used > self._idle:
+                self._end(session)
+
+
+# The service ----------------------------------------------------------------------------------------------------------
+
+
+def handlers(dealer: Dealer) -> dict[str, Method]:
+    """The dealer's methods for `wire.service.serve`."""
+
+    def join(data: bytes, context: grpc.ServicerContext) -> bytes:
+        message = _Message(data)
+        rank, parties = message.integer("rank", 0, MAX_PARTIES), message.integer("parties", 1, MAX_PARTIES + 1)
+        if rank >= parties:
+            raise DealerError(f"malformed request: there is no party {rank} among {parties}")
+        session, version = message.hex("session", SESSION_BYTES), message.text("version")
+        seed, token = dealer.join(session, rank, parties, version, common_name(context))
+        return json.dumps({"seed": seed.hex(), "token": token.hex()}).encode()
+
+    def correct(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        message = _Message(data)
+        session, token = message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES)
+        first, requests = message.integer("first", 0, _MAX_INDEX), message.requests()
+        for frame in dealer.correct(session, token, first, requests, message.seconds("wait"), context.is_active):
+            for start in range(0, len(frame), CHUNK):
+                yield bytes(frame[start : start + CHUNK])
+        context.set_trailing_metadata((("dealer-seconds", f"{dealer.seconds(session):.6f}"),))
+
+    def leave(data: bytes, context: grpc.ServicerContext) -> bytes:
+        message = _Message(data)
+        dealer.leave(message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES))
+        return b""
+
+    return {"Join": join, "Correct": correct, "Leave": leave}
+
+
+class _Message:
+    """A JSON object from another process; every access checks type and range, and raises DealerError."""
+
+    def __init__(self, data: bytes) -> None:
+        try:
+            self._fields = json.loads(data)
+        except (ValueError, RecursionError):
+            self._fields = None
+        if not isinstance(self._fields, dict):
+            raise DealerError("malformed request: expected a JSON object")
+
+    def _get(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        value = self._fields.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise DealerError(f"malformed request: field {name!r} is missing or has the wrong type")
+        return value
+
+    def integer(self, name: str, least: int, below: int) -> int:
+        value: int = self._get(name, int)
+        if not least <= value < below:
+            raise DealerError(f"malformed request: {name} {str(value)[:32]} is not in {least}..{below - 1}")
+        return value
+
+    def seconds(self, name: str) -> float:
+        value = self._get(name, (int, float))
+        if not 0 <= value <= 86400:  # false for NaN too
+            raise DealerError(f"malformed request: {name} is not within a day")
+        return float(value)
+
+    def text(self, name: str) -> str:
+        value: str = self._get(name, str)
+        return value[:64]
+
+    def hex(self, name: str, size: int) -> bytes:
+        try:
+            value = bytes.fromhex(self._get(name, str))
+        except ValueError:
+            value = b""
+        if len(value) != size:
+            raise DealerError(f"malformed request: {name} is not {size} bytes in hexadecimal")
+        return value
+
+    def requests(self) -> list[Request]:
+        out = []
+        for item in self._get("requests", list):
+            kind, params = (item.get("kind"), item.get("params")) if isinstance(item, dict) else (None, None)
+            if not isinstance(kind, str) or not isinstance(params, dict):
+                raise DealerError("malformed request: a request has a kind and parameters")
+            out.append(Request(kind, params))
+        return out

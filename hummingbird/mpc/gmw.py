@@ -1,0 +1,132 @@
+"""DReLU on a window of the shares: HummingBird's reduced ring, with the addition done as a carry tree on packed bits.
+
+Party i cuts its share to s_i[k:m) = (s_i >> m) mod 2^w, locally. The cut shares add up, mod 2^w, to floor(x / 2^m) -
+c with a carry 0 <= c < N, so the top bit of their sum is the sign of x for -2^(k-1) + N*2^m <= x < 2^(k-1), and also
+for 0 <= x unless x < (N-1) * 2^m (Maleki et al., "HummingBird", 2024, section 4). Only that bit is computed:
+
+    sign = p[w-1] xor carry,   carry = G over bits 0..w-2,   (G, P) o (G', P') = (G xor P G', P P')
+
+with generate g = a & b and propagate p = a xor b. Two parties: each operand of g has one owner, so g costs one bit
+per party; an inner node is two ANDs with a common operand, three bits instead of four, and the lowest node of a level
+needs no P. For N > 2 carry-save adders first bring the addends down to two. Published: 2w + 4w ceil(log2 w) bits;
+here about 4w - 5 - log2 w.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hummingbird import kernels
+from hummingbird.bits import BitWindow
+from hummingbird.mpc.correlations import Request
+
+if TYPE_CHECKING:
+    from hummingbird.mpc.session import Session
+
+
+def cut(window: BitWindow, extra: int) -> tuple[int, int]:
+    """(low, w) of a window on shares that carry `extra` more bits of fraction than the scale it is written for.
+
+    The window [64:0) on shares with 16 extra bits is [64:16): the dropped bits are below the resolution of the result.
+    """
+    low = window.m + extra
+    return low, min(window.k + extra, 64) - low
+
+
+def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
+    """Xor share of [x >= 0], packed: uint8 (ceil(n/8),), from additive shares int64 (n,) and bits low..low+w-1 of them.
+
+    Cost: `cost.drelu(n, w, N)`: for N = 2 about 4w - 5 bits in 1 + ceil(log2(w-1)) rounds.
+    """
+    planes = kernels.to_planes(share, low, w)
+    count = share.numel()
+    if session.parties == 1:
+        sign = planes[-1].clone()
+    elif session.parties == 2:
+        sign = _two_party_sign(session, planes, count)
+    else:
+        sign = _sign(session, *_two_addends(session, planes, count), count)
+    return ~sign if session.rank == 0 else sign
+
+
+def _two_party_sign(session: Session, planes: Tensor, count: int) -> Tensor:
+    """Sign of the sum of two addends, each known to its party: generate bits from one-sided masks."""
+    width = planes.shape[0]
+    if width == 1:
+        return planes[0].clone()
+    operand = planes[:-1]
+    mask_0, mask_1, product = session.take(Request("and_private", {"planes": width - 1, "count": count}))
+    # Party 0 holds a and its mask, party 1 holds b and its own; each opens its operand: ab = c ^ b'(a^a') ^ a'(b^b')
+    # ^ (a^a')(b^b').
+    mine = operand ^ (mask_0 if session.rank == 0 else mask_1)
+    (theirs,) = next(iter(session.channel.exchange(mine).values()))
+    generate = product ^ ((mask_0 & theirs) ^ (mine & theirs) if session.rank == 0 else (mask_1 & theirs))
+    return planes[-1] ^ _carry(session, generate, operand, count)
+
+
+def _sign(session: Session, a: Tensor, b: Tensor, count: int) -> Tensor:
+    propagate = a ^ b
+    if propagate.shape[0] == 1:
+        return propagate[0]
+    generate = _and(session, a[:-1], b[:-1], count)
+    return propagate[-1] ^ _carry(session, generate, propagate[:-1], count)
+
+
+def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) -> Tensor:
+    """Carry out of all positions, lowest first: pairs are merged level by level, an odd one out waits at the top."""
+    while generate.shape[0] > 1:
+        pairs = generate.shape[0] // 2
+        low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        # The lowest position's propagate bit is never used: there is no carry into it.
+        up, through = _and_pair(session, propagate[high], generate[low], propagate[low][1:], count)
+        generate = torch.cat([generate[high] ^ up, generate[2 * pairs :]])
+        propagate = torch.cat([propagate[high][:1], through, propagate[2 * pairs :]])
+    return generate[0]
+
+
+def _open(session: Session, *masked: Tensor) -> list[Tensor]:
+    """Xor of all parties' shares: one round."""
+    out = list(masked)
+    for theirs in session.channel.exchange(*masked).values():
+        out = [mine ^ other for mine, other in zip(out, theirs, strict=True)]
+    return out
+
+
+def _and(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
+    a, b, c = session.take(Request("and", {"planes": x.shape[0], "count": count}))
+    u, v = _open(session, x ^ a, y ^ b)
+    out = c ^ (u & b) ^ (a & v)
+    return out ^ (u & v) if session.rank == 0 else out
+
+
+def _and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """x & y and x[1:] & z, opening the common operand once."""
+    a, b, d, ab, ad = session.take(Request("and_pair", {"planes": x.shape[0], "count": count}))
+    u, v, t = _open(session, x ^ a, y ^ b, z ^ d)
+    first = ab ^ (u & b) ^ (a & v)
+    second = ad ^ (u[1:] & d) ^ (a[1:] & t)
+    if session.rank == 0:
+        first, second = first ^ (u & v), second ^ (u[1:] & t)
+    return first, second
+
+
+def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Xor shares of two addends with the same sum mod 2^w as the N parties' own ones (carry-save adders, 3 to 2)."""
+    zero = torch.zeros_like(planes)
+    addends = [planes if party == session.rank else zero for party in range(session.parties)]
+    width = planes.shape[0]
+    while len(addends) > 2:
+        triples = len(addends) // 3
+        x, y, z = (torch.stack(addends[i : 3 * triples : 3]) for i in range(3))
+        kept = addends[3 * triples :]
+        sums = x ^ y ^ z
+        carries = torch.zeros_like(sums)
+        if width > 1:  # majority = ((x ^ z) & (y ^ z)) ^ z, moved up one place; the top carry leaves the ring
+            left, right = ((t ^ z)[:, :-1].reshape(triples * (width - 1), -1) for t in (x, y))
+            product = _and(session, left, right, count).view(triples, width - 1, -1)
+            carries[:, 1:] = product ^ z[:, :-1]
+        addends = [*sums, *carries, *kept]
+    return addends[0], addends[1]

@@ -1,0 +1,124 @@
+"""What a layer of a private net is: a module on CrypTen tensors that knows its scales and its price.
+
+Values at rest have scale 2^16. A linear layer adds the 16 bits of its weights and leaves them: the next comparison
+cuts them off in the opening it makes anyway. `input_limit` is the highest scale a layer accepts; where it is exceeded
+the converter inserts a `Rescale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import cost
+from hummingbird.bits import EXACT, BitWindow
+from hummingbird.cost import Cost
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.select import truncate
+from hummingbird.ring import SCALE
+
+MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14
+
+
+class Spec(NamedTuple):
+    """Shape and scale of a private value, known before anything runs."""
+
+    shape: tuple[int, ...]
+    scale: int
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+class Layer(nn.Module):
+    """Base of the private layers. `forward` takes and gives CrypTen tensors."""
+
+    compares = False  # whether it has a window
+    input_limit = SCALE
+    window: BitWindow = EXACT
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        """Scale of the result, bits of fraction, from the inputs' scales."""
+        return SCALE
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        """Rounds and bits of one call."""
+        return cost.FREE
+
+    def share_weights(self) -> None:
+        """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
+
+    @staticmethod
+    def session() -> sessions.Session:
+        """The running session."""
+        return sessions.current()
+
+
+class Rescale(Layer):
+    """x at a higher scale to scale 2^16, exact to one unit: 64 bits and one round per element."""
+
+    input_limit = 62
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return cost.truncate(inputs[0].numel, parties) if inputs[0].scale != SCALE else cost.FREE
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        shift = scale_of(x) - SCALE
+        if not shift:
+            return x
+        share = share_of(x)
+        return from_share(truncate(self.session(), share.reshape(-1), shift).view(share.shape))
+
+
+class Local(Layer):
+    """A function that acts on each share alone and keeps the scale: reshaping, slicing, padding, sums."""
+
+    input_limit = MAX_SCALE
+
+    def __init__(self, function: Callable[..., Any], label: str) -> None:
+        super().__init__()
+        self.function, self.label = function, label
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0]
+
+    def forward(self, x: MPCTensor, *args: Any) -> Any:
+        scale = scale_of(x)
+        out = self.function(share_of(x), *args)
+        if isinstance(out, (tuple, list)):
+            return tuple(from_share(part, scale) for part in out)
+        return from_share(out, scale)
+
+    def extra_repr(self) -> str:
+        return self.label
+
+
+def aligned(xs: Sequence[MPCTensor]) -> tuple[list[Tensor], int]:
+    """Shares brought to the highest of their scales: a shift to the left is exact and local."""
+    scales = [scale_of(x) for x in xs]
+    return [share_of(x) << (max(scales) - scale) for x, scale in zip(xs, scales, strict=True)], max(scales)
+
+
+class Combine(Layer):
+    """A local function of several private tensors at their highest scale: add, sub, cat, stack."""
+
+    input_limit = MAX_SCALE
+
+    def __init__(self, function: Callable[[list[Tensor]], Tensor], label: str) -> None:
+        super().__init__()
+        self.function, self.label = function, label
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return max(scales)
+
+    def forward(self, *xs: Any) -> MPCTensor:
+        shares, scale = aligned(xs[0] if len(xs) == 1 else xs)
+        return from_share(self.function(shares), scale)
+
+    def extra_repr(self) -> str:
+        return self.label

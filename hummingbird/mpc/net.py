@@ -1,0 +1,184 @@
+"""A private net: a plan, which is data that can be printed and priced, and the loop that runs it.
+
+Every plan step names a layer, the earlier steps it reads, and the scale of its result, all fixed at conversion.
+Shapes follow from the input's shape on torch's meta device, so a net knows every message of a run before it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hummingbird.cost import FREE, Cost
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.graph import Ref, Step, run_all
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc._crypten import MPCTensor, scale_of
+from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.ring import SCALE
+from hummingbird.version import VERSION
+from hummingbird.wire import meter
+
+
+@dataclass(frozen=True)
+class PlanStep:
+    """One step: `layer(*inputs)`, or a plain function of sizes. `source`: the graph step whose shape the result has."""
+
+    name: str
+    op: str
+    layer: nn.Module | None
+    function: Callable[..., Any] | None
+    inputs: tuple[Any, ...]
+    scale: int
+    source: int
+
+
+class PlannedCost(NamedTuple):
+    """What a step will cost: `hummingbird estimate` prints a list of these."""
+
+    name: str
+    op: str
+    window: str
+    elements: int
+    cost: Cost
+
+
+class PrivateNet(nn.Module):
+    """The converted net: `forward` takes and gives CrypTen tensors (scale 2^16), modules keep their qualified names.
+
+    graph: the canonical steps, on the meta device: shapes only, no weights. facts: what all parties must agree on.
+        settings: for printing.
+    """
+
+    def __init__(self, plan: Sequence[PlanStep], graph: Sequence[Step], facts: dict[str, str], settings: str) -> None:
+        super().__init__()
+        self.plan, self._graph, self._facts, self._settings = tuple(plan), tuple(graph), facts, settings
+        self._prepared_for: object = None
+        self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
+        last_use = {ref.index: number for number, step in enumerate(self.plan) for ref in _refs(step.inputs)}
+        self._dead: list[list[int]] = [[] for _ in self.plan]
+        for index, number in last_use.items():
+            self._dead[number].append(index)
+        for step in self.plan:
+            if step.layer is not None:
+                _attach(self, step.name, step.layer)
+
+    @property
+    def comparing_layers(self) -> list[str]:
+        """Qualified names of the layers that have a window."""
+        return [step.name for step in self.plan if getattr(step.layer, "compares", False)]
+
+    def prepare(self) -> None:
+        """Compare net and settings with the other parties, and share private weights. Called once per session; 1
+        round.
+        """
+        session = sessions.current()
+        if self._prepared_for is session:
+            return
+        if self._prepared_for is not None and "private" in self._facts["weights"]:
+            raise InputError("the weights were shared in an earlier session", hint="convert the net again after init()")
+        session.agree("convert_model", {"hummingbird version": VERSION, **self._facts})
+        for step in self.plan:
+            if isinstance(step.layer, Layer):
+                step.layer.share_weights()
+        self._prepared_for = session
+
+    def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
+        """Rounds and bits of every step for this input shape. InputError if the net cannot take it."""
+        key = (tuple(input_shape), parties)
+        if key not in self._costs:
+            self._costs[key] = self._price(*key)
+        return self._costs[key]
+
+    def _price(self, input_shape: tuple[int, ...], parties: int) -> list[PlannedCost]:
+        try:
+            values = run_all(self._graph, torch.empty(input_shape, device="meta"))
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise InputError(
+                f"the net cannot take an input of shape {input_shape}: {str(error).splitlines()[0]}",
+                where="input",
+                hint="the first dimension is the batch; the others must be those the net was trained on",
+            ) from None
+        out = []
+        for step in self.plan:
+            value = values[step.source]
+            elements = value.numel() if isinstance(value, torch.Tensor) else 0
+            cost = FREE
+            if isinstance(step.layer, Layer):
+                specs = [
+                    Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
+                    for ref in _refs(step.inputs)
+                    if isinstance(values[self.plan[ref.index].source], torch.Tensor)
+                ]
+                cost = step.layer.cost(specs, parties)
+            out.append(PlannedCost(step.name, step.op, _window(step.layer), elements, cost))
+        return out
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        session = sessions.current()
+        if not isinstance(x, MPCTensor):
+            raise InputError(
+                f"a private net takes a CrypTen tensor, got {type(x).__name__}",
+                where="input",
+                hint="hummingbird.cryptensor(x, src=RANK)",
+            )
+        if scale_of(x) != SCALE:
+            raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
+        costs = self.costs(tuple(x.size()), session.parties)
+        self.prepare()
+        values: dict[int, Any] = {}
+
+        def value(item: Any) -> Any:
+            if isinstance(item, Ref):
+                return values[item.index]
+            return tuple(value(part) for part in item) if isinstance(item, tuple) else item
+
+        for number, (step, planned) in enumerate(zip(self.plan, costs, strict=True)):
+            arguments = (x,) if step.op == "input" else tuple(value(item) for item in step.inputs)
+            if step.layer is None:
+                values[number] = step.function(*arguments) if step.function else arguments[0]
+            else:
+                with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
+                    values[number] = self._call(step, arguments)
+            for index in self._dead[number]:
+                del values[index]
+        return values[len(self.plan) - 1]
+
+    @staticmethod
+    def _call(step: PlanStep, arguments: tuple[Any, ...]) -> Any:
+        assert step.layer is not None
+        try:
+            return step.layer(*arguments)
+        except HummingbirdError as error:
+            if not error.where:  # errors from the ring know what is wrong, not in which layer
+                raise type(error)(error.what, where=step.name, hint=error.hint) from error
+            raise
+
+    def extra_repr(self) -> str:
+        return f"private inference: {self._settings}, {len(self.comparing_layers)} layers with a window"
+
+
+def _window(layer: nn.Module | None) -> str:
+    return str(layer.window) if isinstance(layer, Layer) and layer.compares else ""
+
+
+def _refs(value: Any) -> Iterable[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _refs(item)
+
+
+def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
+    """Register a layer under its qualified name, with containers on the way."""
+    *path, leaf = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root._modules[part]  # type: ignore[assignment]
+    root.add_module(leaf, layer)

@@ -1,0 +1,52 @@
+"""Tables for people: what a net will cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hummingbird.cost import FREE
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.table import text_table
+
+
+def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, bandwidth: float, rtt: float) -> str:
+    """Rounds, bits and wire time of every layer that sends, per batch of `input_shape`, and the sum.
+
+    bandwidth: bits per second and party; rtt: round-trip time in seconds. Computation is not included.
+    """
+    rows, total, elements = [], FREE, 0
+    for planned in net.costs(input_shape, parties):
+        total += planned.cost
+        if planned.cost == FREE:
+            continue
+        elements += planned.elements if planned.window else 0
+        rows.append(
+            (
+                planned.name,
+                planned.op,
+                planned.window,
+                f"{planned.elements:,}",
+                str(planned.cost.rounds),
+                f"{planned.cost.bits / max(1, planned.elements):,.1f}",
+                f"{planned.cost.bits / 8e3:,.1f}",
+                f"{planned.cost.offline_bits / 8e3:,.1f}",
+                f"{1e3 * planned.cost.seconds(bandwidth, rtt):,.2f}",
+            )
+        )
+    rows.append(
+        (
+            "total",
+            "",
+            "",
+            f"{elements:,}",
+            str(total.rounds),
+            f"{total.bits / max(1, elements):,.1f}",
+            f"{total.bits / 8e3:,.1f}",
+            f"{total.offline_bits / 8e3:,.1f}",
+            f"{1e3 * total.seconds(bandwidth, rtt):,.2f}",
+        )
+    )
+    head = ("layer", "kind", "window", "elements", "rounds", "bits/element", "sent kB", "offline kB", "wire ms")
+    link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
+    what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party"
+    return f"{what}\n\n{text_table(head, rows, left=3, total=True)}"

@@ -1,0 +1,3 @@
+"""What crosses a process boundary: the channel between the parties, services over gRPC, and the meter that counts
+both.
+"""

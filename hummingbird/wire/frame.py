@@ -1,0 +1,134 @@
+"""The fixed binary encoding of a list of tensors, used by the services: no pickle, every length checked before use.
+
+    frame  = "HB", version (1 byte), 0, count (4 bytes), tensor * count
+    tensor = type code (1 byte), ndim (1 byte), 6 zero bytes, ndim dimensions (8 bytes each), data, padding to 8 bytes
+
+All numbers are little-endian. Every part is a multiple of 8 bytes, so data in an aligned buffer is aligned too and
+needs no copy. An encoding is unique: padding is zero and nothing may follow, so a frame that decodes encodes to itself.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+
+VERSION = 1
+MAX_BYTES = 4 << 30  # of one frame, unless the caller knows better
+MAX_DIMS = 8
+
+_MAGIC = b"HB"
+_HEADER = struct.Struct("<2sBBI")
+_TENSOR = struct.Struct("<BB6s")
+_CODES = {torch.uint8: 1, torch.int32: 2, torch.int64: 3, torch.float32: 4}
+_TYPES = {code: dtype for dtype, code in _CODES.items()}
+_HINT = "the bytes were damaged, or come from another program or release"
+
+
+def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
+    """Exact size of the frame of tensors with these types and shapes.
+
+    frame_bytes([(torch.int64, (3,))]) == 8 + 8 + 8 + 24
+    """
+    data = sum(_TENSOR.size + 8 * len(shape) + _up(dtype.itemsize * math.prod(shape)) for dtype, shape in layout)
+    return _HEADER.size + data
+
+
+def pack_tensors(tensors: Sequence[Tensor]) -> memoryview:
+    """One frame of the tensors, any device and strides; uint8, int32, int64 and float32, at most 8 dimensions.
+
+    One copy of the data. InputError for another type or more dimensions.
+    """
+    for position, tensor in enumerate(tensors):
+        if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
+            raise InputError(
+                f"cannot encode a tensor of {tensor.dtype} with {tensor.dim()} dimensions",
+                where=f"tensor {position}",
+                hint=f"types: {', '.join(str(dtype) for dtype in _CODES)}; at most {MAX_DIMS} dimensions",
+            )
+    out = torch.empty(frame_bytes([(t.dtype, t.shape) for t in tensors]), dtype=torch.uint8)
+    view = out.numpy().data
+    _HEADER.pack_into(view, 0, _MAGIC, VERSION, 0, len(tensors))
+    at = _HEADER.size
+    for tensor in tensors:
+        _TENSOR.pack_into(view, at, _CODES[tensor.dtype], tensor.dim(), bytes(6))
+        struct.pack_into(f"<{tensor.dim()}Q", view, at + _TENSOR.size, *tensor.shape)
+        at += _TENSOR.size + 8 * tensor.dim()
+        end = at + tensor.numel() * tensor.element_size()
+        out[at:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        at = at + _up(end - at)
+        out[end:at] = 0
+    return view
+
+
+def unpack_tensors(buffer: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES) -> list[Tensor]:
+    """The tensors of one frame. InputError for anything but exactly one well-formed frame of at most `max_bytes`.
+
+    Nothing is allocated before the lengths agree. The tensors share the memory of a writable aligned buffer; those of a
+    read-only one are copied once, since torch has no read-only tensors.
+    """
+    try:
+        view = memoryview(buffer).cast("B")
+    except TypeError as error:
+        raise InputError(f"not a contiguous buffer of bytes: {error}", where="wire.unpack_tensors") from None
+    if len(view) > max_bytes:
+        raise _malformed(f"{len(view)} bytes exceed the limit of {max_bytes}")
+    parts = _parse(view, max_bytes)
+    if view.readonly:
+        data = torch.empty(len(view), dtype=torch.uint8)
+        data.numpy().data[:] = view
+    else:
+        data = torch.frombuffer(view, dtype=torch.uint8)
+        if data.data_ptr() % 8:
+            data = data.clone()
+    return [data[start:end].view(dtype).view(shape) for dtype, shape, start, end in parts]
+
+
+def _parse(view: memoryview, max_bytes: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
+    """Type, shape, and first and last byte of every tensor, all checked against the length of the frame."""
+    if len(view) < _HEADER.size:
+        raise _malformed(f"{len(view)} bytes are shorter than a header")
+    magic, version, zero, count = _HEADER.unpack_from(view, 0)
+    if magic != _MAGIC or zero:
+        raise _malformed("this is no frame of tensors")
+    if version != VERSION:
+        raise _malformed(f"format version {version}, this release reads version {VERSION}")
+    at, parts = _HEADER.size, []
+    for position in range(count):  # ends at the first tensor that does not fit: a huge count costs nothing
+        if at + _TENSOR.size > len(view):
+            raise _malformed(f"cut off at tensor {position} of {count}")
+        code, ndim, zeros = _TENSOR.unpack_from(view, at)
+        if code not in _TYPES or ndim > MAX_DIMS or any(zeros):
+            raise _malformed(f"tensor {position} has type code {code} and {ndim} dimensions")
+        at += _TENSOR.size
+        if at + 8 * ndim > len(view):
+            raise _malformed(f"cut off at tensor {position} of {count}")
+        shape = struct.unpack_from(f"<{ndim}Q", view, at)
+        at += 8 * ndim
+        # The product without zeros: torch computes strides from it, so it must be small even where there is no data.
+        if math.prod(max(n, 1) for n in shape) > max_bytes:
+            raise _malformed(f"tensor {position} of shape {shape} exceeds the limit of {max_bytes} bytes")
+        end = at + math.prod(shape) * _TYPES[code].itemsize
+        after = at + _up(end - at)
+        if after > len(view):
+            raise _malformed(f"tensor {position} of shape {shape} is longer than the frame")
+        if any(view[end:after]):
+            raise _malformed(f"tensor {position} is padded with something other than zeros")
+        parts.append((_TYPES[code], shape, at, end))
+        at = after
+    if at != len(view):
+        raise _malformed(f"{len(view) - at} bytes follow the last tensor")
+    return parts
+
+
+def _up(size: int) -> int:
+    return (size + 7) & ~7
+
+
+def _malformed(what: str) -> InputError:
+    return InputError(f"malformed frame: {what}", where="wire.unpack_tensors", hint=_HINT)

@@ -1,0 +1,163 @@
+"""The meter: what every layer sent, waited for and computed, beside what cost.py predicted.
+
+    with hummingbird.meter() as m:
+        logits = private_net(x)
+    print(m.table())
+
+The channel and the dealer's client report here (`count`); the private net marks where a layer begins and ends
+(`layer`). What is counted outside every layer goes to a row named "(outside)". Meters can be nested; each sees what
+happens while it is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+
+from hummingbird.cost import Cost
+from hummingbird.table import text_table
+
+OUTSIDE = "(outside)"
+
+
+@dataclass
+class Row:
+    """One layer, summed over its calls. Bits are those sent by this party; offline bits those it received from the
+    dealer.
+    """
+
+    layer: str
+    kind: str = ""
+    window: str = ""
+    calls: int = 0
+    elements: int = 0
+    rounds_predicted: int = 0
+    rounds: int = 0
+    bits_predicted: int = 0
+    bits_sent: int = 0
+    offline_bits_predicted: int = 0
+    offline_bits: int = 0
+    compute_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    offline_seconds: float = 0.0  # expanding seeds, and waiting for the dealer
+
+
+@dataclass
+class Meter:
+    """Rows by layer in the order of their first call, and the sum of all rows."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+
+    def row(self, name: str) -> Row:
+        return self.rows.setdefault(name, Row(name))
+
+    @property
+    def total(self) -> Row:
+        """The sum over all layers."""
+        total = Row("total")
+        for row in self.rows.values():
+            for key, value in asdict(row).items():
+                if isinstance(value, (int, float)):
+                    setattr(total, key, getattr(total, key) + value)
+        return total
+
+    def to_json(self) -> str:
+        """A list of flat objects, one per layer, units in the key names."""
+        return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
+
+    def table(self, every_layer: bool = True) -> str:
+        """The rows as text; layers that neither sent nor received are summed into one line."""
+        head = (
+            "layer",
+            "kind",
+            "window",
+            "rounds",
+            "predicted kB",
+            "sent kB",
+            "offline kB",
+            "compute s",
+            "wait s",
+            "dealer s",
+        )
+        local = Row("layers without messages")
+        shown = []
+        for row in self.rows.values():
+            if row.rounds or row.bits_sent or row.offline_bits:
+                shown.append(row)
+            else:
+                local.compute_seconds += row.compute_seconds
+        rows = [*shown, local] if every_layer else []
+        return text_table(head, [_cells(row) for row in [*rows, self.total]], left=3, total=True)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.layer,
+        row.kind,
+        row.window,
+        str(row.rounds),
+        f"{row.bits_predicted / 8e3:,.1f}",
+        f"{row.bits_sent / 8e3:,.1f}",
+        f"{row.offline_bits / 8e3:,.1f}",
+        f"{row.compute_seconds:.3f}",
+        f"{row.wait_seconds:.3f}",
+        f"{row.offline_seconds:.3f}",
+    )
+
+
+_open: list[Meter] = []
+_layers: list[str] = []
+
+
+@contextlib.contextmanager
+def meter() -> Iterator[Meter]:
+    """Count everything that happens in this block."""
+    opened = Meter()
+    _open.append(opened)
+    try:
+        yield opened
+    finally:
+        _open.remove(opened)
+
+
+def current_layer() -> str:
+    """The qualified name of the layer being computed, "" outside."""
+    return _layers[-1] if _layers else ""
+
+
+def count(
+    *, bits: int = 0, rounds: int = 0, waited: float = 0.0, offline_bits: int = 0, offline_seconds: float = 0.0
+) -> None:
+    """Add to the current layer's row of every open meter."""
+    for opened in _open:
+        row = opened.row(current_layer() or OUTSIDE)
+        row.bits_sent += bits
+        row.rounds += rounds
+        row.wait_seconds += waited
+        row.offline_bits += offline_bits
+        row.offline_seconds += offline_seconds
+
+
+@contextlib.contextmanager
+def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
+    """Everything counted inside belongs to this layer; `predicted` is cost.py's word on it."""
+    before = [(row.wait_seconds, row.offline_seconds) for row in (opened.row(name) for opened in _open)]
+    _layers.append(name)
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        elapsed = time.perf_counter() - started
+        _layers.pop()
+        for opened, (waited, offline) in zip(_open, before, strict=True):
+            row = opened.row(name)
+            row.kind, row.window = kind, window
+            row.calls += 1
+            row.elements += elements
+            row.rounds_predicted += predicted.rounds
+            row.bits_predicted += predicted.bits
+            row.offline_bits_predicted += predicted.offline_bits
+            row.compute_seconds += elapsed - (row.wait_seconds - waited) - (row.offline_seconds - offline)

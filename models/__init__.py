@@ -1,0 +1,50 @@
+"""Plain torch networks to try private inference on, by name; nothing here knows of hummingbird.
+
+net = get_model("resnet18", 10)                      # (B, 3, 32, 32) -> (B, 10)
+net = get_model("resnet18", 200, image_size=64)      # (B, 3, 64, 64) -> (B, 200)
+net = load_checkpoint("checkpoints/digits.pt", get_model("digits", 10)).eval()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from models.checkpoint import load_checkpoint
+from models.cryptonets import cryptonets
+from models.digits import digits
+from models.resnet import resnet18, resnet34, resnet50
+from models.vgg import vgg16
+
+__all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint"]
+
+
+class ModelSpec(NamedTuple):
+    """How to build a net, and the (C, H, W) of the images it takes when built without options."""
+
+    build: Callable[..., nn.Module]
+    input_shape: tuple[int, int, int]
+
+
+MODELS: dict[str, ModelSpec] = {
+    "digits": ModelSpec(digits, (1, 8, 8)),
+    "cryptonets": ModelSpec(cryptonets, (1, 28, 28)),
+    "resnet18": ModelSpec(resnet18, (3, 32, 32)),
+    "resnet34": ModelSpec(resnet34, (3, 32, 32)),
+    "resnet50": ModelSpec(resnet50, (3, 32, 32)),
+    "vgg16": ModelSpec(vgg16, (3, 32, 32)),
+}
+
+
+def get_model(name: str, num_classes: int, **options: Any) -> nn.Module:
+    """Build the net `name` with fresh weights; `options` are the keyword arguments of its builder.
+
+    Raises ValueError for an unknown name or option value, TypeError for an option which that net does not have.
+    """
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}\nhint: the models are {', '.join(MODELS)}")
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}; a classifier needs at least 1")
+    return MODELS[name].build(num_classes, **options)

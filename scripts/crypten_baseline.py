@@ -1,0 +1,178 @@
+"""CrypTen 0.4.1 as it is shipped, on the same net: its communicator, its provider, its random numbers, its ReLU.
+
+Only the import shim is ours. Its own reader of PyTorch nets (ONNX) does not work on current PyTorch, so the net's
+steps are called on CrypTen's tensors one by one. Bits are counted as one party sends them (CrypTen's own counter
+assumes more); the provider's time is taken apart, because CrypTen makes its triples while it computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from hummingbird import graph
+from hummingbird.errors import InputError
+from hummingbird.graph import Step
+from hummingbird.mpc._crypten import MPCTensor, crypten
+from models import MODELS, get_model, load_checkpoint
+from scripts.data import DATASETS, load
+
+
+@dataclass
+class Counter:
+    """What one party sends, and the time its provider takes."""
+
+    rounds: int = 0
+    bits: int = 0
+    provider_seconds: float = 0.0
+
+    def watch(self) -> None:
+        """Wrap CrypTen's communicator and provider; nothing they do changes."""
+        communicator = crypten.communicator.DistributedCommunicator
+
+        def counted(name: str) -> Callable[..., Any]:
+            original = getattr(communicator, name)
+
+            def call(this: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                tensors = tensor if isinstance(tensor, list) else [tensor]
+                sends = name == "all_reduce" or this.get_rank() != (args[0] if args else kwargs["dst"])
+                self.rounds += 1
+                self.bits += 64 * sum(t.nelement() for t in tensors) * sends
+                return original(this, tensor, *args, **kwargs)
+
+            return call
+
+        for name in ("all_reduce", "reduce", "gather"):
+            setattr(communicator, name, counted(name))
+        provider = type(crypten.mpc.get_default_provider())
+
+        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                started = time.perf_counter()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self.provider_seconds += time.perf_counter() - started
+
+            return call
+
+        for name in provider.TRACEABLE_FUNCTIONS:
+            setattr(provider, name, timed(getattr(provider, name)))
+
+
+def start() -> tuple[int, Counter]:
+    """CrypTen's own init under torchrun; returns the rank."""
+    os.environ["RENDEZVOUS"] = "env://"  # its default is a file of its own at every rank
+    crypten.init()
+    torch.set_num_threads(1)  # CrypTen with more threads than cores per party is slower here
+    counter = Counter()
+    counter.watch()
+    return crypten.communicator.get().get_rank(), counter
+
+
+def _conv(x: MPCTensor, a: dict[str, Any]) -> MPCTensor:
+    options = {key: a[key] for key in ("stride", "padding", "dilation", "groups")}
+    out = getattr(x, f"conv{len(a['stride'])}d")(a["weight"], **options)
+    return out if a["bias"] is None else out + a["bias"].view(-1, *[1] * len(a["stride"]))
+
+
+def evaluate(step: Step, values: list[Any], x: MPCTensor) -> Any:
+    """One step on CrypTen tensors."""
+    a = step.attrs
+    inputs = [values[ref.index] for ref in step.inputs if isinstance(ref, graph.Ref)]
+    if step.op == "input":
+        return x
+    if step.op == "conv":
+        return _conv(inputs[0], a)
+    if step.op == "linear":
+        return inputs[0].matmul(a["weight"].t()) + a["bias"]
+    if step.op == "relu":
+        return inputs[0].relu()
+    if step.op == "avg_pool":
+        return inputs[0].avg_pool2d(a["kernel"], stride=a["stride"], padding=a["padding"])
+    if step.op == "max_pool":
+        return inputs[0].max_pool2d(a["kernel"], stride=a["stride"], padding=a["padding"])
+    if step.op == "adaptive_avg_pool":
+        return inputs[0].avg_pool2d(
+            tuple(n // out for n, out in zip(inputs[0].size()[-2:], a["output_size"], strict=True))
+        )
+    if step.op == "add":
+        return inputs[0] + inputs[1]
+    if step.op == "flatten":
+        return inputs[0].flatten(a["start"], a["end"])
+    if step.op == "square":
+        return inputs[0].square()
+    if step.op == "output":
+        return inputs[0]
+    raise InputError(f"the baseline has no {step.op!r}", where=step.name)
+
+
+def infer(steps: list[Step], x: MPCTensor) -> MPCTensor:
+    """The whole net."""
+    values: list[Any] = []
+    for step in steps:
+        values.append(evaluate(step, values, x))
+    return values[-1]
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--model", required=True, choices=sorted(MODELS))
+    p.add_argument("--checkpoint", type=Path)
+    p.add_argument("--dataset", choices=sorted(DATASETS), default="digits")
+    p.add_argument("--data", type=Path)
+    p.add_argument("--images", type=int)
+    p.add_argument("--batch", type=int, default=100)
+    p.add_argument("--json", type=Path)
+    args = p.parse_args()
+    rank, counter = start()
+    net = get_model(args.model, DATASETS[args.dataset].classes).eval()
+    if args.checkpoint:
+        load_checkpoint(args.checkpoint, net)
+    steps = graph.trace(net)
+    images, labels = load(args.dataset, "test", args.data)
+    images, labels = images[: args.images], labels[: args.images]
+    logits: list[Tensor] = []
+    crypten.communicator.get().barrier()
+    started = time.perf_counter()
+    with crypten.no_grad(), tqdm(total=len(images), unit="image", disable=rank != 0) as bar:
+        for begin in range(0, len(images), args.batch):
+            batch = images[begin : begin + args.batch]
+            out = infer(steps, crypten.cryptensor(batch, src=0)).get_plain_text(dst=0)
+            if rank == 0:
+                logits.append(out)
+            bar.update(len(batch))
+    seconds = time.perf_counter() - started
+    if rank == 0 and args.json:
+        got = torch.cat(logits)
+        with torch.no_grad():
+            plain = net(images)
+        batches = -(-len(images) // args.batch)
+        figures = {
+            "protocol": "CrypTen 0.4.1",
+            "images": len(images),
+            "accuracy_private_percent": 100 * float((got.argmax(1) == labels).float().mean()),
+            "accuracy_plain_percent": 100 * float((plain.argmax(1) == labels).float().mean()),
+            "largest_logit_error": float((plain - got).abs().max()),
+            "largest_logit": float(plain.abs().max()),
+            "seconds": seconds,
+            "online_seconds": seconds - counter.provider_seconds,
+            "offline_seconds": counter.provider_seconds,
+            "online_kilobytes_per_image": counter.bits / 8e3 / len(images),
+            "rounds_per_batch": counter.rounds / batches,
+        }
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

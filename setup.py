@@ -1,0 +1,44 @@
+"""Metadata, and the one native extension: a plain shared object that hummingbird/kernels/native.py loads with ctypes.
+
+The extension is optional: where it cannot be built, the package installs without it and runs the plain torch kernels.
+It holds no Python module, so it needs neither Python's headers nor an init function.
+"""
+
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+README = Path(__file__).with_name("README.md")
+
+NATIVE = Extension(
+    "hummingbird.kernels._native",
+    sources=["hummingbird/kernels/csrc/kernels.cpp"],
+    extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti"],
+    language="c++",
+    optional=True,
+)
+
+setup(
+    name="hummingbird-mpc",
+    version="0.1.0",
+    description="Private inference for PyTorch networks over CrypTen, sending only the bits of a ReLU that matter",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["hummingbird", "hummingbird.*"]),
+    include_package_data=False,
+    ext_modules=[NATIVE],
+    # crypten 0.4.1 asks for the retired package `sklearn`: set SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True
+    # when installing with plain pip (the Makefile does).
+    install_requires=["torch>=2.6", "torchvision", "crypten==0.4.1", "numpy", "tqdm", "cryptography", "grpcio"],
+    extras_require={
+        "test": ["pytest", "pytest-timeout", "scikit-learn", "matplotlib", "ruff", "mypy", "setuptools>=77"],
+    },
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        "Programming Language :: C++",
+        "Topic :: Security :: Cryptography",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
