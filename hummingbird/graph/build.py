@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from hummingbird.graph.steps import Ref, Step
 
@@ -62,7 +63,7 @@ class Builder:
 
     @staticmethod
     def _checked(value: Tensor, what: str) -> Tensor:
-        if isinstance(value, torch.nn.parameter.UninitializedTensorMixin):
+        if is_lazy(value):
             raise Unsupported(f"{what} has no shape yet", "run the lazy module once before converting")
         if value.dtype not in (torch.float32, torch.float64):
             name = str(value.dtype).removeprefix("torch.")

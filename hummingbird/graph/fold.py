@@ -1,8 +1,8 @@
 """Batch norm at inference is y = s x + t per channel, s = gamma / sqrt(var + eps), t = beta - s mean.
 
 After a convolution or linear layer W x + b that nothing else reads, it is that layer with weight s W and bias s b + t
-(Jacob et al. 2018, section 3.2). The arithmetic is float64, one IEEE 754 operation at a time, each correctly rounded,
-so every machine gets the same float32 weights.
+(Jacob et al. 2018, section 3.2). The arithmetic is float64, one correctly rounded IEEE 754 operation at a time: every
+machine gets the same float32 weights.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def fold(steps: Sequence[Step]) -> list[Step]:
         if step.op != "batch_norm":
             continue
         scale, shift = _scale_shift(step.attrs)
-        source: int = step.inputs[0].index
+        read: int = step.inputs[0].index
+        source = forward.get(read, read)
         before = steps[source]
-        if readers[source] == 1 and not _reused(steps, before, step) and _channels_agree(steps, source, len(scale)):
+        if readers[read] == 1 and not _reused(steps, before, step) and _channels_agree(steps, source, len(scale)):
             steps[source] = _folded(before, scale, shift)
             forward[index] = source
         else:
@@ -107,14 +108,15 @@ def _rank(steps: Sequence[Step], ref: Ref) -> int | str | None:
     if step.op == "flatten":
         return 2 if (a["start"], a["end"]) == (1, -1) else None
     if step.op == "reshape":
-        shapes = any(
-            isinstance(part, Ref) and steps[part.index].op == "size" and steps[part.index].attrs["dim"] is None
-            for part in step.inputs[1:]
-        )
+        sizes = [steps[part.index].attrs for part in step.inputs[1:] if isinstance(part, Ref)]
+        shapes = any(size.get("dim", 0) is None or isinstance(size.get("index"), slice) for size in sizes)
         return None if shapes else len(step.inputs) - 1
     if step.op == "mean" and a["dims"] is not None:
         before = _rank(steps, step.inputs[0])
         return before - len(a["dims"]) * (not a["keepdim"]) if isinstance(before, int) else None
     if step.op in _KEEP_RANK:
-        return _rank(steps, next(refs(step.inputs)))
+        ranks = {_rank(steps, source) for source in refs(step.inputs)}
+        constant = a.get("value")
+        broadcast = isinstance(constant, Tensor) and constant.dim() > 2
+        return ranks.pop() if len(ranks) == 1 and not broadcast else None
     return None

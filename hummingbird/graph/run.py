@@ -88,7 +88,7 @@ def _avg_pool(a: Attrs, x: Tensor) -> Tensor:
     return F.avg_pool2d(x, a["kernel"], a["stride"], a["padding"], *counts)
 
 
-def _adaptive(*pools: Callable[..., Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
+def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
     return lambda a, x: pools[len(a["output_size"]) - 1](x, a["output_size"])
 
 

@@ -113,9 +113,7 @@ def _hash(digest: Any, value: Any, weights: bool) -> None:
     elif isinstance(value, Tensor):
         digest.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
         if weights and value.is_meta:
-            raise InputError(
-                "weights on the meta device have no values to hash", hint="fingerprint(..., weights=False)"
-            )
+            raise InputError("weights on the meta device have no values", hint="fingerprint(steps, weights=False)")
         if weights:
             array = value.detach().cpu().to(memory_format=torch.contiguous_format).reshape(-1).numpy()
             digest.update(array.astype(array.dtype.newbyteorder("<")).tobytes())

@@ -50,9 +50,9 @@ def _convert(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[list[
     # The copy shares the parameters, which are only read, and copies the rest, which forward() may write.
     try:
         twin = copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()}).eval()
-    except RuntimeError as error:
-        hint = "remove weight_norm and other computed weights first"
-        return [], [Problem("net", f"it cannot be copied: {str(error).splitlines()[0]}", hint)]
+    except Exception as error:  # the net may hold anything, and its own __deepcopy__ runs
+        hint = "remove what cannot be copied: weight_norm and other computed weights, open files, locks"
+        return [], [Problem("net", f"it cannot be copied: {str(error).partition(chr(10))[0]}", hint)]
     with torch.no_grad():
         captured = capture(twin, tuple(custom))
         if captured.graph is None:
@@ -90,14 +90,13 @@ class _Walk:
         return self.builder.emit("unknown", kind=UNKNOWN)
 
     def _name(self, node: fx.Node) -> str:
-        if node.op in ("placeholder", "output"):
-            return node.name
         if node.op == "call_module":
             target = str(node.target)
             self.calls[target] += 1
             return target if self.calls[target] == 1 else f"{target}#{self.calls[target] - 1}"
         scope = self.captured.scopes.get(node, "")
-        name = f"{scope}.{node.name}" if scope else node.name
+        name = str(node.target) if node.op in ("placeholder", "output") else node.name
+        name = f"{scope}.{name}" if scope else name
         while name in self.taken:
             name += "_"
         self.taken.add(name)

@@ -78,7 +78,7 @@ class Session:
         return shares if device is None or device.type == "cpu" else [share.to(device) for share in shares]
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
-        """Compare facts with all parties, 1 round; AgreementError, at every party, names what differs and both sides."""
+        """Compare facts with all parties (1 round); AgreementError, at every party, names both sides of a difference."""
         for peer, text in sorted(self.channel.exchange_text(json.dumps(facts)).items()):
             theirs = json.loads(text)
             for key in sorted(set(facts) | set(theirs)):

@@ -28,14 +28,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError, TrustError
 
-# A streamed answer comes in messages of this size: from 256 KiB on the cost per message no longer shows, and beyond
-# 1 MiB the copies leave the cache. The limit on a message is gRPC's own default, for requests that are lists.
+# A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
+# 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above. The limit on a message is gRPC's own default, for long requests.
 CHUNK = 1 << 20
 MAX_MESSAGE = 4 << 20
 WORKERS = 32  # methods at work or waiting at a time
-_DETAILS = (
-    600  # characters of an error on the wire: gRPC's headers hold 8 KiB, an escaped character is 12 bytes at most
-)
+_DETAILS = 600  # characters of an error on the wire: gRPC's headers hold 8 KiB, an escaped character up to 12 bytes
 _PREFIX = "/hummingbird/"
 _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 _LIMITS = [("grpc.max_send_message_length", MAX_MESSAGE), ("grpc.max_receive_message_length", MAX_MESSAGE)]
@@ -125,7 +123,8 @@ def _read(tls: Tls) -> tuple[bytes, bytes, bytes]:
 def serve(handlers: Mapping[str, Method], address: str, tls: Tls | None = None) -> grpc.Server:
     """Start a server of the named methods; a generator function makes a streaming one.
 
-    With `tls`, clients without a certificate of its authority are refused. A unix socket is made for this user only.
+    Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
+    authority are refused. A unix socket is made for this user only.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")

@@ -33,7 +33,8 @@ from hummingbird.wire.service import CHUNK, WORKERS, Method, common_name
 
 SESSION_BYTES = 16
 MAX_PARTIES = 64
-MAX_SESSIONS = WORKERS // 2  # a session has at most one call that waits, so half of the workers stay free for Join
+MAX_SESSIONS = 1024
+MAX_BUSY = WORKERS // 2  # sessions served or waiting at a time: half of the workers stay free for Join
 IDLE_SECONDS = 3600.0
 _REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
 _MAX_INDEX = 1 << 62  # derive() takes 64-bit labels
@@ -149,6 +150,8 @@ class Dealer:
             state = self._find(session, token)
             if state.busy:
                 raise DealerError("another request of this session is still being served", hint="ask for one at a time")
+            if sum(other.busy for other in self._sessions.values()) >= MAX_BUSY:
+                raise DealerError(f"the dealer serves {MAX_BUSY} sessions at this moment", hint="start more dealers")
             state.busy = True
             return state
 
@@ -179,7 +182,7 @@ class Dealer:
             raise DealerError("this session has ended", hint="each run needs a session id of its own")
         if len(self._sessions) >= MAX_SESSIONS:
             raise DealerError(
-                f"the dealer serves {MAX_SESSIONS} sessions already",
+                f"the dealer keeps {MAX_SESSIONS} sessions already",
                 hint=f"sessions end when party 0 closes its client, or after {self._idle:.0f} s without a request",
             )
         state = self._sessions[session] = _Session(parties)

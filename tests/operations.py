@@ -1,0 +1,191 @@
+"""Small nets, one per operation the converter knows, each with an input and the error that fixed point allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.mpc.activations import TOLERANCE
+
+UNIT = 2.0**-16
+
+
+class Case(NamedTuple):
+    """A net, its input, and the largest difference to torch that rounding can make."""
+
+    net: nn.Module
+    x: Tensor
+    bound: float
+
+
+class Function(nn.Module):
+    """A function of the input, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Reused(nn.Module):
+    """One ReLU called twice, one weight used by two layers, and a residual branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.a(x))
+        return self.relu(self.b(y) - 0.1) + x
+
+
+class Shuffle(nn.Module):
+    """Chunks, reshapes and concatenation as in ShuffleNet."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, channels, height, width = x.size()
+        a, b = x.chunk(2, dim=1)
+        y = torch.cat([b, F.relu(a)], dim=1).view(batch, 2, channels // 2, height, width)
+        return torch.transpose(y, 1, 2).contiguous().view(batch, -1, height, width)
+
+
+def swapped(x: Tensor) -> Tensor:
+    """The first channel moved to the end."""
+    a, b = x.split([1, 3], 1)
+    return torch.cat([b, a], 1)
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation: a product of two private values, broadcast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.fc(self.pool(x)))
+
+
+def linear_bound(net: nn.Module, x: Tensor) -> float:
+    """Rounding the input and the weights by half a unit each, the bias likewise, and one truncation."""
+    rounded = 0.0
+    layer = next(m for m in net.modules() if hasattr(m, "weight"))
+    weight, bias = layer.weight.data.clone(), layer.bias
+    with torch.no_grad():
+        zero = net(torch.zeros_like(x))
+        layer.weight.copy_(torch.full_like(weight, UNIT / 2))
+        rounded += float((net(x.abs()) - zero).abs().max())
+        layer.weight.copy_(weight.abs())
+        rounded += float((net(torch.full_like(x, UNIT / 2)) - zero).abs().max())
+        layer.weight.copy_(weight)
+    return rounded + 2 * UNIT + (0 if bias is None else UNIT)
+
+
+def norm(module: nn.Module) -> nn.Module:
+    """A batch norm with statistics that are not the initial ones."""
+    with torch.no_grad():
+        for m in module.modules():
+            if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d)):
+                m.running_mean.uniform_(-0.5, 0.5)
+                m.running_var.uniform_(0.5, 2.0)
+                m.weight.uniform_(0.5, 1.5)
+                m.bias.uniform_(-0.5, 0.5)
+    return module.eval()
+
+
+def cases() -> dict[str, Case]:
+    """Every operation by name; the same at every party (seeded)."""
+    torch.manual_seed(1)
+    image, row, signal = torch.randn(3, 4, 8, 8), torch.randn(5, 6), torch.randn(2, 4, 12)
+    out: dict[str, Case] = {}
+    linear = {
+        "conv2d": (nn.Conv2d(4, 6, 3, padding=1), image),
+        "conv2d stride": (nn.Conv2d(4, 6, 3, stride=2, padding=(2, 0)), image),
+        "conv2d dilation, no bias": (nn.Conv2d(4, 6, 3, dilation=2, bias=False), image),
+        "conv2d groups": (nn.Conv2d(4, 8, 3, groups=2), image),
+        "conv2d depthwise": (nn.Conv2d(4, 8, 3, groups=4, stride=2), image),
+        "conv2d same": (nn.Conv2d(4, 6, 3, padding="same"), image),
+        "conv1d": (nn.Conv1d(4, 3, 5, stride=2, padding=1, dilation=2), signal),
+        "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1), image),
+        "conv_transpose2d groups": (nn.ConvTranspose2d(4, 6, 3, stride=2, dilation=2, groups=2), image),
+        "conv_transpose1d": (nn.ConvTranspose1d(4, 3, 4, stride=3), signal),
+        "linear": (nn.Linear(6, 9), row),
+        "linear on rows": (nn.Linear(12, 3), signal),
+    }
+    for name, (net, x) in linear.items():
+        out[name] = Case(net, x, linear_bound(net, x))
+    # A folded batch norm scales the rounding by at most 1.5 / sqrt(0.5) < 2.2.
+    net = nn.Conv2d(4, 6, 3)
+    out["batch norm, folded"] = Case(norm(nn.Sequential(net, nn.BatchNorm2d(6))), image, 2.2 * linear_bound(net, image))
+    # |scale| < 2.2, |x| < 5: half a unit of each, the shift's, and a truncation.
+    out["batch norm, alone"] = Case(norm(nn.BatchNorm2d(4)), image, (2.2 + 5) / 2 * UNIT + 2 * UNIT)
+    out["batch norm, rows"] = Case(norm(nn.BatchNorm1d(6)), row, (2.2 + 5) / 2 * UNIT + 2 * UNIT)
+    exact = {
+        "relu": (nn.ReLU(), image),
+        "relu6": (nn.ReLU6(), 4 * image),
+        "hardtanh": (nn.Hardtanh(-0.5, 1.25), image),
+        "clamp": (Function(lambda x: x.clamp(-1.0, 0.5)), image),
+        "max_pool": (nn.MaxPool2d(2), image),
+        "max_pool padded": (nn.MaxPool2d(3, stride=2, padding=1), image - 3),
+        "max_pool ceil": (nn.MaxPool2d(3, stride=2, ceil_mode=True), image),
+        "max_pool dilated": (nn.MaxPool2d(3, stride=1, padding=1, dilation=2), image - 3),
+        "max_pool1d": (nn.MaxPool1d(3), signal),
+        "adaptive_max_pool": (nn.AdaptiveMaxPool2d(2), image),
+        "identity, dropout": (nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.ReLU()), image),
+        "flatten": (nn.Flatten(), image),
+        "permute": (Function(lambda x: x.permute(0, 2, 3, 1).reshape(x.size(0), -1)), image),
+        "shuffle": (Shuffle(), image),
+        "chunk, getitem": (Function(lambda x: x.chunk(2, 1)[1][:, :1]), image),
+        "split": (Function(swapped), image),
+        "cat": (Function(lambda x: torch.cat([x, F.relu(x)], 1)), image),
+        "stack": (Function(lambda x: torch.stack([x, -x], 1)), image),
+        "pad": (nn.ZeroPad2d((1, 0, 2, 1)), image),
+        "pad with a value": (Function(lambda x: F.pad(x, (1, 1), value=0.75)), image),
+        "add, sub, neg": (Function(lambda x: (x + x) - F.relu(x) + 0.5 - (1.0 - x)), image),
+        "squeeze": (Function(lambda x: x.unsqueeze(1).squeeze(1)), image),
+        "sum": (Function(lambda x: x.sum((2, 3))), image),
+    }
+    for name, (net, x) in exact.items():
+        # Rounding of the input (at most 64 of them summed up, in "sum") and of constants.
+        out[name] = Case(net, x, (33 if name == "sum" else 3) * UNIT)
+    near = {
+        "avg_pool": (nn.AvgPool2d(2), image),
+        "avg_pool 3": (nn.AvgPool2d(3, stride=2, padding=1), image),
+        "avg_pool without padding": (nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False), image),
+        "avg_pool1d": (nn.AvgPool1d(3, stride=2), signal),
+        "adaptive_avg_pool": (nn.AdaptiveAvgPool2d((2, 4)), image),
+        "mean": (Function(lambda x: x.mean([2, 3])), image),
+        "mul by a number": (Function(lambda x: 0.3 * x / 2.0), image),
+        "leaky_relu": (nn.LeakyReLU(0.2), image),
+        "hardsigmoid": (nn.Hardsigmoid(), 3 * image),
+    }
+    for name, (net, x) in near.items():
+        # An encoded factor (half a unit) times a sum of up to 9 (64) values below 5, the input's rounding, two truncations.
+        assert float(x.abs().max()) < 15
+        out[name] = Case(net, x, (64 if name == "mean" else 9) * 5 / 2 * UNIT + 3 * UNIT)
+    prelu = nn.PReLU(4)
+    prelu.weight.data = torch.tensor([0.1, -0.3, 0.25, 1.5])
+    out["prelu"] = Case(prelu, image, 9 * UNIT)
+    # A product errs by half a unit times each factor (below 15), plus truncations.
+    out["mul"] = Case(Function(lambda x: x * F.relu(x)), image, 15 * UNIT)
+    out["square"] = Case(Function(lambda x: x**2), image, 15 * UNIT)
+    out["hardswish"] = Case(nn.Hardswish(), 3 * image, 30 * UNIT)
+    # Splines: their tolerance, and half a unit of up to 40 bends times values below 28 (14 on average, knots lie on both sides).
+    spline = TOLERANCE + 40 * 14 / 2 * UNIT
+    for name, net in {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}.items():
+        out[name] = Case(net, 3 * image, spline)
+    # exp and 1/x err by TOLERANCE each; a sum of 6 exponentials by 6; 1/x has slope at most 1 on [1, 6].
+    out["softmax"] = Case(nn.Softmax(dim=1), row, 9 * TOLERANCE)
+    reused = Reused()
+    gain = float(reused.a.weight.detach().abs().sum(1).max())  # what the second layer makes of the first one's error
+    out["reused modules, shared weights"] = Case(reused, row, (1 + gain) * linear_bound(reused.a, 2 * row))
+    out["squeeze and excitation"] = Case(Gate(), image, 5 * (TOLERANCE + 60 * 5 * UNIT))
+    return out
