@@ -134,6 +134,8 @@ class BitConfig:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot read the bit configuration: {error.strerror}", where=str(path)) from None
+        except UnicodeDecodeError:
+            raise ConfigError("not a JSON file: it is not text in UTF-8", where=str(path)) from None
         return cls.from_json(text, where=str(path))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -277,6 +278,7 @@ def _pad(step: Step, window: BitWindow, owner: int | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
 
+_GELU = {kind: partial(nn.functional.gelu, approximate=kind) for kind in ("none", "tanh")}
 _COMPARING: dict[str, Build] = {
     "relu": lambda step, window, owner: act.ReLU(window),
     "leaky_relu": lambda step, window, owner: act.LeakyReLU(step.attrs["slope"], window),
@@ -289,9 +291,7 @@ _COMPARING: dict[str, Build] = {
     "sigmoid": _spline(torch.sigmoid, (-10.0, 10.0)),
     "tanh": _spline(torch.tanh, (-6.0, 6.0)),
     "silu": _spline(nn.functional.silu, (-12.0, 12.0)),
-    "gelu": lambda step, window, owner: act.Spline(
-        lambda x: nn.functional.gelu(x, approximate=step.attrs["approximate"]), "gelu", (-6.0, 6.0), window
-    ),
+    "gelu": lambda step, window, owner: act.Spline(_GELU[step.attrs["approximate"]], "gelu", (-6.0, 6.0), window),
     "softmax": lambda step, window, owner: act.Softmax(step.attrs["dim"], window),
     "max_pool": _max_pool,
     "adaptive_max_pool": lambda step, window, owner: act.AdaptiveMaxPool(step.attrs["output_size"], window),

@@ -27,6 +27,7 @@ def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
     """Real to ring: int64 round(x * 2^scale), same shape. InputError for NaN, infinities, and |x| >= 2^30."""
     if not x.is_floating_point():
         raise InputError(f"expected a floating-point tensor, got {x.dtype}", where=where, hint="call .float() first")
+    x = x.detach()
     if x.numel() and not bool(torch.isfinite(x).all()):
         raise InputError("the tensor holds NaN or infinity", where=where)
     if x.numel() and float(x.abs().max()) >= 2.0**MAX_INTEGER_BITS:

@@ -72,10 +72,12 @@ def main() -> None:
         raise InputError("--batch and --images must be at least 1")
     session = sessions.init(**session_options(args))
     owner = int(args.weights) if args.weights.isdigit() else None
-    net = get_model(args.model, DATASETS[args.dataset].classes).eval()
+    data = DATASETS[args.dataset]
+    net = get_model(args.model, data.classes).eval()
     if args.checkpoint is not None and owner in (None, session.rank):
         load_checkpoint(args.checkpoint, net)
     private = hummingbird.convert_model(net, windows(args), args.weights if owner is None else owner, args.protocol)
+    private.costs((args.batch, *data.shape), session.parties)  # says at once if the net cannot take such images
     images = labels = torch.empty(0)
     if session.rank == 0:
         images, labels = load(args.dataset, "test", args.data)

@@ -62,9 +62,17 @@ def run_party(main: Callable[[], None]) -> None:
         main()
         sessions.uninit()
     except (HummingbirdError, ValueError, OSError) as error:
+        # First of all: a launcher may end this process as soon as another party has heard of it.
+        print(f"[party {os.environ.get('RANK', '0')}] error: {_words(error)}", file=sys.stderr, flush=True)
         sessions.abort(error)
-        print(f"[party {os.environ.get('RANK', '0')}] error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)
+
+
+def _words(error: Exception) -> str:
+    """What failed, where, and a hint."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.strerror} (at {error.filename})\nhint: is the path right, and may this user read it?"
+    return str(error)
 
 
 def torchrun(parties: int, module: str, arguments: Sequence[str], timeout: float = 1800.0) -> Any:

@@ -168,7 +168,8 @@ def cases() -> dict[str, Case]:
         "hardsigmoid": (nn.Hardsigmoid(), 3 * image),
     }
     for name, (net, x) in near.items():
-        # An encoded factor (half a unit) times a sum of up to 9 (64) values below 5, the input's rounding, two truncations.
+        # An encoded factor (half a unit) times a sum of up to 9 (64) values below 5, the input's rounding, two
+        # truncations.
         assert float(x.abs().max()) < 15
         out[name] = Case(net, x, (64 if name == "mean" else 9) * 5 / 2 * UNIT + 3 * UNIT)
     prelu = nn.PReLU(4)
@@ -178,7 +179,8 @@ def cases() -> dict[str, Case]:
     out["mul"] = Case(Function(lambda x: x * F.relu(x)), image, 15 * UNIT)
     out["square"] = Case(Function(lambda x: x**2), image, 15 * UNIT)
     out["hardswish"] = Case(nn.Hardswish(), 3 * image, 30 * UNIT)
-    # Splines: their tolerance, and half a unit of up to 40 bends times values below 28 (14 on average, knots lie on both sides).
+    # Splines: their tolerance, and half a unit of up to 40 bends times values below 28 (14 on average, knots lie on
+    # both sides).
     spline = TOLERANCE + 40 * 14 / 2 * UNIT
     for name, net in {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}.items():
         out[name] = Case(net, 3 * image, spline)

@@ -303,7 +303,10 @@ def test_takes_are_independent(running):
 
 
 def test_what_party_0_receives_is_balanced(running):
-    """A correction alone is uniform: of n bits, half are ones within five standard deviations, sqrt(n) / 2 each."""
+    """A correction alone is uniform: of n bits, half are ones within six standard deviations of sqrt(n) / 2.
+
+    About 650 positions are looked at: five would let one in 2700 runs fail by chance, six one in 800,000.
+    """
     client = running.all(2)[0]
     requests = [
         (Request("square", {"shape": [4000]}), 1, 64),
@@ -318,11 +321,11 @@ def test_what_party_0_receives_is_balanced(running):
             words = correction.flatten()
             for bit in range(width):  # every position by itself: a constant top bit would drown in the sum
                 ones, n = int((words >> bit & 1).sum()), words.numel()
-                assert abs(ones - n / 2) < 5 * n**0.5 / 2, (request.kind, bit)
+                assert abs(ones - n / 2) < 6 * n**0.5 / 2, (request.kind, bit)
 
 
 def test_corrections_need_the_other_parties_seeds(running):
-    """Party 0's shares of the derived fields say nothing without the others': they differ from the values everywhere."""
+    """Party 0's shares of derived fields say nothing without the others': they differ from the values everywhere."""
     client = running.all(2)[0]
     r, squared = client.take(Request("square", {"shape": [1000]}))
     assert not (squared == r * r).any()
@@ -741,9 +744,12 @@ def test_an_address_in_use_is_not_taken_over(running, tmp_path):
     with socket.socket(socket.AF_UNIX) as killed:  # what a killed server leaves behind
         killed.bind(str(tmp_path / "s"))
     service.serve({}, f"unix:{tmp_path}/s").stop(0).wait()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(EnvironmentProblem, match="cannot listen"):
-            service.serve({}, f"127.0.0.1:{taken.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    first = service.serve({}, address)
+    with pytest.raises(EnvironmentProblem, match="cannot listen"):
+        service.serve({}, address)
+    first.stop(0).wait()
 
 
 def test_unreachable_address():

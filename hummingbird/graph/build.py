@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch import Tensor, nn
 
 from hummingbird.graph.steps import Ref, Step
 
@@ -24,9 +23,13 @@ class Unsupported(Exception):
 
 
 class Builder:
-    """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted."""
+    """Steps so far, and the kind of value each makes; `name` is the qualified name of the call being converted.
 
-    def __init__(self) -> None:
+    root: the net, a copy whose tensors may be kept.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._own = {id(tensor) for tensor in (*root.parameters(), *root.buffers())}
         self.steps: list[Step] = []
         self.kinds: list[str] = []
         self.name = ""
@@ -61,17 +64,14 @@ class Builder:
             self._copies[id(value)] = (value, self._checked(value, what))
         return self._copies[id(value)][1]
 
-    @staticmethod
-    def _checked(value: Tensor, what: str) -> Tensor:
-        if is_lazy(value):
-            raise Unsupported(f"{what} has no shape yet", "run the lazy module once before converting")
+    def _checked(self, value: Tensor, what: str) -> Tensor:
         if value.dtype not in (torch.float32, torch.float64):
             name = str(value.dtype).removeprefix("torch.")
             raise Unsupported(f"{what} is {name}, float32 or float64 is needed", "convert net.float()")
         # aminmax passes NaN on, and is one pass without a temporary as large as the weights.
         if not value.is_meta and value.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(value)):
             raise Unsupported(f"{what} holds NaN or infinity", "train again, or load an earlier checkpoint")
-        return value.detach().clone(memory_format=torch.contiguous_format)
+        return value.detach().contiguous() if id(value) in self._own else value.detach().clone().contiguous()
 
     def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:
         """`value` as n python ints: one int is repeated."""

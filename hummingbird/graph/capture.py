@@ -5,8 +5,8 @@ A module whose forward() cannot be captured becomes a Problem and is then kept w
 
 from __future__ import annotations
 
-import inspect
 import operator
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +24,10 @@ _CONTROL_FLOW = (
     "only straight-line code can be converted: a private value, or a shape, cannot choose a branch; remove the test, "
     "decide it in __init__, or give the module's type as custom"
 )
+
+_ITERATION = "unpack into names, as in a, b = x.chunk(2, 1); a tensor's rows cannot be walked over"
+# torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
+_TRACING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ class _Tracer(fx.Tracer):
         self.failed: str | None = None
         self.paths_of_nodes: dict[fx.Node, str] = {}
 
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
+        return function, [_default(argument) for argument in arguments]
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
             type(m) in self.custom
@@ -97,19 +105,24 @@ class _Tracer(fx.Tracer):
         return _Proxy(node, self)
 
 
+def _default(argument: Any) -> Any:
+    """An optional argument of forward() is its default; fx keeps that on the placeholder."""
+    optional = isinstance(argument, fx.Proxy) and argument.node.op == "placeholder" and argument.node.args
+    return argument.node.args[0] if optional else argument
+
+
 def capture(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> Capture:
     """Trace `net` (eval mode), whose optional arguments take their defaults; nothing is raised."""
     # A net that is itself one layer of torch.nn would be traced into; as a child it is a leaf like any other.
     if module_rule(net) is not None or type(net) in custom or isinstance(net, UNSUPPORTED):
         net = nn.Sequential(net)
-    parameters = inspect.signature(net.forward).parameters.values()
-    defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
     opaque: set[str] = set()
     found: list[Problem] = []
     while True:
         tracer = _Tracer(custom, opaque)
         try:
-            graph = tracer.trace(net, concrete_args=defaults or None)
+            with _TRACING:
+                graph = tracer.trace(net)
             break
         except Exception as error:  # forward() is the user's code: it may raise anything on symbols
             path = tracer.failed or ""
@@ -126,11 +139,12 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> Capture:
 
 
 def _failure(path: str, error: Exception) -> Problem:
-    library = str(Path(torch.__file__).parent)
-    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(library)]
+    inner = (str(Path(torch.__file__).parent), __file__)
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(inner)]
     place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
-    reason = str(error).partition("\n")[0] or type(error).__name__
-    return Problem(path or "net", f"forward() cannot be traced: {reason}{place}", _CONTROL_FLOW)
+    reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    hint = _ITERATION if "iterated" in reason else _CONTROL_FLOW
+    return Problem(path or "net", f"forward() cannot be traced: {reason}{place}", hint)
 
 
 def _unsupported_below(net: nn.Module, path: str) -> list[Problem]:

@@ -81,10 +81,12 @@ def _channels_agree(steps: list[Step], index: int, channels: int) -> bool:
     that of the net's input and nothing else says it, 2 is assumed and written on the input step, which refuses others.
     """
     step = steps[index]
-    if step.op != "linear":
-        return step.op in ("conv", "conv_transpose")
-    if len(step.attrs["weight"]) != channels:
+    if step.op == "conv_transpose":
+        return bool(step.attrs["weight"].shape[1] * step.attrs["groups"] == channels)
+    if step.op not in ("conv", "linear") or len(step.attrs["weight"]) != channels:
         return False
+    if step.op == "conv":
+        return True
     rank = _rank(steps, step.inputs[0])
     if rank == "input":
         first = next(number for number, candidate in enumerate(steps) if candidate.op == "input")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
@@ -17,7 +19,8 @@ _PADS = "pad with zeros: nn.ZeroPad2d"
 _PRODUCT = "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix"
 _3D = "one or two spatial dimensions only"
 
-_MODULES: dict[type[nn.Module], str] = {
+_MODULES: dict[type[Any], str] = {
+    nn.modules.lazy.LazyModuleMixin: "its weights have no shape yet: run the net once on an example",
     nn.LayerNorm: _ROOT,
     nn.GroupNorm: _ROOT,
     nn.InstanceNorm1d: _ROOT,

@@ -47,9 +47,8 @@ def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> lis
 def _convert(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[list[Step], list[Problem]]:
     if not isinstance(net, nn.Module):
         raise InputError(f"expected a torch.nn.Module, got {type(net).__name__}", where="net")
-    # The copy shares the parameters, which are only read, and copies the rest, which forward() may write.
     try:
-        twin = copy.deepcopy(net, {id(parameter): parameter for parameter in net.parameters()}).eval()
+        twin = copy.deepcopy(net).eval()  # forward() runs once below, and may write to anything
     except Exception as error:  # the net may hold anything, and its own __deepcopy__ runs
         hint = "remove what cannot be copied: weight_norm and other computed weights, open files, locks"
         return [], [Problem("net", f"it cannot be copied: {str(error).partition(chr(10))[0]}", hint)]
@@ -67,7 +66,7 @@ class _Walk:
         assert captured.graph is not None
         self.captured, self.custom = captured, custom
         self.live = _live(captured)
-        self.builder, self.aliases = Builder(), Aliases(self.live)
+        self.builder, self.aliases = Builder(captured.root), Aliases(self.live)
         self.problems: list[Problem] = []
         self.values: dict[fx.Node, Any] = {}
         self.calls: Counter[str] = Counter()
@@ -104,7 +103,7 @@ class _Walk:
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self._input(node)
+            return self._input()
         if node.op == "get_attr":
             return _attribute(self.captured.root, str(node.target))
         args = _plain(fx.node.map_aggregate(node.args, self._argument))
@@ -126,9 +125,7 @@ class _Walk:
     def _argument(self, value: Any) -> Any:
         return self.values[value] if isinstance(value, fx.Node) else value
 
-    def _input(self, node: fx.Node) -> Any:
-        if node.args:  # an optional argument of forward(), fixed at its default
-            return node.args[0]
+    def _input(self) -> Ref:
         if any(step.op == "input" for step in self.builder.steps):
             raise Unsupported("a second input of the net", "convert a net of one input: join the inputs with torch.cat")
         return self.builder.emit("input")
@@ -146,7 +143,7 @@ class _Walk:
             if kwargs or not args:
                 raise Unsupported("a custom module takes positional tensors only", "call it without keywords")
             inputs = [self.builder.tensor(value, "every argument of a custom module") for value in args]
-            return self.builder.emit("custom", *inputs, module=copy.deepcopy(module))
+            return self.builder.emit("custom", *inputs, module=module)
         found = module_rule(module)
         if found is None:
             raise Unsupported(f"{type(module).__name__} is not in the vocabulary", module_hint(module))
@@ -219,6 +216,8 @@ def _plain(value: Any) -> Any:
     """fx's immutable lists and dicts as plain ones."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     return tuple(_plain(item) for item in value) if type(value) is tuple else value
 
 

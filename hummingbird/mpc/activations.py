@@ -9,6 +9,7 @@ its comparisons in parallel, in the rounds of one ReLU. All comparisons use the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -178,12 +179,11 @@ class Spline(Comparing):
         name: str,
         span: tuple[float, float],
         window: BitWindow,
-        knots: Sequence[float] | None = None,
+        knots: tuple[float, ...] | None = None,
     ) -> None:
         super().__init__(window)
         self.name = name
-        given = None if knots is None else torch.tensor(knots, dtype=torch.float64)
-        self.knots, self.value, self.slope, self.bends, self.error = fit(function, span, given)
+        self.knots, self.value, self.slope, self.bends, self.error = fit(function, span, knots)
         self.comparisons = len(self.knots)
 
     def out_scale(self, scales: Sequence[int]) -> int:
@@ -214,35 +214,35 @@ class Fit(NamedTuple):
     error: float
 
 
-def fit(function: Callable[[Tensor], Tensor], span: tuple[float, float], knots: Tensor | None = None) -> Fit:
+@functools.lru_cache(maxsize=64)
+def fit(function: Callable[[Tensor], Tensor], span: tuple[float, float], knots: tuple[float, ...] | None = None) -> Fit:
     """The spline through `function` at `knots`, or at as few knots as keep it within TOLERANCE on `span`.
 
-    Interpolation over a step h errs by h^2 |f''| / 8, so knots are spread evenly in the integral of sqrt|f''|. Left
-    of the first and right of the last knot the function continues with its slope at the ends of the span.
+    Left of the first and right of the last knot the function continues with its slope at the ends of the span.
     """
-    x = torch.linspace(*span, 20001, dtype=torch.float64)
-    y, step = function(x), (span[1] - span[0]) / 20000
-    ends = (y[1] - y[0]) / step, (y[-1] - y[-2]) / step
+    x = torch.linspace(*span, 4001, dtype=torch.float64)
+    y, step = function(x), (span[1] - span[0]) / 4000
+    at = torch.tensor(knots, dtype=torch.float64) if knots is not None else x[_longest_chords(x, y)]
+    values = function(at)
+    inner = (values[1:] - values[:-1]) / (at[1:] - at[:-1])
+    slopes = torch.cat([(y[1:2] - y[:1]) / step, inner, (y[-1:] - y[-2:-1]) / step])
+    bends = slopes[1:] - slopes[:-1]
+    spline = values[0] + slopes[0] * (x - at[0]) + (bends[:, None] * (x - at[:, None]).clamp(min=0)).sum(0)
+    return Fit(at, values[0], slopes[0], bends, float((spline - y).abs().max()))
 
-    def through(knots: Tensor) -> Fit:
-        values = function(knots)
-        inner = (values[1:] - values[:-1]) / (knots[1:] - knots[:-1])
-        slopes = torch.cat([ends[0].view(1), inner, ends[1].view(1)])
-        bends = slopes[1:] - slopes[:-1]
-        spline = values[0] + slopes[0] * (x - knots[0]) + (bends[:, None] * (x - knots[:, None]).clamp(min=0)).sum(0)
-        return Fit(knots, values[0], slopes[0], bends, float((spline - y).abs().max()))
 
-    if knots is not None:
-        return through(knots)
-    curvature = torch.zeros_like(x)
-    curvature[1:-1] = ((y[2:] - 2 * y[1:-1] + y[:-2]) / step**2).abs().sqrt()
-    measure = torch.cumsum(curvature + 1e-3 * curvature.max(), 0)
-    number, best = 4, through(x[[0, -1]])
-    while best.error > TOLERANCE and number < 256:
-        marks = torch.linspace(float(measure[0]), float(measure[-1]), number, dtype=torch.float64)
-        best = through(x[torch.searchsorted(measure, marks).clamp(max=len(x) - 1).unique()])
-        number += 1
-    return best
+def _longest_chords(x: Tensor, y: Tensor) -> list[int]:
+    """Indices of knots, greedily: every chord reaches as far as its distance to the function stays within TOLERANCE."""
+    index = [0]
+    while index[-1] < len(x) - 1:
+        start, reach, too_far = index[-1], index[-1] + 1, len(x)
+        while too_far - reach > 1:
+            end = (reach + too_far) // 2
+            chord = torch.lerp(y[start], y[end], (x[start : end + 1] - x[start]) / (x[end] - x[start]))
+            inside = float((chord - y[start : end + 1]).abs().max()) <= TOLERANCE
+            reach, too_far = (end, too_far) if inside else (reach, end)
+        index.append(reach)
+    return index
 
 
 def maximum(share: Tensor, window: BitWindow) -> Tensor:

@@ -242,6 +242,7 @@ KINDS: dict[str, Kind] = {
 }
 
 _LIMIT = 1 << 28  # elements of one request: 2 GiB of masks
+_OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of torch's convolutions
 
 
 def check(request: Request) -> None:
@@ -250,17 +251,32 @@ def check(request: Request) -> None:
     """
     if request.kind not in KINDS:
         raise DealerError(f"unknown kind of correlated randomness {request.kind!r}", hint=f"known: {', '.join(KINDS)}")
+    malformed = f"malformed request for {request.kind!r}"
+    params = request.params
+    if not isinstance(params, dict) or not all(_natural(value) for key, value in params.items() if key not in _NAMED):
+        raise DealerError(f"{malformed}: a size exceeds the limits (0 to {_LIMIT}, 8 dimensions): {params}")
+    if not 0 <= params.get("shift", 0) <= 62:
+        raise DealerError(f"{malformed}: shift {params['shift']} is not in 0..62")
+    if request.kind == "additive" and (params.get("op") not in ring.BILINEAR or not _are_options(params.get("kwargs"))):
+        # Before anything is looked up by these names: they come from another process.
+        raise DealerError(f"{malformed}: op {params.get('op')!r}, options {params.get('kwargs')!r}")
     try:
         fields = request.free + request.derived
-    except Exception as error:  # parameters come from another process: whatever they break is their fault
-        raise DealerError(f"malformed request for {request.kind!r}: {error}") from None
-    numbers = [n for item in fields for n in item.shape]
-    if any(not isinstance(n, int) or n < 0 for n in numbers):
-        raise DealerError(f"malformed request for {request.kind!r}: shapes {[item.shape for item in fields]}")
-    if any(math.prod(item.shape) > _LIMIT for item in fields):
+    except Exception as error:  # sizes that no product has, missing or surplus parameters
+        raise DealerError(f"{malformed}: {error}") from None
+    if any(n < 0 for item in fields for n in item.shape) or any(math.prod(item.shape) > _LIMIT for item in fields):
         raise DealerError(f"a request for {request.kind!r} exceeds {_LIMIT} elements", hint="run smaller batches")
-    shift = request.params.get("shift", 0)
-    if not isinstance(shift, int) or not 0 <= shift <= 62:
-        raise DealerError(f"malformed request for {request.kind!r}: shift {shift!r} is not in 0..62")
-    if request.kind == "additive" and request.params["op"] not in ring.BILINEAR:
-        raise DealerError(f"malformed request for 'additive': unknown product {request.params['op']!r}")
+
+
+_NAMED = ("op", "kwargs")
+
+
+def _natural(value: Any) -> bool:
+    """A size, or a list of at most 8 of them."""
+    if isinstance(value, list):
+        return len(value) <= 8 and all(_natural(item) and isinstance(item, int) for item in value)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LIMIT
+
+
+def _are_options(kwargs: Any) -> bool:
+    return isinstance(kwargs, dict) and all(key in _OPTIONS and _natural(value) for key, value in kwargs.items())

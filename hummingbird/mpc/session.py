@@ -18,7 +18,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,8 +36,9 @@ from hummingbird.mpc.provider import DealerProvider
 from hummingbird.mpc.select import truncate
 from hummingbird.prg import derive, new_seed
 from hummingbird.version import VERSION
-from hummingbird.wire import channel as wire
+from hummingbird.wire import connect as wire
 from hummingbird.wire import meter
+from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
@@ -61,7 +62,7 @@ class Session:
 
     rank: int
     parties: int
-    channel: wire.Channel
+    channel: Channel
     dealer: Dealer
 
     def take(self, request: Request, device: torch.device | None = None) -> list[Tensor]:
@@ -78,22 +79,33 @@ class Session:
         return shares if device is None or device.type == "cpu" else [share.to(device) for share in shares]
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
-        """Compare facts with all parties (1 round); AgreementError, at every party, names both sides of a difference."""
+        """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
         for peer, text in sorted(self.channel.exchange_text(json.dumps(facts)).items()):
             theirs = json.loads(text)
+            differences = []
             for key in sorted(set(facts) | set(theirs)):
-                mine, other = facts.get(key), theirs.get(key)
+                mine, other = str(facts.get(key)), str(theirs.get(key))
                 if mine != other:
-                    raise AgreementError(
-                        f"the parties disagree on {key}: party {self.rank} has {mine}, party {peer} has {other}",
-                        where=what,
-                        hint="all parties must run the same program with the same arguments and files",
-                    )
+                    start = len(os.path.commonprefix([mine, other]))
+                    mine, other = _around(mine, start), _around(other, start)
+                    differences.append(f"{key}: party {self.rank} has {mine}, party {peer} has {other}")
+            if differences:
+                raise AgreementError(
+                    f"the parties disagree on {'; on '.join(differences)}",
+                    where=what,
+                    hint="all parties must run the same program with the same arguments and files",
+                )
 
     def close(self) -> None:
         """End this party's part in an orderly way."""
         self.dealer.close()
         self.channel.close()
+
+
+def _around(text: str, place: int) -> str:
+    """A long text, cut to what surrounds a place in it."""
+    first, last = max(0, place - 60), place + 40
+    return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
 
 
 _session: Session | None = None
@@ -123,7 +135,7 @@ def init(*, dealer: str | None = None, tls: Tls | None = None, timeout: float = 
 
     Raises PeerError, AgreementError, DealerError, EnvironmentProblem.
     """
-    global _session
+    global _session, _leaving
     if _session is not None:
         raise EnvironmentProblem(
             "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
@@ -132,42 +144,52 @@ def init(*, dealer: str | None = None, tls: Tls | None = None, timeout: float = 
     seeds: dict[str, bytes]
     client: Dealer
     if parties == 1:
-        channel = wire.Channel(0, 1, {}, {}, timeout)
+        channel = Channel(0, 1, {}, {}, timeout)
         own = new_seed()
         seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
         client = LocalDealer(0, 1, [new_seed()])
     else:
         channel, token = _meet(rank, parties, tls, timeout)
+        _watch()
         try:
             session = Session(rank, parties, channel, None)  # type: ignore[arg-type]
             session.agree("init", {"hummingbird version": VERSION, "dealer": str(dealer), "TLS": str(tls is not None)})
             seeds = _zero_sharing_seeds(channel)
             client = _join_dealer(channel, dealer, token, tls, timeout)
-        except HummingbirdError as error:
-            channel.abort(reason_of(error))
+        except BaseException as error:
+            _leave(error, channel)
             raise
-    _session = Session(rank, parties, channel, client)
+    _session, _leaving = Session(rank, parties, channel, client), False
+    atexit.unregister(uninit)
+    atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
     _crypten.install(channel, seeds, DealerProvider(_session.take), _truncate_shared)
-    _watch()
     return _session
 
 
 def uninit() -> None:
     """Leave the run in an orderly way; `init` may be called again."""
-    global _session
     if _session is not None:
-        _session.close()
-        _session = None
-        _crypten.uninstall()
+        _leave(None, _session.channel)
 
 
 def abort(error: BaseException) -> None:
     """Leave because of an error, telling the other parties why; does nothing without a session."""
-    global _session
     if _session is not None:
-        _session.channel.abort(reason_of(error))
-        _session.close()
-        _session = None
+        _leave(error, _session.channel)
+
+
+def _leave(error: BaseException | None, channel: Channel) -> None:
+    global _session, _leaving
+    _leaving = True
+    try:
+        if error is not None:
+            channel.abort(reason_of(error))
+        if _session is not None:
+            _session.close()
+        channel.close()
+    finally:
+        _session, _leaving = None, error is not None
+        _crypten.uninstall()
 
 
 def reason_of(error: BaseException) -> str:
@@ -190,7 +212,8 @@ def cryptensor(x: Tensor | None = None, src: int = 0) -> _crypten.MPCTensor:
     if not 0 <= src < session.parties:
         raise InputError(f"src={src} names no party of {session.parties}", where="cryptensor")
     if session.rank == src and not isinstance(x, Tensor):
-        raise InputError(f"party {src} must give a tensor, got {type(x).__name__}", where="cryptensor")
+        hint = "the party that src names gives the tensor, the others may give None"
+        raise InputError(f"party {src} must give a tensor, got {type(x).__name__}", where="cryptensor", hint=hint)
     encoded = ring.encode(x, where="cryptensor") if session.rank == src and x is not None else None
     with meter.layer("input", "share", cost.sharing(session.parties, session.rank == src)):
         shape = _broadcast_shape(session, encoded, src)
@@ -208,7 +231,9 @@ def _broadcast_shape(session: Session, x: Tensor | None, src: int) -> tuple[int,
     words = torch.zeros(9, dtype=torch.int64)
     if x is not None:
         if x.dim() > 8:
-            raise InputError(f"a private tensor has at most 8 dimensions, got {x.dim()}", where="cryptensor")
+            raise InputError(
+                f"a private tensor has at most 8 dimensions, got {x.dim()}", where="cryptensor", hint="reshape it"
+            )
         words[0] = x.dim()
         words[1 : 1 + x.dim()] = torch.tensor(x.shape, dtype=torch.int64)
         for peer in session.channel.others:
@@ -261,7 +286,7 @@ def _environment() -> tuple[int, int]:
 _epoch = 0
 
 
-def _meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[wire.Channel, bytes]:
+def _meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Channel, bytes]:
     """Addresses and a run token through torchrun's store (env://), then sockets between all pairs."""
     global _epoch
     wait = datetime.timedelta(seconds=timeout)
@@ -285,7 +310,7 @@ def _meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[wir
             for text in (store.get(key).decode() for key in keys)
         ]
         token = bytes.fromhex(store.get("token").decode())
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise PeerError(
             f"the {parties} parties did not meet within {timeout:g} s: {str(error).splitlines()[0]}",
             where=f"party {rank}",
@@ -303,7 +328,7 @@ def _own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _zero_sharing_seeds(channel: wire.Channel) -> dict[str, bytes]:
+def _zero_sharing_seeds(channel: Channel) -> dict[str, bytes]:
     """Seeds shared with the next and the previous party, by Diffie-Hellman on X25519; with two parties, one per
     direction.
     """
@@ -321,7 +346,7 @@ def _zero_sharing_seeds(channel: wire.Channel) -> dict[str, bytes]:
     return {"next": shared(following, rank), "prev": shared(previous, previous), "local": new_seed()}
 
 
-def _join_dealer(channel: wire.Channel, dealer: str | None, token: bytes, tls: Tls | None, timeout: float) -> Dealer:
+def _join_dealer(channel: Channel, dealer: str | None, token: bytes, tls: Tls | None, timeout: float) -> Dealer:
     """Party 0 names the dealer (and starts one on this host if none is given); all join under an id derived from the
     run's token.
     """
@@ -350,6 +375,7 @@ def _join_dealer(channel: wire.Channel, dealer: str | None, token: bytes, tls: T
 # ---------------------------------------------------------------------------------------------------------------------
 
 _watching = False
+_leaving = False  # set while this party leaves, and after it has left because of an error
 
 
 def _watch() -> None:
@@ -358,7 +384,6 @@ def _watch() -> None:
     if _watching:
         return
     _watching = True
-    atexit.register(uninit)
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -372,8 +397,10 @@ def _watch() -> None:
         signal.signal(signal.SIGTERM, _terminated)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+def _terminated(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process at once
+    if _leaving:
+        return  # the reason is known already, and must reach the other parties and the user
     rank = _session.rank if _session else os.environ.get("RANK", "?")
     raise PeerError(
         "this party was told to stop (SIGTERM)",

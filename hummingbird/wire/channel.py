@@ -3,7 +3,10 @@ wait bounded.
 
 A frame is a 20-byte header (magic, version, kind, sequence number, a checksum of "layer | dtypes | shapes", length)
 and the payload, the tensors' bytes one after the other. A header that is not the expected one is an error that names
-both sides, at once; an `ABORT` frame carries the reason why a party stopped.
+both sides, at once; an `ABORT` frame carries the reason why a party stopped, a `PLACE` frame what it expected instead.
+
+One thread reads, and it alone explains errors. Long messages are written by one daemon thread per peer: the interpreter
+joins all others at its end, and a peer that reads nothing would then keep a failed process alive.
 
 Why not torch.distributed's point-to-point calls: Gloo terminates the whole process when a peer's message is longer
 than the buffer, cannot say why a peer left, has no TLS in PyPI's builds, and its all_reduce of a small tensor takes
@@ -13,15 +16,14 @@ receives, also under TLS, whose objects are not safe to share.
 
 from __future__ import annotations
 
-import hashlib
 import socket
-import ssl
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -33,12 +35,17 @@ from hummingbird.wire import meter
 _HEADER = struct.Struct("!2sBBIIQ")  # magic, version, kind, sequence, checksum, length
 assert _HEADER.size == HEADER_BYTES
 _MAGIC, _VERSION = b"hb", 1
-_DATA, _TEXT, _ABORT = 0, 1, 2
+_DATA, _TEXT, _ABORT, _PLACE = 0, 1, 2, 3
 _INLINE = (
     32 << 10
 )  # below every kernel's default socket buffer, so that a send cannot block on a peer that sends as well
 _MAX_TEXT = 1 << 20
 _GRACE = 2.0  # seconds granted to a peer to say why it stopped
+_PIECE = 1 << 20  # bytes per sendall, whose time limit is for all it is given: silence ends a wait, not a slow network
+_ASK = "its own output says why"
+_AGREE = "all parties must run the same program with the same net, bits and batch size"
+
+_Job = tuple["Future[None]", list[memoryview]]
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
@@ -65,7 +72,10 @@ class Channel:
         self._outgoing, self._incoming = outgoing, incoming
         self._sent = dict.fromkeys(outgoing, 0)
         self._received = dict.fromkeys(incoming, 0)
-        self._pool = ThreadPoolExecutor(max_workers=max(1, parties - 1), thread_name_prefix="hummingbird-send")
+        self._writing = {peer: threading.Lock() for peer in outgoing}
+        self._queues: dict[int, SimpleQueue[_Job | None]] = {}
+        self._torn: set[int] = set()  # peers to whom a frame was sent in part: another one would be read as its rest
+        self._said: dict[int, str] = {}  # by peer: the text of its ABORT or PLACE frame
         self.closed = False
         for connection in (*outgoing.values(), *incoming.values()):
             connection.settimeout(timeout)
@@ -86,7 +96,7 @@ class Channel:
             return {}
         sending = [self._send(peer, tensors) for peer in self.others]
         received = {peer: self.receive(peer, tensors) for peer in self.others}
-        self._finish(sending)
+        self._finish(self.others, sending)
         meter.count(rounds=1)
         return received
 
@@ -99,8 +109,8 @@ class Channel:
             kind, _, length = self._header(peer)
             if kind != _TEXT or length > _MAX_TEXT:
                 raise self._mismatch(peer, length, "a text")
-            received[peer] = self._read(peer, length).numpy().tobytes().decode(errors="replace")
-        self._finish(sending)
+            received[peer] = self._read_text(peer, length)
+        self._finish(self.others, sending)
         meter.count(rounds=1)
         return received
 
@@ -108,7 +118,7 @@ class Channel:
 
     def send(self, peer: int, *tensors: Tensor) -> None:
         """Send tensors to one party, and return when they are handed to the network."""
-        self._finish([self._send(peer, tensors)])
+        self._finish([peer], [self._send(peer, tensors)])
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
         """Receive tensors of the types and shapes of `like` from one party."""
@@ -136,13 +146,8 @@ class Channel:
         """Tell every party why this one stops, and close. Safe to call twice, never raises."""
         if self.closed:
             return
-        data = reason.encode()[:_MAX_TEXT]
-        for peer, connection in self._outgoing.items():
-            try:
-                connection.settimeout(_GRACE)
-                connection.sendall(_HEADER.pack(_MAGIC, _VERSION, _ABORT, self._sent[peer], 0, len(data)) + data)
-            except OSError:
-                pass  # that party is gone already, or has stopped reading
+        for peer in self._outgoing:
+            self._say(peer, _ABORT, reason)
         self.close()
 
     def close(self) -> None:
@@ -150,10 +155,11 @@ class Channel:
         if self.closed:
             return
         self.closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for queue in self._queues.values():
+            queue.put(None)
         for connection in (*self._outgoing.values(), *self._incoming.values()):
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)  # ends a write that waits in another thread
             except OSError:
                 pass  # not connected any more
             connection.close()
@@ -175,22 +181,61 @@ class Channel:
         self._sent[peer] += 1
         meter.count(bits=8 * (len(header) + length))
         if length <= _INLINE:
-            self._write(peer, [memoryview(header + b"".join(parts))])
+            try:
+                self._write(peer, [memoryview(header + b"".join(parts))])
+            except OSError as error:
+                raise self._unsent(peer, error) from None
             return None
-        return self._pool.submit(self._write, peer, [memoryview(header), *parts])
+        if peer not in self._queues:
+            queue = self._queues[peer] = SimpleQueue()
+            threading.Thread(
+                target=self._serve, args=(peer, queue), name=f"hummingbird-send-{peer}", daemon=True
+            ).start()
+        future: Future[None] = Future()
+        self._queues[peer].put((future, [memoryview(header), *parts]))
+        return future
 
-    def _write(self, peer: int, parts: list[memoryview]) -> None:
-        try:
+    def _serve(self, peer: int, queue: SimpleQueue[_Job | None]) -> None:
+        """Write long messages to one peer, until None comes."""
+        while (job := queue.get()) is not None:
+            future, parts = job
+            try:
+                self._write(peer, parts)
+            except BaseException as error:  # noqa: BLE001 - raised again by _finish, in the thread that waits
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+    def _write(self, peer: int, parts: Sequence[memoryview]) -> None:
+        with self._writing[peer]:
+            self._torn.add(peer)
             for part in parts:
-                self._outgoing[peer].sendall(part)
-        except OSError as error:
-            raise self._lost(peer, error) from None
+                for start in range(0, len(part), _PIECE):
+                    self._outgoing[peer].sendall(part[start : start + _PIECE])
+            self._torn.discard(peer)
 
-    def _finish(self, sending: Sequence[Future[None] | None]) -> None:
+    def _say(self, peer: int, kind: int, text: str) -> None:
+        """Send an ABORT or PLACE frame if the peer still takes one; never raises."""
+        data = text.encode()[:_MAX_TEXT]
+        if not self._writing[peer].acquire(timeout=_GRACE):
+            return  # a long message is still on its way: that peer has stopped reading
+        try:
+            if peer not in self._torn:
+                self._outgoing[peer].settimeout(_GRACE)
+                self._outgoing[peer].sendall(_HEADER.pack(_MAGIC, _VERSION, kind, 0, 0, len(data)) + data)
+        except OSError:
+            pass  # that party is gone already, or has stopped reading
+        finally:
+            self._writing[peer].release()
+
+    def _finish(self, peers: Sequence[int], sending: Sequence[Future[None] | None]) -> None:
         started = time.perf_counter()
-        for future in sending:
+        for peer, future in zip(peers, sending, strict=True):
             if future is not None:
-                future.result()
+                try:
+                    future.result()  # ends by itself: every write has a time limit
+                except OSError as error:
+                    raise self._unsent(peer, error) from None
         meter.count(waited=time.perf_counter() - started)
 
     def _read(self, peer: int, length: int) -> Tensor:
@@ -208,8 +253,11 @@ class Channel:
         meter.count(waited=time.perf_counter() - started)
         return buffer
 
+    def _read_text(self, peer: int, length: int) -> str:
+        return self._read(peer, min(length, _MAX_TEXT)).numpy().tobytes().decode(errors="replace")
+
     def _header(self, peer: int) -> tuple[int, int, int]:
-        """Kind, checksum and length of the next frame; raises PeerError for an ABORT frame."""
+        """Kind, checksum and length of the next frame; PeerError for an ABORT frame, AgreementError for a PLACE one."""
         magic, version, kind, sequence, checksum, length = _HEADER.unpack(
             self._read(peer, HEADER_BYTES).numpy().tobytes()
         )
@@ -217,36 +265,51 @@ class Channel:
             raise AgreementError(
                 f"party {peer} speaks wire version {version if magic == _MAGIC else magic!r}, "
                 f"party {self.rank} speaks {_VERSION}",
+                where=f"party {self.rank}",
                 hint="install the same release everywhere",
             )
         if kind == _ABORT:
-            reason = self._read(peer, min(length, _MAX_TEXT)).numpy().tobytes().decode(errors="replace")
-            raise PeerError(f"party {peer} stopped: {reason}", where=f"party {self.rank}")
+            self._said[peer] = self._read_text(peer, length)
+            what, _, hint = self._said[peer].partition("\nhint: ")
+            raise PeerError(f"party {peer} stopped: {what}", where=f"party {self.rank}", hint=hint or _ASK)
+        if kind == _PLACE:
+            self._said[peer] = self._read_text(peer, length)
+            mine = f"party {self.rank} is at {_place()}"
+            raise self._elsewhere(self._said[peer], mine)
         expected = self._received[peer] & 0xFFFFFFFF
         self._received[peer] += 1
         if sequence != expected:
-            raise AgreementError(f"party {peer} sent frame {sequence}, party {self.rank} expected frame {expected}")
+            raise AgreementError(
+                f"party {peer} sent frame {sequence}, party {self.rank} expected frame {expected}",
+                where=f"party {self.rank}",
+                hint="after an error, start again: uninit() and init() at all parties",
+            )
         return kind, checksum, length
 
+    def _skip(self, peer: int, length: int) -> None:
+        """Pass over a payload."""
+        while length:
+            length -= len(self._read(peer, min(length, _PIECE)))
+
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
-        """The error for a frame of another kind, layer or shape; tells the peer, and asks it what it was doing."""
-        mine = f"expects {expected} at layer {meter.current_layer() or '(none)'!r}"
-        theirs = f"sent {length} bytes of something else"
+        """The error for a frame of another kind, layer or shape; tells the peer, and asks it what it expected."""
+        mine = f"party {self.rank} expects {expected} at {_place()}"
+        theirs = f"party {peer} sent {length} bytes of something else"
+        self._incoming[peer].settimeout(min(_GRACE, self.timeout))
         try:
-            header = _HEADER.pack(_MAGIC, _VERSION, _ABORT, 0, 0, len(mine.encode())) + mine.encode()
-            self._outgoing[peer].sendall(header)
-            self._incoming[peer].settimeout(_GRACE)
-            left = length
-            while left:  # pass over the payload: the next frame says what the peer was doing
-                left -= len(self._incoming[peer].recv(min(left, 1 << 20))) or left
+            # First to the end of the payload: the peer may be able to say something only when it is rid of that.
+            self._skip(peer, length)
+            self._say(peer, _PLACE, mine)
             self._header(peer)
-        except PeerError as error:
-            theirs = error.what.removeprefix(f"party {peer} stopped: ") if "stopped" in error.what else theirs
-        except (OSError, HummingbirdError):
-            pass  # the peer cannot answer: what is known already must do
+        except HummingbirdError as error:
+            if peer in self._said and isinstance(error, PeerError):
+                return error  # it has stopped already, and said why
+            theirs = self._said.get(peer, theirs)  # a peer that cannot answer: what is known already must do
+        return self._elsewhere(mine, theirs)
+
+    def _elsewhere(self, one: str, other: str) -> AgreementError:
         return AgreementError(
-            f"the parties are at different places: party {self.rank} {mine}; party {peer} {theirs}",
-            hint="all parties must run the same program with the same net, bits and batch size",
+            f"the parties are at different places: {one}; {other}", where=f"party {self.rank}", hint=_AGREE
         )
 
     def _lost(self, peer: int, error: OSError) -> PeerError:
@@ -257,105 +320,20 @@ class Channel:
                 where=where,
                 hint="is it still running, and reachable? hummingbird.init(timeout=...) takes more seconds",
             )
-        reason = self._last_words(peer)
-        return PeerError(reason or f"party {peer} closed the connection: it ended or was killed", where=where)
+        return PeerError(f"party {peer} closed the connection: it ended or was killed", where=where, hint=_ASK)
 
-    def _last_words(self, peer: int) -> str:
-        """The reason in an ABORT frame that a failed send has left unread, if any."""
-        connection = self._incoming[peer]
-        try:
-            connection.settimeout(_GRACE)
-            data = connection.recv(1 << 16)
-            if len(data) >= HEADER_BYTES and data[:2] == _MAGIC and data[3] == _ABORT:
-                return f"party {peer} stopped: {data[HEADER_BYTES:].decode(errors='replace')}"
-        except (OSError, ValueError):
-            pass  # nothing more to learn
-        return ""
-
-
-# Connecting
-# -------------------------------------------------------------------------------------------------------------
-
-
-def listen(host: str) -> socket.socket:
-    """A listening socket on a free port of `host`."""
-    server = socket.create_server((host, 0), backlog=64)
-    return server
-
-
-def _secret(token: bytes, rank: int) -> bytes:
-    return hashlib.blake2b(rank.to_bytes(4, "little"), key=token, digest_size=16).digest() + rank.to_bytes(4, "little")
-
-
-def connect(
-    rank: int,
-    addresses: Sequence[tuple[str, int]],
-    server: socket.socket,
-    token: bytes,
-    timeout: float,
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
-) -> Channel:
-    """Connect all parties to each other: every ordered pair has a connection, made by its sender.
-
-    addresses: (host, port) by rank. token: 16 bytes known to the parties of this run only; a connection must prove it.
-    tls: contexts for the connecting and the accepting side; then party i's certificate must be for the name `party-i`.
-    """
-    parties = len(addresses)
-    deadline = time.monotonic() + timeout
-    outgoing: dict[int, socket.socket] = {}
-    incoming: dict[int, socket.socket] = {}
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        accepting = pool.submit(_accept, server, parties, rank, token, deadline, tls[1] if tls else None)
-        for peer in range(parties):
-            if peer == rank:
-                continue
+    def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
+        """The error for a failed send: the peer's own words if they lie behind what is unread. Reading thread only."""
+        if not isinstance(error, TimeoutError):
+            self._incoming[peer].settimeout(min(_GRACE, self.timeout))
             try:
-                connection = socket.create_connection(addresses[peer], timeout=max(0.1, deadline - time.monotonic()))
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if tls:
-                    connection = tls[0].wrap_socket(connection, server_hostname=f"party-{peer}")
-                connection.sendall(_secret(token, rank))
-            except OSError as error:
-                raise PeerError(
-                    f"cannot connect to party {peer} at {addresses[peer][0]}:{addresses[peer][1]}: {error}",
-                    where=f"party {rank}",
-                ) from None
-            outgoing[peer] = connection
-        incoming = accepting.result()
-    server.close()
-    return Channel(rank, parties, outgoing, incoming, timeout)
+                while True:
+                    self._skip(peer, self._header(peer)[2])
+            except HummingbirdError as reason:
+                if peer in self._said:
+                    return reason
+        return self._lost(peer, error)
 
 
-def _accept(
-    server: socket.socket, parties: int, rank: int, token: bytes, deadline: float, context: ssl.SSLContext | None
-) -> dict[int, socket.socket]:
-    incoming: dict[int, socket.socket] = {}
-    proofs = {_secret(token, peer): peer for peer in range(parties) if peer != rank}
-    while len(incoming) < parties - 1:
-        try:
-            server.settimeout(max(0.1, deadline - time.monotonic()))
-            connection, _ = server.accept()
-            connection.settimeout(max(0.1, deadline - time.monotonic()))
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if context:
-                connection = context.wrap_socket(connection, server_side=True)
-            proof = b""
-            while len(proof) < 20 and (piece := connection.recv(20 - len(proof))):
-                proof += piece
-        except ssl.SSLError:
-            continue  # a stranger: whoever it was cannot prove membership
-        except OSError:
-            missing = sorted(set(proofs.values()) - set(incoming))
-            raise PeerError(f"parties {missing} did not connect in time", where=f"party {rank}") from None
-        peer = proofs.get(proof)
-        if peer is None or peer in incoming or (context and _common_name(connection) != f"party-{peer}"):
-            connection.close()
-            continue
-        incoming[peer] = connection
-    return incoming
-
-
-def _common_name(connection: socket.socket) -> str:
-    assert isinstance(connection, ssl.SSLSocket)
-    subject: Any = (connection.getpeercert() or {}).get("subject", ())
-    return next((str(value) for entry in subject for key, value in entry if key == "commonName"), "")
+def _place() -> str:
+    return f"layer {meter.current_layer()!r}" if meter.current_layer() else "no layer"

@@ -45,7 +45,7 @@ class Row:
     offline_seconds: float = 0.0  # expanding seeds, and waiting for the dealer
 
 
-@dataclass
+@dataclass(eq=False)  # nested meters with equal rows are still two
 class Meter:
     """Rows by layer in the order of their first call, and the sum of all rows."""
 

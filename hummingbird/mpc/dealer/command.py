@@ -25,6 +25,9 @@ from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.service import Tls, check_address, serve
 
 _READY = "dealer listening on "
+# glibc returns blocks above 32 MB to the system at once, and touching fresh pages then costs twice the work (41 against
+# 14 ms for 40 MB of corrections). Other C libraries ignore these.
+_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 32)}
 _POLL = 0.2  # seconds between looks at what --once waits for
 
 
@@ -85,7 +88,7 @@ def spawn_local(parties: int, timeout: float) -> tuple[str, subprocess.Popen[byt
             [sys.executable, "-m", __name__, "--listen", address, "--parties", str(parties), "--once"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**_MALLOC, **os.environ, "PYTHONPATH": path},
             start_new_session=True,  # a Ctrl-C is for the parties; they take the dealer with them
         )
     except BaseException:

@@ -1,0 +1,159 @@
+"""Windows and their files: what is accepted, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.errors import ConfigError, HummingbirdError
+
+
+def test_every_window_of_the_ring_is_accepted_or_refused_by_the_rule() -> None:
+    for k, m in itertools.product(range(-2, 67), repeat=2):
+        if 0 <= m < k <= 64 or (k, m) == (0, 0):
+            assert BitWindow(k, m).w == k - m
+        else:
+            with pytest.raises(ConfigError):
+                BitWindow(k, m)
+
+
+@pytest.mark.parametrize(
+    ("k", "m", "what"),
+    [
+        (12, 20, r"window \[12:20\) has k < m"),
+        (12, 12, r"window \[12:12\) keeps no bit"),
+        (65, 0, r"window \[65:0\) leaves the 64-bit ring"),
+        (8, -1, r"window \[8:-1\) leaves the 64-bit ring"),
+        (-1, -1, "leaves the 64-bit ring"),
+        (True, 0, "two integers, got k=True, m=0"),
+        (8, False, "two integers"),
+        (8.0, 0, "two integers, got k=8.0"),
+        ("8", 0, "two integers, got k='8'"),
+        (None, 0, "two integers"),
+    ],
+)
+def test_wrong_windows_are_named(k: object, m: object, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        BitWindow(k, m)  # type: ignore[arg-type]
+
+
+def test_windows_are_values() -> None:
+    window = BitWindow(20, 12)
+    assert window == BitWindow(20, 12) and hash(window) == hash(BitWindow(20, 12)) and window != BitWindow(20, 11)
+    assert str(window) == "[20:12)" and window.w == 8
+    assert EXACT == BitWindow(64, 0)
+    with pytest.raises(AttributeError):
+        window.k = 3  # type: ignore[misc]
+
+
+def test_a_reused_module_falls_back_to_its_own_name() -> None:
+    a, b, c = BitWindow(20, 12), BitWindow(18, 10), BitWindow(8, 0)
+    config = BitConfig(a, {"relu": b, "layer1.relu#1": c})
+    assert config.window("relu") == b
+    assert config.window("relu#1") == b and config.window("relu#2") == b
+    assert config.window("layer1.relu#1") == c
+    assert config.window("layer1.relu") == a and config.window("layer1.relu#2") == a
+    assert config.window("elsewhere") == a
+    assert BitConfig().window("anything") == EXACT
+
+
+def test_round_trip_through_text_and_file(tmp_path: Path) -> None:
+    config = BitConfig(
+        BitWindow(24, 4),
+        {"layer1.0.relu": BitWindow(20, 12), "relu#1": BitWindow(0, 0), "größe": BitWindow(64, 63)},
+        {"accuracy": 0.93, "seed": 1, "command": 'find_bits "x"'},
+    )
+    assert BitConfig.from_json(config.to_json()) == config
+    path = tmp_path / "bits.json"
+    config.save(path)
+    assert BitConfig.load(path) == config == BitConfig.load(str(path))
+    assert path.read_text(encoding="utf-8") == config.to_json() and config.to_json().endswith("}\n")
+    assert BitConfig.from_json('{"format": "hummingbird-bits", "version": 1}') == BitConfig()
+
+
+def test_the_text_does_not_depend_on_the_order_of_layers() -> None:
+    one = BitConfig(layers={"b": BitWindow(8, 0), "a": BitWindow(9, 0)})
+    other = BitConfig(layers={"a": BitWindow(9, 0), "b": BitWindow(8, 0)})
+    assert one.to_json() == other.to_json()
+
+
+GOOD = {"format": "hummingbird-bits", "version": 1, "default": {"k": 20, "m": 4}, "layers": {"relu": {"k": 8, "m": 0}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"version": 0}, "version 0, this release reads version 1"),
+        ({"version": 2}, "version 2"),
+        ({"version": None}, "version None"),
+        ({"version": "1"}, "version '1'"),
+        ({"format": "other"}, "not a hummingbird-bits file"),
+        ({"format": None}, "not a hummingbird-bits file"),
+        ({"colour": 1, "size": 2}, r"unknown or malformed keys \['colour', 'size'\]"),
+        ({"layers": [1]}, "malformed keys"),
+        ({"provenance": "me"}, "malformed keys"),
+        ({"default": None}, "a window is"),
+        ({"default": {"k": 20}}, "a window is"),
+        ({"default": {"k": 20, "m": 0, "w": 20}}, "a window is"),
+        ({"default": [20, 0]}, "a window is"),
+        ({"layers": {"relu": {"k": 4, "m": 8}}}, "k < m"),
+        ({"layers": {"relu": {"k": 8.0, "m": 0}}}, "two integers"),
+        ({"layers": {"relu": {"k": True, "m": 0}}}, "two integers"),
+        ({"layers": {"relu": {"k": 70, "m": 0}}}, "leaves the 64-bit ring"),
+        ({"layers": {"relu": {"k": "8", "m": 0}}}, "two integers"),
+    ],
+)
+def test_wrong_files_are_refused_by_name(tmp_path: Path, change: dict[str, object], what: str) -> None:
+    path = tmp_path / "bits.json"
+    path.write_text(json.dumps(GOOD | change))
+    with pytest.raises(ConfigError, match=what) as caught:
+        BitConfig.load(path)
+    assert str(path) in str(caught.value)
+    if "layers" in change and isinstance(change["layers"], dict):
+        assert "relu" in caught.value.where
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"\x80\x02}q", b"\xff\xfe{\x00}\x00", b"{'k': 1}"])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bits.json"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError) as caught:
+        BitConfig.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_checkpoint_given_by_mistake_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"digits\.pt"):
+        BitConfig.load(Path(__file__).parent.parent / "checkpoints" / "digits.pt")
+
+
+def test_every_truncation_of_a_file_is_an_error_of_ours() -> None:
+    text = json.dumps(GOOD)
+    for end in range(len(text)):
+        with pytest.raises(HummingbirdError):
+            BitConfig.from_json(text[:end])
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    for path, what in ((tmp_path / "none.json", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(ConfigError, match=what) as caught:
+            BitConfig.load(path)
+        assert str(path) in caught.value.where
+
+
+def test_names_that_the_net_lacks_are_listed_beside_those_it_has() -> None:
+    config = BitConfig(layers={"relu": EXACT, "relu#1": EXACT, "conv": EXACT, "typo": EXACT})
+    with pytest.raises(ConfigError) as caught:
+        config.check_names(["relu", "relu#1", "pool"])
+    assert "['conv', 'typo']" in caught.value.what
+    assert caught.value.hint.endswith("relu, relu#1, pool")
+    BitConfig(layers={"relu": EXACT, "relu#1": EXACT}).check_names(["relu", "relu#1"])
+    BitConfig(layers={"relu": EXACT}).check_names(["relu#1"])  # the name of the module covers its second call
+    with pytest.raises(ConfigError, match="relu#2"):
+        BitConfig(layers={"relu#2": EXACT}).check_names(["relu", "relu#1"])
+    with pytest.raises(ConfigError, match="none"):
+        BitConfig(layers={"relu": EXACT}).check_names([])

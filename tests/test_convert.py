@@ -1,0 +1,508 @@
+"""The converter: all problems or a whole net, windows by name, inputs checked before anything runs, prices that hold."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird import convert, ring
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.convert import convert_model, register_converter, validate_model
+from hummingbird.cost import FREE, Cost
+from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, ModelError
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.mpc.net import PrivateNet
+from tests.parties import ROOT, succeed
+
+UNIT = 2.0**-16
+SMALL = BitWindow(24, 0)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
+    """A session of one party."""
+    monkeypatch.delenv("RANK", raising=False)
+    yield hummingbird.init()
+    hummingbird.uninit()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Every test begins and ends without a session and with the converters it found."""
+    assert not sessions.is_initialized()
+    before = dict(convert._custom)
+    torch.manual_seed(0)
+    yield
+    assert not sessions.is_initialized()
+    convert._custom.clear()
+    convert._custom.update(before)
+
+
+class Block(nn.Module):
+    """A reused ReLU, a residual sum, a function between the modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.pool, self.drop, self.fc = nn.MaxPool2d(2), nn.Dropout(0.5), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.relu(self.conv2(x) + x)
+        return self.fc(self.drop(torch.flatten(self.pool(x), 1)))
+
+
+def block() -> tuple[Block, Tensor]:
+    return Block().eval(), torch.randn(2, 3, 4, 4)
+
+
+def private_output(net: nn.Module, x: Tensor, *args: object) -> Tensor:
+    return convert_model(net, *args)(hummingbird.cryptensor(x)).get_plain_text()  # type: ignore[arg-type]
+
+
+# Problems -------------------------------------------------------------------------------------------------------------
+
+
+class Hopeless(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU())
+        self.up, self.head = nn.Upsample(scale_factor=2), nn.ModuleDict({"act": nn.Softplus()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(self.body(x))
+        return torch.exp(self.head["act"](x)) / x
+
+
+def test_all_problems_are_listed_by_name_with_hints_and_nothing_is_converted() -> None:
+    net = Hopeless()
+    built = []
+    register_converter(nn.ReLU, lambda module: built.append(module) or nn.Identity())
+    problems = validate_model(net)
+    names = [problem.name for problem in problems]
+    assert {"body.1", "up", "head.act"} <= set(names) and len(names) == len(set(names)) == 5
+    assert all(problem.what and problem.hint for problem in problems)
+    with pytest.raises(ModelError) as caught:
+        convert_model(net)
+    assert caught.value.problems == problems
+    assert all(name in str(caught.value) for name in names) and "5 problem(s)" in str(caught.value)
+    assert built == []
+
+
+def test_a_net_without_problems_has_none() -> None:
+    assert validate_model(Block()) == []
+
+
+def test_what_is_no_net_is_an_input_error() -> None:
+    for thing in ("net", None, Block, torch.zeros(3)):
+        with pytest.raises(InputError, match=r"expected a torch\.nn\.Module"):
+            convert_model(thing)  # type: ignore[arg-type]
+
+
+def scaled(net: nn.Module, factor: float) -> nn.Module:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(factor)
+    return net
+
+
+class Fixed(nn.Module):
+    """x * a + b for constants."""
+
+    def __init__(self, a: object, b: object) -> None:
+        super().__init__()
+        self.a, self.b = a, b
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.a + self.b
+
+
+@pytest.mark.parametrize(
+    ("net", "names"),
+    [
+        (nn.Sequential(nn.Flatten(), scaled(nn.Linear(4, 4), 1e12), nn.ReLU(), scaled(nn.Linear(4, 4), 1e12)), ["1", "3"]),
+        (nn.Sequential(nn.Flatten(), scaled(nn.Linear(4, 4), float("nan"))), ["1"]),
+        (Fixed(1e12, 1.0), ["mul"]),
+        (Fixed(2.0, 1e12), ["add"]),
+        (Fixed(2.0, float("nan")), ["add"]),
+    ],
+    ids=["weights", "nan weights", "factor", "constant", "nan constant"],
+)
+def test_numbers_that_fixed_point_cannot_hold_are_problems_with_a_name(net: nn.Module, names: list[str]) -> None:
+    assert [problem.name for problem in validate_model(net)] == names
+    with pytest.raises(ModelError):
+        convert_model(net)
+
+
+def test_a_constant_tensor_factor_is_converted_or_refused_by_name(alone: sessions.Session) -> None:
+    """(x - mean) / std with tensors: never a torch error from inside the converter."""
+    x, factor = torch.randn(2, 3, 4, 4), torch.tensor([0.5, 2.0, -1.25]).view(3, 1, 1)
+    net = Fixed(nn.Parameter(factor), 0.25)
+    if problems := validate_model(net):
+        assert [problem.name for problem in problems] == ["mul"] and problems[0].hint
+        with pytest.raises(ModelError):
+            convert_model(net)
+    else:
+        assert float((private_output(net, x) - (x * factor + 0.25)).abs().max()) < 8 * UNIT
+
+
+# Windows --------------------------------------------------------------------------------------------------------------
+
+
+def test_bits_as_window_config_path_and_none(tmp_path: Path) -> None:
+    net, _ = block()
+
+    def windows(bits: object) -> dict[str, str]:
+        private = convert_model(net, bits)  # type: ignore[arg-type]
+        return {planned.name: planned.window for planned in private.costs((1, 3, 4, 4), 2) if planned.window}
+
+    names = ["relu", "relu#1", "pool"]
+    assert windows(None) == dict.fromkeys(names, "[64:0)")
+    assert windows(SMALL) == dict.fromkeys(names, "[24:0)")
+    config = BitConfig(SMALL, {"relu": BitWindow(20, 12), "pool": BitWindow(21, 0)})
+    expected = {"relu": "[20:12)", "relu#1": "[20:12)", "pool": "[21:0)"}
+    assert windows(config) == expected
+    config.save(tmp_path / "bits.json")
+    assert windows(tmp_path / "bits.json") == windows(str(tmp_path / "bits.json")) == expected
+    split = BitConfig(SMALL, {"relu": BitWindow(20, 12), "relu#1": BitWindow(18, 2)})
+    assert windows(split) == {"relu": "[20:12)", "relu#1": "[18:2)", "pool": "[24:0)"}
+
+
+def test_windows_of_layers_that_the_net_lacks_are_refused() -> None:
+    net, _ = block()
+    for name in ("layer9.relu", "conv1", "relu#2"):  # conv1 is there and does not compare
+        with pytest.raises(ConfigError, match=name) as caught:
+            convert_model(net, BitConfig(layers={name: SMALL}))
+        assert "relu, relu#1, pool" in caught.value.hint
+
+
+@pytest.mark.parametrize("bits", [20, (20, 0), {"k": 20, "m": 0}, torch.tensor(3)])
+def test_bits_of_another_type_are_refused(bits: object) -> None:
+    with pytest.raises(ConfigError, match="expected a BitConfig, a BitWindow or a path"):
+        convert_model(nn.ReLU(), bits)  # type: ignore[arg-type]
+
+
+def test_a_window_above_what_is_left_of_the_ring_is_refused_before_anything_runs(alone: sessions.Session) -> None:
+    """Behind a linear layer the shares carry 16 bits more: [64:50) would begin at bit 66."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with pytest.raises(ConfigError) as caught:
+        private_output(net, torch.randn(2, 4), BitWindow(64, 50))
+    assert caught.value.where == "1" and "[64:50)" in caught.value.what
+    assert torch.equal(private_output(net, torch.randn(2, 4), BitWindow(64, 47)), torch.zeros(2, 4)) is False
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.3), nn.PReLU(4), nn.Hardtanh(-0.1, 0.1), nn.Sigmoid(), nn.Hardswish(), nn.Softmax(1)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_no_bits_make_a_layer_the_identity(alone: sessions.Session, layer: nn.Module) -> None:
+    linear, x = nn.Linear(6, 4), torch.randn(3, 6)
+    net = nn.Sequential(linear, layer)
+    with torch.no_grad():
+        expected = linear(x)
+    private = convert_model(net, BitWindow(0, 0))
+    with hummingbird.meter() as m:
+        got = private(hummingbird.cryptensor(x)).get_plain_text()
+    # 6 products of rounded factors below 4, and a truncation.
+    assert float((got - expected).abs().max()) < 6 * 4 * UNIT
+    priced = {planned.name: planned.cost for planned in private.costs((3, 6), 2)}
+    assert priced["1"] == FREE and m.rows["1"].bits_sent == 0
+
+
+def test_no_bits_make_a_pool_take_the_first_place(alone: sessions.Session) -> None:
+    x = torch.randn(2, 3, 6, 6)
+    for pool in (nn.MaxPool2d(2), nn.AdaptiveMaxPool2d(3)):
+        got = private_output(pool, x, BitWindow(0, 0))
+        assert float((got - x[:, :, ::2, ::2]).abs().max()) <= UNIT
+
+
+# Weights and protocol -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["private", "0", None, -1, 1.0, True, False, [0]])
+def test_weights_of_another_kind_are_refused(weights: object) -> None:
+    with pytest.raises(ConfigError, match="weights="):
+        convert_model(nn.ReLU(), weights=weights)  # type: ignore[arg-type]
+
+
+def test_weights_of_a_party_that_is_not_there_are_refused(alone: sessions.Session) -> None:
+    convert_model(nn.ReLU(), weights=0)
+    with pytest.raises(ConfigError, match="weights=1"):
+        convert_model(nn.ReLU(), weights=1)
+
+
+def test_unknown_protocol() -> None:
+    with pytest.raises(ConfigError, match="unknown protocol 'yao'"):
+        convert_model(nn.ReLU(), protocol="yao")
+
+
+@pytest.mark.parametrize("constant", [torch.full((4,), 0.5), torch.tensor(0.5)], ids=["vector", "number"])
+def test_constant_tensors_are_not_silently_public_when_weights_are_private(constant: Tensor) -> None:
+    """A learned offset would be read from party 0's net, whoever owns the weights: refused until it can be shared."""
+    net = Fixed(2.0, nn.Parameter(constant))
+    convert_model(net, weights="public")
+    with pytest.raises(ModelError, match="add"):
+        convert_model(net, weights=1)
+
+
+# The private net ------------------------------------------------------------------------------------------------------
+
+
+def test_qualified_names_repr_and_comparing_layers(alone: sessions.Session) -> None:
+    net, _ = block()
+    private = convert_model(nn.Sequential(nn.Sequential(net)), SMALL, 0)
+    modules = dict(private.named_modules())
+    kept = {f"0.0.{name}" for name in ("conv1", "relu", "relu#1", "conv2", "pool", "fc")}
+    assert kept <= set(modules) and not {"0.0.bn1", "0.0.drop"} & set(modules)
+    assert all(isinstance(modules[name], Layer) for name in kept)
+    assert private.get_submodule("0.0.fc") is modules["0.0.fc"]
+    assert private.comparing_layers == ["0.0.relu", "0.0.relu#1", "0.0.pool"]
+    text = repr(private)
+    assert "PrivateNet(" in text and "protocol gmw" in text and "3 layers with a window" in text
+    assert "window [24:0), 24 bits" in text and "private to party 0" in text
+
+
+class Awkward(nn.Module):
+    """Modules whose names the private net uses itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan, self.costs, self.prepare, self.comparing_layers = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.comparing_layers(self.prepare(self.costs(self.plan(x))))
+
+
+def test_names_that_the_private_net_uses_itself(alone: sessions.Session) -> None:
+    net, x = Awkward(), torch.randn(5, 4)
+    private = convert_model(net, SMALL)
+    assert {"plan", "costs", "prepare", "comparing_layers"} <= set(dict(private.named_modules()))
+    with torch.no_grad():
+        error = float((private(hummingbird.cryptensor(x)).get_plain_text() - net(x)).abs().max())
+    assert error < 2 * 4 * 4 * UNIT
+
+
+def test_private_result_is_the_plain_one(alone: sessions.Session) -> None:
+    net, x = block()
+    private = convert_model(net, SMALL)
+    shared = hummingbird.cryptensor(x)
+    with torch.no_grad():
+        expected = net(x)
+    # Three layers of at most 36 products, factors below 4, the errors of one layer amplified by the next ones' weights.
+    first, second = private(shared).get_plain_text(), private(shared).get_plain_text()
+    assert float((first - expected).abs().max()) < 3 * 36 * 4 * UNIT
+    assert float((first - second).abs().max()) < 3 * 36 * 4 * UNIT
+    # Any batch size runs in the same private net.
+    assert private(hummingbird.cryptensor(x[:1])).get_plain_text().shape == (1, 5)
+
+
+def test_the_callers_net_is_left_as_it_is(alone: sessions.Session) -> None:
+    net, x = block()
+    net.train()
+    before = copy.deepcopy(net.state_dict())
+    private = convert_model(net, SMALL, 0)
+    private(hummingbird.cryptensor(x))
+    after = net.state_dict()
+    assert list(before) == list(after) and all(torch.equal(before[key], after[key]) for key in before)
+    assert net.training and net.drop.training and type(net.relu) is nn.ReLU
+    assert not any(parameter.grad is not None for parameter in net.parameters())
+    # Later changes of the caller's net do not reach the private one.
+    one = private(hummingbird.cryptensor(x)).get_plain_text()
+    scaled(net, 100.0)
+    assert float((private(hummingbird.cryptensor(x)).get_plain_text() - one).abs().max()) < 3 * 36 * 4 * UNIT
+
+
+def test_training_mode_makes_no_difference(alone: sessions.Session) -> None:
+    net, x = block()
+    net.bn1.running_mean.uniform_(-1, 1)
+    expected = private_output(net, x, SMALL)
+    got = private_output(net.train(), x, SMALL)
+    assert float((got - expected).abs().max()) < 3 * 36 * 4 * UNIT
+
+
+# Inputs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_inputs_are_refused_before_anything_runs(alone: sessions.Session) -> None:
+    net, x = block()
+    private = convert_model(net, SMALL)
+    good = hummingbird.cryptensor(x)
+    wrong = [
+        (x, "takes a CrypTen tensor, got Tensor"),
+        (None, "got NoneType"),
+        (hummingbird.cryptensor(x[:, :2]), r"cannot take an input of shape \(2, 2, 4, 4\)"),
+        (hummingbird.cryptensor(torch.randn(2, 3, 8, 8)), r"shape \(2, 3, 8, 8\)"),
+        (hummingbird.cryptensor(x[0, 0]), r"shape \(4, 4\)"),
+        (from_share(share_of(good), 20), r"scale 2\^20, expected 2\^16"),
+    ]
+    for value, what in wrong:
+        with hummingbird.meter() as m, pytest.raises(InputError, match=what) as caught:
+            private(value)
+        assert caught.value.where == "input" and m.rows == {}
+    assert private(good).size() == (2, 5)
+
+
+def test_cryptensor_refuses_what_it_cannot_share(alone: sessions.Session) -> None:
+    for value, what in (
+        (torch.ones(2).long(), "floating-point"),
+        (torch.tensor([float("nan")]), "NaN"),
+        (torch.tensor([2.0**30]), "range"),
+        (torch.ones([1] * 9), "at most 8 dimensions, got 9"),
+        ([1.0], "must give a tensor, got list"),
+        (None, "must give a tensor, got NoneType"),
+    ):
+        with pytest.raises(InputError, match=what):
+            hummingbird.cryptensor(value)  # type: ignore[arg-type]
+    for src in (1, -1):
+        with pytest.raises(InputError, match="names no party of 1"):
+            hummingbird.cryptensor(torch.ones(1), src=src)
+    for shape in ((), (0, 3), (1,) * 8):
+        assert hummingbird.cryptensor(torch.ones(shape)).get_plain_text().shape == shape
+
+
+def test_without_a_session_there_is_an_error_with_a_hint() -> None:
+    private = convert_model(nn.ReLU())
+    for call in (lambda: hummingbird.cryptensor(torch.ones(1)), lambda: private(None)):
+        with pytest.raises(EnvironmentProblem, match=r"call hummingbird\.init\(\) first"):
+            call()
+
+
+def test_init_twice_and_again(alone: sessions.Session) -> None:
+    with pytest.raises(EnvironmentProblem, match="initialized already"):
+        hummingbird.init()
+    net, x = block()
+    private = convert_model(net, SMALL)
+    owned = convert_model(net, SMALL, 0)
+    private(hummingbird.cryptensor(x))
+    hummingbird.uninit()
+    hummingbird.uninit()
+    hummingbird.init()
+    private(hummingbird.cryptensor(x))
+    with pytest.raises(InputError, match="shared in an earlier session"):
+        owned(hummingbird.cryptensor(x))
+
+
+# Prices ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", ["public", 0])
+@pytest.mark.parametrize("window", [BitWindow(64, 0), BitWindow(20, 8), BitWindow(9, 8), BitWindow(0, 0)], ids=str)
+def test_the_meter_predicts_what_costs_says(alone: sessions.Session, weights: str | int, window: BitWindow) -> None:
+    net, x = block()
+    private = convert_model(net, window, weights)
+    with hummingbird.meter() as m:
+        private(hummingbird.cryptensor(x))
+    planned = {step.name: step for step in private.costs(tuple(x.shape), 1)}
+    assert {name for name in m.rows if name != "input"} <= set(planned)
+    for name, row in m.rows.items():
+        if name != "input":
+            expected = planned[name].cost
+            assert (row.rounds_predicted, row.bits_predicted) == (expected.rounds, expected.bits) == (0, 0)
+            assert row.bits_sent == row.rounds == 0
+            assert row.offline_bits_predicted == row.offline_bits == expected.offline_bits, name
+            assert row.elements == planned[name].elements and row.window == planned[name].window
+    # For more parties the same plan has a price, which is what they will send (tests/test_layers.py).
+    assert (sum(step.cost.rounds for step in private.costs(tuple(x.shape), 2)) > 0) is (window.w > 0 or weights == 0 or True)
+
+
+def test_costs_are_per_batch_and_grow_with_it() -> None:
+    private = convert_model(block()[0], SMALL)
+    one, eight = ({s.name: s for s in private.costs((batch, 3, 4, 4), 2)} for batch in (1, 8))
+    assert one["relu"].elements * 8 == eight["relu"].elements == 8 * 4 * 16
+    assert one["relu"].cost.rounds == eight["relu"].cost.rounds
+    assert one["relu"].cost.bits < eight["relu"].cost.bits < 8 * one["relu"].cost.bits
+    with pytest.raises(InputError, match=r"shape \(8, 3\)"):
+        private.costs((8, 3), 2)
+
+
+# Custom layers --------------------------------------------------------------------------------------------------------
+
+
+class Triple(nn.Module):
+    """A module torch.fx would look into: 3x, by a float power that is not in the vocabulary."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.ones(1).exp().log() * 3
+
+
+class PrivateTriple(Layer):
+    def cost(self, inputs: object, parties: int) -> Cost:
+        assert [type(spec) for spec in inputs] == [Spec]  # type: ignore[attr-defined]
+        return Cost(0, 0, 0)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        assert scale_of(x) == ring.SCALE  # a custom layer sees scale 2^16, whatever came before it
+        return from_share(share_of(x) * 3)
+
+
+def test_a_registered_module_is_converted(alone: sessions.Session) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), Triple(), nn.ReLU())
+    x = torch.randn(3, 4)
+    given: list[nn.Module] = []
+
+    def build(module: nn.Module) -> nn.Module:
+        given.append(module)
+        return PrivateTriple()
+
+    register_converter(Triple, build)
+    assert validate_model(net) == []
+    private = convert_model(net, SMALL)
+    assert isinstance(dict(private.named_modules())["1"], PrivateTriple)
+    assert {type(module) for module in given} == {Triple} and not any(module is net[1] for module in given)
+    with torch.no_grad():
+        expected = (3 * net[0](x)).relu()
+    with hummingbird.meter() as m:
+        got = private(hummingbird.cryptensor(x)).get_plain_text()
+    assert float((got - expected).abs().max()) < 3 * 4 * 4 * UNIT
+    assert m.rows["1"].calls == 1 and "0.rescale" in m.rows
+
+
+def test_a_registered_module_written_with_crypten_functions(alone: sessions.Session) -> None:
+    class ByCrypTen(nn.Module):
+        def forward(self, x: MPCTensor) -> MPCTensor:
+            return x * 3
+
+    register_converter(Triple, lambda module: ByCrypTen())
+    x = torch.randn(3, 4)
+    got = private_output(nn.Sequential(Triple(), nn.ReLU()), x, SMALL)
+    assert float((got - 3 * x.relu()).abs().max()) < 4 * UNIT
+
+
+# Between real parties -------------------------------------------------------------------------------------------------
+
+
+def leftovers(*weights: Tensor) -> list[Tensor]:
+    """Tensors in this process, shared ones and views apart, that equal one of `weights` as reals or as ring elements."""
+    gc.collect()
+    wanted = [(w.shape, w, ring.encode(w)) for w in weights]
+    own = {id(w) for w in weights} | {id(t) for item in wanted for t in item[1:]}
+    found = []
+    for thing in gc.get_objects():
+        if type(thing) in (Tensor, nn.Parameter) and id(thing) not in own and not thing.is_meta:
+            for shape, real, code in wanted:
+                for form in (thing, thing.t() if thing.dim() == 2 else thing):
+                    if form.shape == shape and torch.equal(form.detach().to(real.dtype), real if form.is_floating_point() else code.to(real.dtype)):
+                        found.append(thing)
+    return found
+
+
+def test_weights_are_nowhere_in_the_clear_after_sharing() -> None:
+    """Program in tests/jobs.py: party 1's weights, in a net of two parties."""
+    ended = succeed(["-m", "tests.jobs", "private_weights", "1"], 2)
+    assert '"error"' in ended[0].out
+
+
+def test_a_private_net_is_a_module() -> None:
+    assert issubclass(PrivateNet, nn.Module) and (ROOT / "hummingbird").is_dir()

@@ -1,0 +1,224 @@
+"""The house rules that a program can check: who imports whom, where randomness comes from, sizes, paths."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "hummingbird"
+FILES = sorted(PACKAGE.rglob("*.py"))
+# By the first part of the name below `hummingbird`; a module that is not listed has no floor, which fails the test.
+FLOORS = [
+    {"errors", "version", "table"},
+    {"ring", "bits", "cost", "prg", "graph"},
+    {"kernels", "wire"},
+    {"mpc", "he", "pir"},
+    {"convert", "report", "simulate", "search"},
+    {"__init__", "__main__", "selftest"},
+]
+SIBLINGS = {"mpc", "he", "pir"}  # never import each other
+PRINTING = {"__main__.py", "selftest.py", "mpc/dealer/command.py"}
+
+
+def part(path: Path) -> str:
+    """`mpc` for hummingbird/mpc/net.py, `ring` for hummingbird/ring.py."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def floor(name: str) -> int:
+    """The floor of a part of the package."""
+    found = [number for number, names in enumerate(FLOORS) if name in names]
+    assert found, f"hummingbird.{name} has no floor: add it to FLOORS"
+    return found[0]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Absolute names of everything imported, with lines: `from a import b` gives a.b; also import_module("...")."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "import_module":
+            if isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.lineno
+
+
+def without_typing(tree: ast.Module) -> ast.Module:
+    """The module without its `if TYPE_CHECKING:` blocks."""
+
+    class Drop(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            return None if typing_only else self.generic_visit(node)
+
+    return Drop().visit(tree)
+
+
+def upward(source: str, own: str) -> list[str]:
+    """Imports in `source`, a module of part `own`, that leave its floor upwards or reach a sibling."""
+    bad = []
+    for name, line in imported(ast.parse(source)):
+        pieces = name.split(".")
+        if pieces[0] != "hummingbird" or name == "hummingbird.__future__":
+            continue
+        target = pieces[1] if len(pieces) > 1 else "__init__"
+        if not any(target in names for names in FLOORS):
+            is_module = (PACKAGE / target).is_dir() or (PACKAGE / f"{target}.py").exists()
+            assert not is_module, f"hummingbird.{target} has no floor: add it to FLOORS"
+            target = "__init__"  # a public name, which is the package's own
+        if floor(target) > floor(own) or (target in SIBLINGS and own in SIBLINGS and target != own):
+            bad.append(f"line {line}: {own} (floor {floor(own)}) imports {name} (floor {floor(target)})")
+    return bad
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_import_their_own_floor_or_below(path: Path) -> None:
+    source = path.read_text()
+    if path == PACKAGE / "__init__.py":  # its names load on first use; only the type checker sees the imports
+        source = ast.unparse(without_typing(ast.parse(source)))
+    assert upward(source, part(path)) == []
+
+
+def test_the_floor_test_can_fail() -> None:
+    assert upward("from hummingbird.mpc import session", "wire")
+    assert upward("import hummingbird", "ring")
+    assert upward("from hummingbird import meter", "convert")
+    assert upward("def f():\n    import hummingbird.convert", "mpc")
+    assert upward("from hummingbird.he import ckks", "mpc")
+    assert not upward("from hummingbird.wire import meter\nfrom hummingbird import ring, cost", "mpc")
+
+
+def test_the_package_itself_loads_nothing_early() -> None:
+    """`import hummingbird` must stay cheap: neither torch nor CrypTen, which the dealer and the commands do not need.
+    """
+    code = (
+        "import sys, hummingbird; hummingbird.BitWindow(8, 0); print([m for m in ('torch', 'crypten') if m in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.strip() == "[]", ended.stdout + ended.stderr
+
+
+def test_every_public_name_resolves() -> None:
+    import hummingbird
+
+    assert sorted(hummingbird.__all__) == sorted([*hummingbird._HOMES, "__version__"])
+    for name in hummingbird.__all__:
+        assert getattr(hummingbird, name) is not None
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = hummingbird.nonsense
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_seam_imports_crypten(path: Path) -> None:
+    names = [name for name, _ in imported(ast.parse(path.read_text())) if name.split(".")[0] == "crypten"]
+    assert not names or path == PACKAGE / "mpc" / "_crypten.py", names
+
+
+RANDOM_CALLS = re.compile(
+    r"^(rand|randn|randint|randperm|normal|bernoulli|multinomial|poisson|rand_like|randn_like|randint_like"
+    r"|random_|uniform_|normal_|bernoulli_|exponential_|geometric_|cauchy_|log_normal_|manual_seed|Generator)$"
+)
+
+
+def forbidden(source: str) -> list[str]:
+    """Pickle, torch.load, and randomness that is not prg.py's."""
+    tree, bad = ast.parse(source), []
+    for name, line in imported(tree):
+        if name.split(".")[0] in {"pickle", "dill", "joblib", "shelve", "marshal", "random"}:
+            bad.append(f"line {line}: import of {name}")
+        if name.startswith(("numpy.random", "torch.load", "torch.random")):
+            bad.append(f"line {line}: {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            if (owner, node.attr) in {("torch", "load"), ("np", "random"), ("numpy", "random"), ("torch", "random")}:
+                bad.append(f"line {node.lineno}: {owner}.{node.attr}")
+            elif RANDOM_CALLS.match(node.attr):
+                bad.append(f"line {node.lineno}: {owner}.{node.attr}")
+    return bad
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_pickle_and_no_weak_randomness(path: Path) -> None:
+    if path.name == "selftest.py":
+        pytest.skip("its net and its images are test data, the same at every party on purpose")
+    assert forbidden(path.read_text()) == []
+
+
+def test_the_randomness_test_can_fail() -> None:
+    for line in (
+        "import pickle",
+        "from random import random",
+        "import torch\nx = torch.rand(3)",
+        "x.uniform_(0, 1)",
+        "import numpy as np\nnp.random.default_rng()",
+        "torch.load('f')",
+        "from torch import load",
+        "torch.Generator()",
+    ):
+        assert forbidden(line), line
+    assert not forbidden("import secrets\nx = stream.words(3)")
+
+
+def tracked() -> list[Path]:
+    """The files in git's index that are there; skips the test where the sources are no checkout."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [path for path in (ROOT / name for name in listed.stdout.split("\0") if name) if path.is_file()]
+
+
+def test_no_file_is_long() -> None:
+    code = [p for p in tracked() if p.suffix in {".py", ".cpp", ".cu", ".md"} and "tests" not in p.relative_to(ROOT).parts]
+    long = {str(path): count for path in [*FILES, *code] if (count := len(path.read_text().splitlines())) > 450}
+    assert not long
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_library_does_not_print(path: Path) -> None:
+    calls = [
+        node.lineno
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not calls or str(path.relative_to(PACKAGE)) in PRINTING, f"print in lines {calls}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    source = path.read_text()
+    assert not source.strip() or ast.get_docstring(ast.parse(source)), "no docstring"
+
+
+@pytest.mark.parametrize("name", ["bits", "cost", "errors", "table", "version"])
+def test_plain_modules_need_only_the_standard_library(name: str) -> None:
+    roots = {target.split(".")[0] for target, _ in imported(ast.parse((PACKAGE / f"{name}.py").read_text()))}
+    own = {target for target, _ in imported(ast.parse((PACKAGE / f"{name}.py").read_text())) if "hummingbird" in target}
+    assert roots - {"hummingbird"} <= sys.stdlib_module_names
+    assert all(target.startswith("hummingbird.errors.") for target in own)
+
+
+def test_no_path_of_one_machine_in_tracked_files() -> None:
+    places = re.compile(rb"(?<![\w.-])/(?:" + b"|".join([b"work", b"root", b"home", b"Users"]) + rb")/[\w.-]+")
+    found = {}
+    for path in tracked():
+        hits = {hit.decode() for hit in places.findall(path.read_bytes())} if path.suffix != ".pt" else set()
+        if hits:
+            found[str(path.relative_to(ROOT))] = hits
+    assert not found
+    assert places.search(b'open("/' + b'home/me/x")')  # it can fail
+
+
+def test_no_stubs() -> None:
+    marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X{3})\b")
+    texts = [p for p in tracked() if p.suffix in {".py", ".cpp", ".md", ".toml"}]
+    assert not {str(p.relative_to(ROOT)) for p in texts if marks.search(p.read_text())}
