@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
-from hummingbird.errors import ConfigError, ModelError, Problem
+from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.run import OPS
 from hummingbird.mpc import activations as act
@@ -59,11 +59,18 @@ def validate_model(net: nn.Module) -> list[Problem]:
 
 
 def _unpriced(net: nn.Module) -> list[Problem]:
-    return [
-        Problem(step.name, f"no private form of {step.op!r}", "register_converter can teach one for its module")
-        for step in graph.trace(net, custom=tuple(_custom))
-        if step.op not in _BUILDERS and step.op not in _PLAIN
-    ]
+    """Steps without a private form, and numbers that fixed point cannot hold."""
+    found = []
+    for step in graph.trace(net, custom=tuple(_custom)):
+        if step.op not in _BUILDERS and step.op not in _PLAIN:
+            hint = "register_converter can teach one for its module"
+            found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
+        elif step.op in _BUILDERS and step.op not in _COMPARING:
+            try:
+                _BUILDERS[step.op](step, EXACT, None)
+            except InputError as error:
+                found.append(Problem(step.name, error.what, error.hint))
+    return found
 
 
 def convert_model(
@@ -88,6 +95,10 @@ def convert_model(
     if problems := validate_model(net):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(_custom))
+    if owner is not None and (constants := [step.name for step in steps if isinstance(step.attrs.get("value"), Tensor)]):
+        # They would be public, and read from every party's own net.
+        hint = 'use weights="public", or move them into a Linear, Conv or BatchNorm layer'
+        raise ModelError([Problem(name, "a constant tensor cannot be private", hint) for name in constants])
     config.check_names([step.name for step in steps if step.op in _COMPARING])
     plan = _Planner(config, owner).plan(steps)
     facts = {
@@ -122,7 +133,7 @@ def _owner(weights: str | int) -> int | None:
     if weights == "public":
         return None
     parties = sessions.current().parties if sessions.is_initialized() else None
-    if isinstance(weights, int) and weights >= 0 and (parties is None or weights < parties):
+    if type(weights) is int and weights >= 0 and (parties is None or weights < parties):
         return weights
     raise ConfigError(f"weights={weights!r}", where="weights", hint='"public", or the rank of the party that owns them')
 
@@ -172,6 +183,10 @@ class _Planner:
             layer, function, limit = self.build(step)
             inputs = arguments(step.inputs, limit)
             scales = [plan[ref.index].scale for ref in _flat(inputs)]
+            window = layer.window if isinstance(layer, Layer) and layer.compares else BitWindow(0, 0)
+            if window.w and window.m + max(scales) - SCALE > 63:
+                hint = f"the shares carry {max(scales) - SCALE} more bits of fraction here: choose a lower m"
+                raise ConfigError(f"window {window} begins above the 64-bit ring", where=step.name, hint=hint)
             sized = step.op in ("size", "int")
             scale = SCALE if sized or not scales else layer.out_scale(scales) if isinstance(layer, Layer) else scales[0]
             plan.append(PlanStep(step.name, step.op, layer, function, inputs, scale, index))
@@ -243,7 +258,13 @@ def _sub(step: Step, window: BitWindow, owner: int | None) -> Layer:
 
 
 def _mul(step: Step, window: BitWindow, owner: int | None) -> Layer:
-    return Scale(float(_constant(step))) if "value" in step.attrs else Multiply()
+    if "value" not in step.attrs:
+        return Multiply()
+    factor = _constant(step)
+    if factor.numel() != 1:
+        hint = "put the factors into a Linear, Conv or BatchNorm layer, or scale the input before it is shared"
+        raise InputError(f"a product with a constant tensor of shape {tuple(factor.shape)}", hint=hint)
+    return Scale(float(factor))
 
 
 def _constant(step: Step) -> Tensor:

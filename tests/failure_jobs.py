@@ -216,9 +216,9 @@ def other_dealer() -> None:
     )
 
 
-def meet() -> None:
+def meet(timeout: str) -> None:
     """Only init."""
-    hummingbird.init(timeout=TIMEOUT, dealer=os.environ.get("DEALER"))
+    hummingbird.init(timeout=float(timeout), dealer=os.environ["DEALER"])
 
 
 def blocked() -> None:
@@ -227,6 +227,7 @@ def blocked() -> None:
     session.channel.exchange_text("go")
     if session.rank == 0:
         session.channel._send(1, [torch.zeros(50_000_000, dtype=torch.uint8)])
+        print("sending", flush=True)
         sys.exit(3)
     time.sleep(3)
     session.channel.receive(0, [torch.zeros(50_000_000, dtype=torch.uint8)])

@@ -431,10 +431,10 @@ def test_costs_are_per_batch_and_grow_with_it() -> None:
 
 
 class Triple(nn.Module):
-    """A module torch.fx would look into: 3x, by a float power that is not in the vocabulary."""
+    """3x, written with functions that are not in the vocabulary."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.ones(1).exp().log() * 3
+        return torch.where(x > 0, x, x).abs() * torch.sign(x) * 3
 
 
 class PrivateTriple(Layer):

@@ -179,6 +179,6 @@ def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
     *path, leaf = name.split(".")
     for part in path:
         if part not in root._modules:
-            root.add_module(part, nn.Module())
+            root._modules[part] = nn.Module()
         root = root._modules[part]  # type: ignore[assignment]
-    root.add_module(leaf, layer)
+    root._modules[leaf] = layer  # not by add_module, which refuses names that the private net has itself, like "plan"

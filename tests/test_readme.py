@@ -1,0 +1,350 @@
+"""The documentation says what is true: its commands, snippets, figures, paths, flags and targets are run or looked up."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import scripts.bench_relu
+import scripts.bench_resnet
+import scripts.demo
+import scripts.infer
+import scripts.torchvision_table
+import scripts.train
+from hummingbird import __main__ as command
+from hummingbird import cost
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.version import VERSION
+from models import get_model, load_checkpoint
+from scripts.data import load
+from tests import parties
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "SECURITY.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "checkpoints/README.md",
+        "docs/protocol.md",
+        "docs/bit-config.md",
+        "docs/torchvision.md",
+    )
+]
+TOP = "hummingbird|scripts|models|checkpoints|docs|tests"
+MEASURED = re.compile(r"<!-- measured -->\n(.*)<!-- /measured -->", re.DOTALL)
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of a language, in order."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(path), re.MULTILINE | re.DOTALL)
+
+
+def shell_lines() -> list[str]:
+    """Every command of every `sh` block, and of the checkpoints' table."""
+    lines = [line.split("  #")[0].strip() for path in DOCUMENTS for block in blocks(path, "sh") for line in block.split("\n")]
+    lines += re.findall(r"`([A-Z_]+=\S+ python -m [^`]*)`", text_of(ROOT / "checkpoints/README.md"))
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def code_spans(path: Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL))
+
+
+def help_of(main: Callable[[], object], *arguments: str) -> str:
+    """What a program prints for --help."""
+    before, sys.argv = sys.argv, ["program", *arguments, "--help"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+            main()
+    finally:
+        sys.argv = before
+    return out.getvalue()
+
+
+HELP: dict[str, Callable[[], str]] = {
+    **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in ("info", "check", "estimate", "dealer")},
+    "scripts.infer": lambda: scripts.infer.parser().format_help(),
+    "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
+    "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
+    "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
+}
+TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
+
+
+def program(words: list[str]) -> tuple[str, list[str]]:
+    """The key in HELP of a command line, and the words after the program's name."""
+    if "-m" in words:
+        at = words.index("-m") + 1
+        name, rest = words[at], words[at + 1 :]
+        return (f"hummingbird {rest[0]}", rest[1:]) if name == "hummingbird" else (name, rest)
+    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    return words[at].removesuffix(".py").replace("/", "."), words[at + 1 :]
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+# What is named exists -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_paths_exist(path: Path) -> None:
+    missing = []
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(path)):
+        if "://" not in target and not (path.parent / target).exists():
+            missing.append(target)
+    for span in code_spans(path):
+        if re.fullmatch(rf"({TOP}|\.ci)/[\w./-]*", span) and not (ROOT / span).exists():
+            missing.append(span)
+    for line in shell_lines():
+        for word in shlex.split(line):
+            if re.fullmatch(rf"({TOP})/[\w./-]+", word) and not (ROOT / word).exists():
+                missing.append(word)
+    assert not missing
+
+
+def test_links_to_headings_exist() -> None:
+    for target, anchor in re.findall(r"\]\(([\w./-]+\.md)#([\w-]+)\)", text_of(ROOT / "README.md")):
+        headings = [h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text_of(ROOT / target), re.MULTILINE)]
+        assert anchor in headings
+
+
+def test_every_make_target_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"(?:^|`)make ([a-z]+)", text_of(path), re.MULTILINE)}
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if "python -m" in line or "torchrun" in line])
+def test_every_flag_is_accepted(line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "torchrun":
+        at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        assert flags(words[:at]) <= TORCHRUN
+        if words[at] == "example.py":
+            return
+    name, rest = program(words)
+    known = set(re.findall(r"--[a-z][\w-]*", HELP[name]()))
+    assert flags(rest) <= known
+
+
+def test_flags_in_the_text_exist() -> None:
+    known = TORCHRUN | {flag for text in HELP.values() for flag in re.findall(r"--[a-z][\w-]*", text())}
+    named = {flag for path in DOCUMENTS for span in code_spans(path) for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span)}
+    assert named and named <= known
+
+
+def test_infer_and_train_lines_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values too, not only names."""
+    seen = 0
+    for line in shell_lines():
+        for name, parser in (("scripts.infer", scripts.infer.parser), ("scripts.train", scripts.train.parser)):
+            if name.replace(".", "/") in line or name in line:
+                parser().parse_args(program(shlex.split(line))[1])
+                seen += 1
+    assert seen >= 5
+
+
+def test_only_the_measured_table_may_await_figures() -> None:
+    readme = text_of(ROOT / "README.md")
+    table = MEASURED.search(readme)
+    assert table and "| what | CrypTen 0.4.1 | HummingBird as published | here |" in table[1]
+    assert "TBD" not in MEASURED.sub("", readme)
+    assert not any(word in text_of(path) for path in DOCUMENTS[1:] for word in ("TBD", "TODO"))
+
+
+def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
+    table = MEASURED.search(text_of(ROOT / "README.md"))
+    assert table
+    rows = {cells[0].strip(): [cell.strip().split(" ")[0] for cell in cells[1:4]] for cells in (line.strip("|\n").split("|") for line in table[1].splitlines())}
+    n = 10**6
+    crypten = cost.crypten_relu(n, 2)
+    for label, window in (("window [20:12)", BitWindow(20, 12)), ("exact [64:0)", BitWindow(64, 0))):
+        here = cost.relu(n, window.w, 0, 2)
+        published = (cost.published_relu_bits(window.w), (window.w - 1).bit_length() + 3)
+        bits = [crypten.bits // n, published[0], here.bits // n]
+        assert [float(x.replace(",", "")) for x in rows[f"bits per ReLU and party, {label}"]] == pytest.approx(bits, abs=0.5)
+        assert [int(x) for x in rows[f"rounds, {label}"]] == [crypten.rounds, published[1], here.rounds]
+
+
+# What is shown runs ---------------------------------------------------------------------------------------------------
+
+
+def run(words: list[str], folder: Path, timeout: float = 100.0) -> str:
+    """A program's output, run in `folder` with the project on its path and without a launcher's variables."""
+    keep = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env={**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
+    script = blocks(ROOT / "README.md", "python")[0]
+    assert sum(bool(line) for line in script.splitlines()) == 10
+    (tmp_path / "example.py").write_text(script)
+    launcher = next(line for line in shell_lines() if line.startswith("torchrun") and line.endswith(" example.py"))
+    out = run([sys.executable, "-m", "torch.distributed.run", *shlex.split(launcher)[1:]], tmp_path)
+    private, plain = re.findall(r"\[[\d, ]+\]", out)
+    assert private == plain and len(json.loads(plain)) == 8
+
+
+def test_the_other_snippets_run_with_one_party(tmp_path: Path) -> None:
+    snippets = [b for b in blocks(ROOT / "README.md", "python")[1:] if "Tls(" not in b]
+    assert len(snippets) == 3
+    start = "import hummingbird\nhummingbird.init()\n"
+    use = """
+shared = hummingbird.convert_model(torch.nn.Sequential(torch.nn.Linear(4, 2), Exp()).eval())(hummingbird.cryptensor(torch.rand(3, 4)))
+assert shared.get_plain_text().shape == (3, 2)
+"""
+    (tmp_path / "snippets.py").write_text(start + snippets[0] + snippets[1] + use + snippets[2])
+    out = run([sys.executable, "snippets.py"], tmp_path)
+    assert out.startswith("[]\n") and "predicted kB" in out
+
+
+@pytest.mark.slow
+def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None:
+    (script,) = blocks(ROOT / "SECURITY.md", "python")
+    (tmp_path / "certificates.py").write_text(script)
+    run([sys.executable, "certificates.py", "certs", "localhost", "2"], tmp_path)
+    assert (tmp_path / "certs" / "dealer.key").stat().st_mode & 0o077 == 0
+
+    address = f"localhost:{parties.free_port()}"
+    listen = next(line for line in shell_lines() if "hummingbird dealer" in line and "--tls-cert" in line)
+    words = shlex.split(listen.replace("0.0.0.0:9000", address))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    dealer = subprocess.Popen([sys.executable, *words[1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    try:
+        session = next(b for b in blocks(ROOT / "README.md", "python") if "Tls(" in b).replace("dealer.example:9000", address)
+        example = blocks(ROOT / "README.md", "python")[0].replace("session = hummingbird.init()", session)
+        program = f"import os; os.chdir({str(tmp_path)!r})\n{example}"
+        ended = parties.succeed(["-c", program], 2)
+    finally:
+        dealer.terminate()
+        dealer.communicate(timeout=20)
+    private, plain = re.findall(r"\[[\d, ]+\]", ended[0].out)
+    assert private == plain
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if re.match(r"python -m hummingbird (info|estimate)", line)])
+def test_info_and_estimate_lines_run(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert command.main(shlex.split(line)[3:]) == 0
+    out = capsys.readouterr().out
+    assert f"hummingbird    {VERSION}" in out if " info" in line else "total" in out
+
+
+def test_the_worked_example_is_what_cost_says(capsys: pytest.CaptureFixture[str]) -> None:
+    transcripts = blocks(ROOT / "docs/protocol.md", "console")
+    pairs = [pair for block in transcripts for pair in re.findall(r"^\$ python -c \"(.*)\"\n(.*)$", block, re.MULTILINE)]
+    assert len(pairs) == sum(block.count("$ ") for block in transcripts) >= 7
+    for code, expected in pairs:
+        exec(code, {})  # noqa: S102 - lines of this repository
+        assert capsys.readouterr().out.strip() == expected, code
+
+
+@pytest.mark.parametrize("w", [2, 3, 6, 8, 20, 48, 64])
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_the_formulas_of_the_cost_table(w: int, number: int) -> None:
+    """Headers are left out in the document: at most 16 frames of 160 bits to each party here."""
+    n, levels = 8 * 10**5, (w - 2).bit_length() if w > 2 else 0
+    here = cost.drelu(n, w, number)
+    frames = here.rounds * 160 * (number - 1)
+    if number == 2:
+        assert here.bits == n * (4 * w - 7 - levels) + frames
+        assert here.offline_bits == n * (3 * w - 5 - levels)
+        assert here.rounds == 1 + levels
+    else:
+        adders = {3: 1, 4: 2, 5: 3}[number]
+        assert here.bits == n * (number - 1) * (2 * (w - 1) * (number - 1) + 3 * (w - 2) - levels) + frames
+        assert here.offline_bits == n * ((w - 1) * (number - 1) + 2 * (w - 2) - levels)
+        assert here.rounds == adders + 1 + levels
+    chosen = cost.select(n, 16, number)
+    assert (chosen.bits, chosen.offline_bits) == (65 * n * (number - 1) + 160 * (number - 1), 320 * n)
+
+
+def test_spline_table_is_what_the_converter_makes() -> None:
+    from hummingbird.convert import convert_model
+
+    table = text_of(ROOT / "docs/protocol.md")
+    for name, layer in {
+        "sigmoid": torch.nn.Sigmoid(),
+        "tanh": torch.nn.Tanh(),
+        "SiLU": torch.nn.SiLU(),
+        "GELU": torch.nn.GELU(),
+        "Hardsigmoid": torch.nn.Hardsigmoid(),
+    }.items():
+        private = convert_model(torch.nn.Sequential(layer).eval())
+        found = re.search(rf"^\| {name} \| [^|]+ \| (\d+) \|$", table, re.MULTILINE)
+        assert found and int(found[1]) == private.get_submodule("0").comparisons, name
+
+
+# The bit configuration ------------------------------------------------------------------------------------------------
+
+
+def test_the_example_configuration_parses() -> None:
+    (example,) = blocks(ROOT / "docs/bit-config.md", "json")
+    config = BitConfig.from_json(example)
+    assert config.window("relu1") == BitWindow(21, 13)
+    assert config.window("layer1.0.relu#1") == BitWindow(18, 12)
+    assert config.window("layer1.0.relu#2") == BitWindow(20, 12)  # falls back to the name without #
+    assert config.window("head.relu").w == 0
+    assert config.window("unknown") == BitWindow(64, 0)
+    assert BitConfig.from_json(config.to_json()) == config
+
+
+def test_the_window_rule_covers_what_it_saw_and_fits_the_stored_file() -> None:
+    (snippet,) = blocks(ROOT / "docs/bit-config.md", "python")
+    space: dict[str, Callable[..., BitConfig]] = {}
+    exec(snippet, space)  # noqa: S102 - a snippet of this repository
+    net = load_checkpoint(ROOT / "checkpoints/digits.pt", get_model("digits", 10)).eval()
+    images, _ = load("digits", "train")
+    found = space["windows"](net, images)
+    assert set(found.layers) == {"relu1", "relu2", "relu3"} and {w.w for w in found.layers.values()} == {8}
+    stored = BitConfig.load(ROOT / "checkpoints/digits.bits.json")
+    assert max(w.k for w in found.layers.values()) == max(w.k for w in stored.layers.values())
+
+
+# Metadata -------------------------------------------------------------------------------------------------------------
+
+
+def test_citation_and_licence() -> None:
+    cff = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
+    assert cff["cff-version"] == "1.2.0" and cff["version"] == VERSION and cff["license"] == "MIT"
+    assert all(reference["authors"] and reference["title"] for reference in cff["references"])
+    assert "Copyright (c) 2026 the hummingbird authors" in text_of(ROOT / "LICENSE")
+    assert f"## {VERSION}" in text_of(ROOT / "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != "torchvision.md"], ids=lambda path: path.name)
+def test_no_address_and_no_path_of_a_machine(path: Path) -> None:
+    assert not re.search(r"[\w.]+@[\w-]+\.\w|/(home|root|work|tmp)/", text_of(path))
