@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import math
 import os
 import platform
 import socket
@@ -109,8 +110,13 @@ def estimate(args: argparse.Namespace) -> int:
             where="--model",
             hint="PACKAGE.MODULE:FUNCTION, a function that returns a net",
         ) from None
-    net = build(*args.model_args)
-    private = convert_model(net.eval(), bits=args.bits, weights=0 if args.private_weights else "public")
+    try:
+        net = build(*args.model_args)
+    except (TypeError, ValueError) as error:
+        what, _, hint = str(error).partition("\nhint: ")
+        hint = hint or "its arguments follow its name on the command line"
+        raise HummingbirdError(f"{args.model} gives no net: {what}", where="--model", hint=hint) from None
+    private = convert_model(net, bits=args.bits, weights=0 if args.private_weights else "public")
     print(estimate_table(private, args.input, args.parties, args.bandwidth, args.rtt))
     return 0
 
@@ -120,7 +126,22 @@ def _shape(text: str) -> tuple[int, ...]:
         shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8x3x32x32") from None
+    if min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} holds a size below 1")
     return shape
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -152,10 +173,12 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--input", required=True, type=_shape, metavar="BxCxHxW", help="shape of one batch")
     sub.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
-    sub.add_argument("--parties", type=int, default=2, help="number of parties (default 2)")
+    sub.add_argument("--parties", type=_count, default=2, help="number of parties (default 2)")
     sub.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    sub.add_argument("--bandwidth", type=float, default=10e9, metavar="BITS/S", help="per party (default 10e9)")
-    sub.add_argument("--rtt", type=float, default=0.0002, metavar="SECONDS", help="round-trip time (default 0.0002)")
+    sub.add_argument("--bandwidth", type=_positive, default=10e9, metavar="BITS/S", help="per party (default 10e9)")
+    sub.add_argument(
+        "--rtt", type=_positive, default=0.0002, metavar="SECONDS", help="round-trip time (default 0.0002)"
+    )
     sub.set_defaults(run=estimate)
     from hummingbird.mpc.dealer import command
 

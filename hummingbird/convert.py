@@ -95,7 +95,9 @@ def convert_model(
     if problems := validate_model(net):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(_custom))
-    if owner is not None and (constants := [step.name for step in steps if isinstance(step.attrs.get("value"), Tensor)]):
+    if owner is not None and (
+        constants := [step.name for step in steps if isinstance(step.attrs.get("value"), Tensor)]
+    ):
         # They would be public, and read from every party's own net.
         hint = 'use weights="public", or move them into a Linear, Conv or BatchNorm layer'
         raise ModelError([Problem(name, "a constant tensor cannot be private", hint) for name in constants])

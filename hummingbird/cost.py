@@ -81,8 +81,8 @@ def carry_tree(n: int, leaves: int, parties: int) -> Cost:
 def drelu(n: int, w: int, parties: int) -> Cost:
     """The sign bit of a sum of N window shares of w bits.
 
-    N = 2: w-1 bits and one round for the first ANDs (each operand has one owner), then the tree: about 4w bits in
-    1 + ceil(log2(w-1)) rounds. N > 2: carry-save adders first, one AND per bit and removed addend.
+    N = 2: w-1 bits and one round for the first ANDs (each operand has one owner), then the tree: 4w - 7 - L bits and
+    1 + L rounds in all, L = ceil(log2(w-1)). N > 2: carry-save adders first, one AND per bit and removed addend.
     """
     if w <= 1:
         return FREE

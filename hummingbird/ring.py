@@ -31,10 +31,9 @@ def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
     if x.numel() and not bool(torch.isfinite(x).all()):
         raise InputError("the tensor holds NaN or infinity", where=where)
     if x.numel() and float(x.abs().max()) >= 2.0**MAX_INTEGER_BITS:
+        # Not how large: this text is told to the other parties.
         raise InputError(
-            f"largest magnitude {float(x.abs().max()):.4g} leaves the fixed-point range of 2^{MAX_INTEGER_BITS}",
-            where=where,
-            hint="scale the input down",
+            f"a value leaves the fixed-point range of +-2^{MAX_INTEGER_BITS}", where=where, hint="scale the input down"
         )
     return (x.double() * 2.0**scale).round().long()
 

@@ -153,6 +153,7 @@ def main() -> None:
     )
     p.add_argument("--batch", type=int, default=8, help="images at once (default 8)")
     p.add_argument("--windows", nargs="+", default=["64:0", "24:0", "20:12"], metavar="K:M", help="windows to measure")
+    p.add_argument("--weights", nargs="+", choices=("random", "trained"), default=["random", "trained"])
     p.add_argument("--epochs", type=int, default=2, help="of training on the digits (default 2)")
     p.add_argument("--json", type=Path, help="write the rows to a file")
     p.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
@@ -166,8 +167,9 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         trained = Path(folder) / "trained.pt"
-        train(args.model, args.epochs, trained)
-        runs = [(weights, w) for weights in ("random", "trained") for w in ("crypten", *args.windows)]
+        if "trained" in args.weights:
+            train(args.model, args.epochs, trained)
+        runs = [(weights, w) for weights in args.weights for w in ("crypten", *args.windows)]
         for weights, what in tqdm(runs, unit="run", leave=False):
             options = ["--model", args.model, "--batch", str(args.batch)]
             options += ["--worker", "crypten"] if what == "crypten" else ["--worker", "gmw", "--window", what]
@@ -189,7 +191,7 @@ def main() -> None:
         "MB sent",
         "offline MB",
         "rounds",
-        "logit error",
+        "error of the largest logit",
         "speed",
         "bytes",
     )
@@ -210,9 +212,7 @@ def main() -> None:
         )
         for r in rows
     ]
-    print(
-        f"{args.model}, batch {args.batch}, 2 parties on loopback; per image and party; errors in % of the largest logit\n"
-    )
+    print(f"{args.model}, batch {args.batch}, 2 parties on loopback; per image and party\n")
     print(text_table(head, cells, left=3))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -190,10 +190,9 @@ def script() -> None:
     infer_once(rank)
 
 
-def forever() -> None:
+def forever(timeout: str) -> None:
     """Inference until somebody dies; large enough for messages that another thread sends. Says when it is under way."""
-    options = {"dealer": os.environ["DEALER"]} if os.environ.get("DEALER") else {}
-    session = sessions.init(timeout=TIMEOUT, **options)
+    session = sessions.init(timeout=float(timeout), dealer=os.environ.get("DEALER"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()).eval()
     private = hummingbird.convert_model(model)
@@ -204,11 +203,11 @@ def forever() -> None:
             print("running", flush=True)
 
 
-def other_dealer() -> None:
-    """A dealer of another version."""
+def deal(version: str) -> None:
+    """A dealer, as `python -m hummingbird dealer` runs it, of the version that is asked for."""
     from hummingbird.mpc.dealer import command, server
 
-    server.VERSION = "0.0.1"
+    server.VERSION = version or server.VERSION
     command.main(
         argparse.Namespace(
             listen=os.environ["DEALER"], tls_cert=None, tls_key=None, tls_ca=None, parties=None, once=False
@@ -233,20 +232,30 @@ def blocked() -> None:
     session.channel.receive(0, [torch.zeros(50_000_000, dtype=torch.uint8)])
 
 
-def inference(*arguments: str) -> None:
-    """scripts/infer.py."""
-    sys.argv = ["infer.py", *arguments]
-    infer.main()
+def arguments(*lines: str) -> None:
+    """scripts/infer.py with one line of arguments after the other: prints the errors, as `failures` does."""
+    seen = []
+    for line in lines:
+        sys.argv = ["infer.py", "--model", "digits", "--timeout", str(TIMEOUT), "--dealer", os.environ["DEALER"]]
+        sys.argv += line.split()
+        started = time.perf_counter()
+        try:
+            infer.main()
+            seen.append(("nothing", "", 0.0))
+        except Exception as error:
+            seen.append((type(error).__name__, str(error), time.perf_counter() - started))
+            sessions.abort(error)
+    print(json.dumps(seen))
 
 
 JOBS: dict[str, Callable[..., None]] = {
     "again": again,
+    "arguments": arguments,
     "blocked": blocked,
+    "deal": deal,
     "failures": failures,
     "forever": forever,
-    "inference": inference,
     "meet": meet,
-    "other_dealer": other_dealer,
 }
 
 

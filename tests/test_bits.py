@@ -117,7 +117,9 @@ def test_wrong_files_are_refused_by_name(tmp_path: Path, change: dict[str, objec
         assert "relu" in caught.value.where
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"\x80\x02}q", b"\xff\xfe{\x00}\x00", b"{'k': 1}"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"\x80\x02}q", b"\xff\xfe{\x00}\x00", b"{'k': 1}"]
+)
 def test_what_is_no_json_object_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bits.json"
     path.write_bytes(data)

@@ -1,9 +1,9 @@
-"""The converter: all problems or a whole net, windows by name, inputs checked before anything runs, prices that hold."""
+"""The converter: all problems or a whole net, windows by name, inputs checked first, prices that hold."""
 
 from __future__ import annotations
 
 import copy
-import gc
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +20,7 @@ from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, Mode
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Layer, Spec
-from hummingbird.mpc.net import PrivateNet
-from tests.parties import ROOT, succeed
+from tests.parties import succeed
 
 UNIT = 2.0**-16
 SMALL = BitWindow(24, 0)
@@ -131,7 +130,10 @@ class Fixed(nn.Module):
 @pytest.mark.parametrize(
     ("net", "names"),
     [
-        (nn.Sequential(nn.Flatten(), scaled(nn.Linear(4, 4), 1e12), nn.ReLU(), scaled(nn.Linear(4, 4), 1e12)), ["1", "3"]),
+        (
+            nn.Sequential(nn.Flatten(), scaled(nn.Linear(4, 4), 1e12), nn.ReLU(), scaled(nn.Linear(4, 4), 1e12)),
+            ["1", "3"],
+        ),
         (nn.Sequential(nn.Flatten(), scaled(nn.Linear(4, 4), float("nan"))), ["1"]),
         (Fixed(1e12, 1.0), ["mul"]),
         (Fixed(2.0, 1e12), ["add"]),
@@ -199,12 +201,21 @@ def test_a_window_above_what_is_left_of_the_ring_is_refused_before_anything_runs
     with pytest.raises(ConfigError) as caught:
         private_output(net, torch.randn(2, 4), BitWindow(64, 50))
     assert caught.value.where == "1" and "[64:50)" in caught.value.what
-    assert torch.equal(private_output(net, torch.randn(2, 4), BitWindow(64, 47)), torch.zeros(2, 4)) is False
+    assert private_output(net, torch.randn(2, 4), BitWindow(64, 47)).shape == (2, 4)  # bit 63 is still there
 
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.3), nn.PReLU(4), nn.Hardtanh(-0.1, 0.1), nn.Sigmoid(), nn.Hardswish(), nn.Softmax(1)],
+    [
+        nn.ReLU(),
+        nn.ReLU6(),
+        nn.LeakyReLU(0.3),
+        nn.PReLU(4),
+        nn.Hardtanh(-0.1, 0.1),
+        nn.Sigmoid(),
+        nn.Hardswish(),
+        nn.Softmax(1),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_no_bits_make_a_layer_the_identity(alone: sessions.Session, layer: nn.Module) -> None:
@@ -279,7 +290,12 @@ class Awkward(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan, self.costs, self.prepare, self.comparing_layers = nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()
+        self.plan, self.costs, self.prepare, self.comparing_layers = (
+            nn.Linear(4, 4),
+            nn.ReLU(),
+            nn.Linear(4, 3),
+            nn.ReLU(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.comparing_layers(self.prepare(self.costs(self.plan(x))))
@@ -413,8 +429,6 @@ def test_the_meter_predicts_what_costs_says(alone: sessions.Session, weights: st
             assert row.bits_sent == row.rounds == 0
             assert row.offline_bits_predicted == row.offline_bits == expected.offline_bits, name
             assert row.elements == planned[name].elements and row.window == planned[name].window
-    # For more parties the same plan has a price, which is what they will send (tests/test_layers.py).
-    assert (sum(step.cost.rounds for step in private.costs(tuple(x.shape), 2)) > 0) is (window.w > 0 or weights == 0 or True)
 
 
 def test_costs_are_per_batch_and_grow_with_it() -> None:
@@ -483,26 +497,9 @@ def test_a_registered_module_written_with_crypten_functions(alone: sessions.Sess
 # Between real parties -------------------------------------------------------------------------------------------------
 
 
-def leftovers(*weights: Tensor) -> list[Tensor]:
-    """Tensors in this process, shared ones and views apart, that equal one of `weights` as reals or as ring elements."""
-    gc.collect()
-    wanted = [(w.shape, w, ring.encode(w)) for w in weights]
-    own = {id(w) for w in weights} | {id(t) for item in wanted for t in item[1:]}
-    found = []
-    for thing in gc.get_objects():
-        if type(thing) in (Tensor, nn.Parameter) and id(thing) not in own and not thing.is_meta:
-            for shape, real, code in wanted:
-                for form in (thing, thing.t() if thing.dim() == 2 else thing):
-                    if form.shape == shape and torch.equal(form.detach().to(real.dtype), real if form.is_floating_point() else code.to(real.dtype)):
-                        found.append(thing)
-    return found
-
-
-def test_weights_are_nowhere_in_the_clear_after_sharing() -> None:
-    """Program in tests/jobs.py: party 1's weights, in a net of two parties."""
-    ended = succeed(["-m", "tests.jobs", "private_weights", "1"], 2)
-    assert '"error"' in ended[0].out
-
-
-def test_a_private_net_is_a_module() -> None:
-    assert issubclass(PrivateNet, nn.Module) and (ROOT / "hummingbird").is_dir()
+def test_private_weights_are_nowhere_in_the_clear() -> None:
+    """The program is in tests/jobs.py; it looks through the memory of both parties, for either owner."""
+    ended = succeed(["-m", "tests.jobs", "private_weights"], 2)
+    results = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert len(results) == 2
+    assert all(result["error"] <= result["bound"] for result in results), results

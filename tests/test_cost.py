@@ -89,7 +89,9 @@ def test_wider_windows_and_more_elements_never_cost_less(name: str, parties: int
     for n in (1, 7, 8, 9, 1000):
         row = [price(n, w, parties) for w in range(1, 65)]
         for narrow, wide in itertools.pairwise(row):
-            assert narrow.bits <= wide.bits and narrow.rounds <= wide.rounds and narrow.offline_bits <= wide.offline_bits
+            assert (
+                narrow.bits <= wide.bits and narrow.rounds <= wide.rounds and narrow.offline_bits <= wide.offline_bits
+            )
     sizes = [price(n, 8, parties) for n in range(1, 40)]
     for few, many in itertools.pairwise(sizes):
         assert few.bits <= many.bits and few.rounds == many.rounds and few.offline_bits <= many.offline_bits

@@ -6,6 +6,7 @@ already (tests/failure_jobs.py); torchrun itself starts those of the last tests.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -26,11 +27,13 @@ import torch
 from tests.failure_jobs import BAD_INPUTS, FAILURES, SECRET, TIMEOUT, net, rows
 from tests.parties import ROOT, environment, free_port
 
-# A failure that the operating system reports (a closed connection) is told within this time, seconds; the machine may
-# be busy. Silence is one only after TIMEOUT, and two waits may follow one another, the second of at most 4 s: the
-# last words of a dealer (2 s) and of the party that waited for it (2 s).
-SOON = 6.0
-SILENCE = TIMEOUT + 4.0 + SOON
+# Seconds until a failure that the operating system reports (a closed connection) must be told: measured 0.05, on an idle
+# machine. Silence is a failure only after TIMEOUT, and a dealer has 2 s more for its last words.
+SOON = 5.0
+SILENCE = TIMEOUT + 2.0 + SOON
+# And from there to the process's end: 2 s for parties that read no more, 2 s for a dealer that is not there, 5 s for a
+# dealer that was started here and does not end.
+ENDING = 9.0 + SOON
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Party:
 
     nursery: Nursery
     pid: int
+    variables: dict[str, str]
     out: Path
     err: Path
 
@@ -97,7 +101,7 @@ class Nursery:
             }
         )
         assert pid is not None
-        return Party(self, pid, out, err)
+        return Party(self, pid, variables, out, err)
 
     def start(self, job: Sequence[str], parties: int, **variables: str) -> list[Party]:
         """All parties of a run."""
@@ -134,16 +138,22 @@ def error_of(party: Party, code: int) -> str:
     """The one error message of a party that has failed as it should."""
     text = party.err.read_text()
     assert code == 1, (code, text)
-    assert "Traceback" not in text and text.count("error: ") == 1, text
+    assert "Traceback" not in text and text.count("] error: ") == 1, text
     assert re.search(r"^\[party \d\] error: .+ \(at .+\)\nhint: .+$", text, re.MULTILINE), text
     return text
 
 
-def all_fail(parties: Sequence[Party], seconds: float, what: str) -> list[str]:
-    """Every party ends with one error within this time; prints how long it took (pytest -rP)."""
-    started = time.monotonic()
-    messages = [error_of(party, party.wait(max(0.0, started + seconds - time.monotonic()))) for party in parties]
-    print(f"{what}: {time.monotonic() - started:.1f} s")
+def all_fail(parties: Sequence[Party], seconds: float, what: str, since: float | None = None) -> list[str]:
+    """Every party says one error and ends within this time; prints how long both took (pytest -rP)."""
+    started = time.monotonic() if since is None else since
+    while time.monotonic() - started < seconds:
+        if all("] error: " in party.err.read_text() for party in parties):
+            break
+        time.sleep(0.01)
+    said = time.monotonic() - started
+    assert said < seconds, [party.err.read_text() for party in parties]
+    messages = [error_of(party, party.wait(ENDING)) for party in parties]
+    print(f"MEASURED {what}: said after {said:.2f} s, ended after {time.monotonic() - started:.2f} s")
     return messages
 
 
@@ -165,7 +175,7 @@ def gone(pid: int, seconds: float) -> bool:
     return True
 
 
-# Living parties --------------------------------------------------------------------------------------------------------
+# Living parties ------------------------------------------------------------------------------------------------------
 
 Seen = list[dict[str, tuple[str, str, float]]]
 
@@ -179,7 +189,7 @@ def seen(request: pytest.FixtureRequest, nursery: Nursery, dealer: str) -> Seen:
         assert code == 0, party.err.read_text()
     out = [json.loads(party.out.read_text()) for party in parties]
     for name in FAILURES:
-        print(f"{name}: {', '.join(f'{one[name][2]:.3f}' for one in out)} s")
+        print(f"MEASURED {name}, {len(out)} parties: {', '.join(f'{one[name][2]:.3f}' for one in out)} s")
     return out
 
 
@@ -301,7 +311,7 @@ def test_init_again(nursery: Nursery, dealer: str):
     assert not list(nursery.folder.glob("hummingbird-*"))
 
 
-# Parties that are not there --------------------------------------------------------------------------------------------
+# Parties that are not there ------------------------------------------------------------------------------------------
 
 
 def test_missing_parties(nursery: Nursery, dealer: str):
@@ -316,7 +326,7 @@ def test_missing_parties(nursery: Nursery, dealer: str):
         parties.append([nursery.fork(command, rank, size, port, DEALER=dealer) for rank in present])
     for (size, present), run in zip(runs, parties, strict=True):
         # The rendezvous of torch.distributed has two steps, each with this timeout.
-        for text in all_fail(run, started + 2 * seconds + SOON - time.monotonic(), f"{present} of {size}"):
+        for text in all_fail(run, 2 * seconds + SOON, f"{present} of {size}", started):
             assert f"the {size} parties did not meet within {seconds:g} s" in text
             assert "MASTER_ADDR" in text
     assert time.monotonic() - started > seconds
@@ -328,98 +338,129 @@ def test_unreachable_dealer(nursery: Nursery):
         assert "nothing answers" in text and f"unix:{nursery.folder}/nobody" in text
 
 
+@contextlib.contextmanager
+def dealing(nursery: Nursery, version: str = "") -> Iterator[Party]:
+    """A dealer of its own, which a test may end."""
+    address = f"unix:{nursery.folder}/d{nursery.count}"
+    party = nursery.fork(["deal", version], 0, 1, 1, DEALER=address)
+    party.until("listening")
+    yield party
+    if alive(party.pid):
+        os.kill(party.pid, signal.SIGKILL)
+    party.wait(5)
+
+
 def test_dealer_of_another_version(nursery: Nursery):
-    address = f"unix:{nursery.folder}/other"
-    other = nursery.fork(["other_dealer"], 0, 1, 1, DEALER=address)
-    other.until("listening")
-    parties = nursery.start(["meet", f"{TIMEOUT}"], 2, DEALER=address)
-    for text in all_fail(parties, SOON, "dealer of another version"):
-        assert re.search(r"party \d runs version 0.1.0, the dealer runs version 0.0.1", text), text
-    os.kill(other.pid, signal.SIGTERM)
-    assert other.wait(5) == 0
+    with dealing(nursery, "0.0.1") as other:
+        parties = nursery.start(["meet", f"{TIMEOUT}"], 2, DEALER=other.variables["DEALER"])
+        for text in all_fail(parties, SOON, "dealer of another version"):
+            assert re.search(r"party \d runs version \S+, the dealer runs version 0.0.1", text), text
 
 
-# Processes that die in the middle --------------------------------------------------------------------------------------
+# Processes that die in the middle -------------------------------------------------------------------------------------
 
 
-def running(nursery: Nursery, size: int) -> tuple[list[Party], int, set[Path]]:
-    """Parties in the middle of inference, the process id of the dealer that party 0 has started, its directory."""
-    before = set(nursery.folder.glob("hummingbird-*"))
-    parties = nursery.start(["forever"], size)
+def under_way(nursery: Nursery, size: int, **variables: str) -> list[Party]:
+    """Parties in the middle of inference."""
+    parties = nursery.start(["forever", f"{TIMEOUT}"], size, **variables)
     for party in parties:
         party.until("running")
-    (dealer,) = parties[0].children()
-    folders = set(nursery.folder.glob("hummingbird-*")) - before
-    assert len(folders) == 1 and alive(dealer)
-    return parties, dealer, folders
-
-
-def nothing_left(dealer: int, folders: set[Path]) -> None:
-    assert gone(dealer, SOON), "the dealer outlives its parties"
-    assert not [folder for folder in folders if folder.exists()]
-
-
-@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (2, 1), (3, 0), (3, 1), (3, 2)])
-def test_killed_party(nursery: Nursery, size: int, victim: int):
-    parties, dealer, folders = running(nursery, size)
     time.sleep(random.random() / 2)
+    return parties
+
+
+class LocalDealer:
+    """The dealer that party 0 has started, and its directory."""
+
+    def __init__(self, nursery: Nursery, parties: Sequence[Party]) -> None:
+        (self.pid,) = parties[0].children()
+        (self.folder,) = nursery.folder.glob("hummingbird-*")
+        assert alive(self.pid)
+
+    def check_that_nothing_is_left(self) -> None:
+        assert gone(self.pid, SOON), "the dealer outlives its parties"
+        assert not self.folder.exists()
+
+
+@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 0), (3, 2)])
+def test_killed_party_and_the_dealer_of_party_0(nursery: Nursery, size: int, victim: int):
+    parties = under_way(nursery, size)
+    dealer = LocalDealer(nursery, parties)
     os.kill(parties[victim].pid, signal.SIGKILL)
     living = [party for rank, party in enumerate(parties) if rank != victim]
     for text in all_fail(living, SOON, f"kill -9 of party {victim} of {size}"):
         assert f"party {victim} closed the connection: it ended or was killed" in text, text
     assert parties[victim].wait(1) == -signal.SIGKILL
-    nothing_left(dealer, folders)
+    dealer.check_that_nothing_is_left()
+
+
+@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_killed_party(nursery: Nursery, dealer: str, size: int, victim: int):
+    """At random moments."""
+    parties = under_way(nursery, size, DEALER=dealer)
+    os.kill(parties[victim].pid, signal.SIGKILL)
+    living = [party for rank, party in enumerate(parties) if rank != victim]
+    for text in all_fail(living, SOON, f"kill -9 of party {victim} of {size}"):
+        assert f"party {victim} closed the connection: it ended or was killed" in text, text
+    parties[victim].wait(1)
 
 
 def test_party_killed_while_it_joins(nursery: Nursery, dealer: str):
-    """At any moment of init: the other ends with an error, at the latest after its timeouts."""
-    moments = [0.0, 0.05, 0.1, 0.2, 0.4]
-    runs = [nursery.start(["meet", "4"], 2, DEALER=dealer) for _ in moments]
-    for run, moment in zip(runs, moments, strict=True):
-        time.sleep(moment)
-    raise NotImplementedError
+    """At any moment of init: the other ends with an error, at the latest after the timeouts of meeting."""
+    seconds = 4.0
+    for number in range(4):
+        parties = nursery.start(["forever", f"{seconds}"], 2, DEALER=dealer)
+        time.sleep(0.05 + random.random() / 2)
+        victim = number % 2
+        os.kill(parties[victim].pid, signal.SIGKILL)
+        all_fail([parties[1 - victim]], 2 * seconds + SOON, f"kill -9 of party {victim} in init")
+        parties[victim].wait(1)
+
+
+def terminate(parties: Sequence[Party], victim: int) -> None:
+    """SIGTERM, which is what launchers send."""
+    os.kill(parties[victim].pid, signal.SIGTERM)
+    for text in all_fail(parties, SOON, f"SIGTERM to party {victim} of {len(parties)}"):
+        assert "this party was told to stop (SIGTERM)" in text, text
+        assert "when another party has failed" in text
+
+
+def test_terminated_party_and_its_dealer(nursery: Nursery):
+    parties = under_way(nursery, 2)
+    dealer = LocalDealer(nursery, parties)
+    terminate(parties, 0)
+    dealer.check_that_nothing_is_left()
 
 
 @pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 1)])
-def test_terminated_party(nursery: Nursery, size: int, victim: int):
-    """SIGTERM is what launchers send."""
-    parties, dealer, folders = running(nursery, size)
-    time.sleep(random.random() / 2)
-    os.kill(parties[victim].pid, signal.SIGTERM)
-    texts = all_fail(parties, SOON, f"SIGTERM to party {victim} of {size}")
-    for text in texts:
-        assert "this party was told to stop (SIGTERM)" in text, text
-        assert "when another party has failed" in text
-    nothing_left(dealer, folders)
+def test_terminated_party(nursery: Nursery, dealer: str, size: int, victim: int):
+    terminate(under_way(nursery, size, DEALER=dealer), victim)
 
 
 def test_killed_dealer(nursery: Nursery):
-    parties, dealer, folders = running(nursery, 2)
-    time.sleep(random.random() / 2)
-    os.kill(dealer, signal.SIGKILL)
-    texts = all_fail(parties, SOON, "kill -9 of the dealer")
+    with dealing(nursery) as dealer:
+        parties = under_way(nursery, 2, DEALER=dealer.variables["DEALER"])
+        os.kill(dealer.pid, signal.SIGKILL)
+        texts = all_fail(parties, SOON, "kill -9 of the dealer")
     assert "the connection is lost" in texts[0] and "(at dealer unix:" in texts[0]
     assert "party 0 stopped: the connection is lost" in texts[1]
-    nothing_left(dealer, folders)
 
 
-def test_stopped_dealer(nursery: Nursery):
-    """A dealer that says nothing is one that is gone, after the timeout."""
-    parties, dealer, folders = running(nursery, 2)
-    os.kill(dealer, signal.SIGSTOP)
-    texts = all_fail(parties, SILENCE, "a dealer that hangs")
-    nothing_left(dealer, folders)
-    assert "dealer" in texts[0] or "party 1 stopped: party 0 sent" in texts[0], texts[0]
-
-
-def test_stopped_party(nursery: Nursery):
-    parties, dealer, folders = running(nursery, 3)
-    os.kill(parties[1].pid, signal.SIGSTOP)
-    texts = all_fail([parties[0], parties[2]], SILENCE, "a party that hangs")
-    assert all(f"party 1 sent or took nothing for {TIMEOUT:g} s" in text for text in texts), texts
-    os.kill(parties[1].pid, signal.SIGCONT)
-    all_fail([parties[1]], SOON, "the same, when it comes back")
-    nothing_left(dealer, folders)
+def test_silent_processes(nursery: Nursery, dealer: str):
+    """A dealer or a party that hangs is one that is gone, after the timeout."""
+    with dealing(nursery) as stopped:
+        first = under_way(nursery, 2, DEALER=stopped.variables["DEALER"])
+        second = under_way(nursery, 3, DEALER=dealer)
+        started = time.monotonic()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        os.kill(second[1].pid, signal.SIGSTOP)
+        texts = all_fail([second[0], second[2]], SILENCE, "a party that hangs", started)
+        assert all(f"party 1 sent or took nothing for {TIMEOUT:g} s" in text for text in texts), texts
+        texts = all_fail(first, SILENCE, "a dealer that hangs", started)
+        assert "no answer in time (at dealer" in texts[0]
+        assert f"party 0 sent or took nothing for {TIMEOUT:g} s" in texts[1] or "stopped: no answer in time" in texts[1]
+    os.kill(second[1].pid, signal.SIGCONT)
+    all_fail([second[1]], SOON, "a party that hung, when it comes back")
 
 
 def test_a_party_ends_though_another_reads_nothing(nursery: Nursery, dealer: str):
@@ -436,44 +477,75 @@ def test_a_script_of_its_own(nursery: Nursery, dealer: str):
     """A program that does not use run_party: its own traceback at home, only the type's name elsewhere."""
     parties = nursery.start(["script"], 2, DEALER=dealer)
     assert [party.wait(30) for party in parties] == [1, 1]
-    first, second = (party.err.read_text() for party in parties)
+    # torch.distributed writes [rank0]: before each line of a traceback.
+    first, second = (re.sub(r"^\[rank\d\]: ", "", party.err.read_text(), flags=re.MULTILINE) for party in parties)
     assert first.count("Traceback") == 1 and first.endswith(f"ZeroDivisionError: {SECRET} / 0\n")
     assert "PeerError: party 0 stopped: ZeroDivisionError (at party 1)\nhint: " in second and SECRET not in second
 
 
-# scripts/infer.py ------------------------------------------------------------------------------------------------------
+# scripts/infer.py -----------------------------------------------------------------------------------------------------
 
 
-def bits_file(folder: Path, **changes: object) -> str:
+def bits_file(folder: Path, name: str, **changes: object) -> str:
     content = {"format": "hummingbird-bits", "version": 1, "layers": {}, **changes}
-    path = folder / f"{len(list(folder.glob('*.json')))}.json"
-    path.write_text(json.dumps(content))
-    return str(path)
+    (folder / name).write_text(json.dumps(content))
+    return f"--bits {folder / name}"
 
 
 def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
     """Each is an error in words at both parties; where only one can see it, the other is told."""
     torch.save({"fc.weight": torch.zeros(10, 10)}, tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("no checkpoint")
-    (tmp_path / "cifar10").mkdir()
-    wrong: dict[str, tuple[list[str], str, str]] = {
-        "checkpoint of another net": (["--checkpoint", str(tmp_path / "other.pt")], "does not fit Digits", "ValueError"),
-        "no checkpoint": (["--checkpoint", str(tmp_path / "text.pt")], "is no weights-only checkpoint", "ValueError"),
-        "missing checkpoint": (["--checkpoint", "/nowhere/x.pt"], "No such file or directory (at /nowhere/x.pt)", "File"),
-        "missing bits": (["--bits", "/nowhere/x.json"], "cannot read the bit configuration", ""),
-        "unknown layer": (["--bits", bits_file(tmp_path, layers={"relu9": {"k": 20, "m": 4}})], "names ['relu9']", ""),
-        "foreign bits": (["--bits", bits_file(tmp_path, version=7)], "bit configuration version 7, this", ""),
-        "k below m": (["--bits", bits_file(tmp_path, default={"k": 4, "m": 20})], "window [4:20) has k < m", ""),
-        "window": (["--window", "nonsense"], "'nonsense' is not a window (at --window)", ""),
-        "window above 64": (["--window", "80:2"], "window [80:2) leaves the 64-bit ring", ""),
-        "weights": (["--weights", "7"], "weights=7 (at weights)", ""),
-        "weights in words": (["--weights", "mine"], "weights='mine' (at weights)", ""),
-        "protocol": (["--protocol", "magic"], "unknown protocol 'magic'", ""),
-        "data": (["--dataset", "cifar10", "--data", str(tmp_path)], "", ""),
+    unknown = bits_file(tmp_path, "unknown", layers={"relu9": {"k": 20, "m": 4}})
+    wrong = {
+        f"--checkpoint {tmp_path / 'other.pt'}": "does not fit Digits",
+        f"--checkpoint {tmp_path / 'text.pt'}": "is no weights-only checkpoint",
+        "--checkpoint /nowhere/x.pt": "No such file or directory",
+        "--bits /nowhere/x.json": "cannot read the bit configuration: No such file",
+        unknown: "the bit configuration names ['relu9'], which the net lacks",
+        bits_file(tmp_path, "foreign", version=7): "bit configuration version 7, this release reads version 1",
+        bits_file(tmp_path, "order", default={"k": 4, "m": 20}): "window [4:20) has k < m",
+        "--window nonsense": "'nonsense' is not a window (at --window)",
+        "--window 80:2": "window [80:2) leaves the 64-bit ring",
+        "--weights 7": "weights=7 (at weights)",
+        "--weights mine": "weights='mine' (at weights)",
+        "--protocol magic": "unknown protocol 'magic' (at protocol)",
+        "--model resnet18": "the net cannot take an input of shape (100, 1, 8, 8)",
+        f"--dataset mnist --model cryptonets --data {tmp_path}": "there is no file",
+    }
+    parties = nursery.start(["arguments", *wrong], 2, DEALER=dealer)
+    assert [party.wait(60) for party in parties] == [0, 0], [party.err.read_text() for party in parties]
+    first, second = (json.loads(party.out.read_text()) for party in parties)
+    for (line, expected), here, there in zip(wrong.items(), first, second, strict=True):
+        print(f"MEASURED {line}: {here[2]:.2f}, {there[2]:.2f} s")
+        assert expected in here[1] and here[2] < SOON, (line, here)
+        # Party 1 hears of it from party 0 if that was faster: all of our own errors, of others the type.
+        assert expected in there[1] or re.match(r"party 0 stopped: (File|Value)", there[1]), (line, there)
+        assert "hint: " in there[1] and there[2] < SOON, (line, there)
+    assert there[0] == "PeerError" and there[1].startswith("party 0 stopped: there is no file"), there
+
+
+def test_under_torchrun(dealer: str, tmp_path: Path):
+    """The launcher sees the failure and ends; each party has said what it knows."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    script = ["scripts/infer.py", "--model", "digits", "--timeout", "30"]
+    wrong = {
+        "No such file or directory (at /nowhere/x.pt)": ["--checkpoint", "/nowhere/x.pt", "--dealer", dealer],
+        "there is no file": ["--model", "cryptonets", "--dataset", "mnist", "--data", str(tmp_path)],
     }
     started = time.monotonic()
-    runs = {}
-    for name, (arguments, _, _) in wrong.items():
-        command = ["inference", "--model", "digits", "--timeout", f"{TIMEOUT}", "--dealer", dealer, *arguments]
-        runs[name] = nursery.start(command, 2)
-    raise NotImplementedError
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
+    runs = [
+        subprocess.Popen([*launcher, *script, *arguments], cwd=ROOT, env=variables, text=True, stderr=subprocess.PIPE)
+        for arguments in wrong.values()
+    ]
+    for run, expected in zip(runs, wrong, strict=True):
+        _, text = run.communicate(timeout=60)
+        print(f"MEASURED torchrun, {expected}: {time.monotonic() - started:.1f} s from the start of two launchers")
+        assert run.returncode == 1
+        said = re.findall(r"^\[party (\d)\] error: (.*)\nhint: ", text, re.MULTILINE)
+        assert sorted(rank for rank, _ in said) == ["0", "1"], text
+        assert expected in dict(said)["0"], text
+        reasons = (expected, "party 0 stopped: FileNotFoundError", "told to stop (SIGTERM)")
+        assert any(reason in dict(said)["1"] for reason in reasons), text
+    assert not list(tmp_path.glob("hummingbird-*"))

@@ -98,13 +98,10 @@ def test_the_floor_test_can_fail() -> None:
 
 
 def test_the_package_itself_loads_nothing_early() -> None:
-    """`import hummingbird` must stay cheap: neither torch nor CrypTen, which the dealer and the commands do not need.
-    """
-    code = (
-        "import sys, hummingbird; hummingbird.BitWindow(8, 0); print([m for m in ('torch', 'crypten') if m in sys.modules])"
-    )
+    """`import hummingbird` must stay cheap: neither torch nor CrypTen, which windows and the dealer do not need."""
+    code = "import sys, hummingbird; hummingbird.BitWindow(8, 0); print({'torch', 'crypten'} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert ended.stdout.strip() == "[]", ended.stdout + ended.stderr
+    assert ended.stdout.strip() == "set()", ended.stdout + ended.stderr
 
 
 def test_every_public_name_resolves() -> None:
@@ -178,7 +175,9 @@ def tracked() -> list[Path]:
 
 
 def test_no_file_is_long() -> None:
-    code = [p for p in tracked() if p.suffix in {".py", ".cpp", ".cu", ".md"} and "tests" not in p.relative_to(ROOT).parts]
+    code = [
+        p for p in tracked() if p.suffix in {".py", ".cpp", ".cu", ".md"} and "tests" not in p.relative_to(ROOT).parts
+    ]
     long = {str(path): count for path in [*FILES, *code] if (count := len(path.read_text().splitlines())) > 450}
     assert not long
 
@@ -220,5 +219,6 @@ def test_no_path_of_one_machine_in_tracked_files() -> None:
 
 def test_no_stubs() -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X{3})\b")
-    texts = [p for p in tracked() if p.suffix in {".py", ".cpp", ".md", ".toml"}]
+    code = [p for p in tracked() if p.suffix in {".py", ".cpp", ".md", ".toml"}]
+    texts = [p for p in code if p.relative_to(ROOT).parts[0] != "tests"]  # which look for them, as this one does
     assert not {str(p.relative_to(ROOT)) for p in texts if marks.search(p.read_text())}

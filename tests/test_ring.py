@@ -178,7 +178,9 @@ def test_the_batch_is_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch, limit
     view = big[1:6, 1:5, 2:8, 1:7]
     assert torch.equal(ring.conv(view, w, (1, 1), (0, 0), (1, 1), 1), F.conv2d(view.contiguous(), w))
     swapped = big[:5, :6].transpose(1, 2)[:, :4]
-    assert torch.equal(ring.conv(swapped, w, (2, 1), (0, 0), (1, 1), 1), F.conv2d(swapped.contiguous(), w, stride=(2, 1)))
+    assert torch.equal(
+        ring.conv(swapped, w, (2, 1), (0, 0), (1, 1), 1), F.conv2d(swapped.contiguous(), w, stride=(2, 1))
+    )
 
 
 def test_a_broadcast_input_is_read_correctly() -> None:

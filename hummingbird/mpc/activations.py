@@ -83,7 +83,7 @@ class Comparing(Layer):
 
 
 class ReLU(Comparing):
-    """max(x, 0): 65 bits plus the window's, for N = 2 about 4w + 60 bits in 2 + ceil(log2(w - 1)) rounds."""
+    """max(x, 0): 65 bits plus the window's, for N = 2 4w + 58 - L bits in 2 + L rounds, L = ceil(log2(w - 1))."""
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         return relu(share, scale, self.window)[0], SCALE

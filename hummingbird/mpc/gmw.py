@@ -2,14 +2,14 @@
 
 Party i cuts its share to s_i[k:m) = (s_i >> m) mod 2^w, locally. The cut shares add up, mod 2^w, to floor(x / 2^m) -
 c with a carry 0 <= c < N, so the top bit of their sum is the sign of x for -2^(k-1) + N*2^m <= x < 2^(k-1), and also
-for 0 <= x unless x < (N-1) * 2^m (Maleki et al., "HummingBird", 2024, section 4). Only that bit is computed:
+for 0 <= x unless x < (N-1) * 2^m (Maeng and Suh, "HummingBird", 2023, section 4). Only that bit is computed:
 
     sign = p[w-1] xor carry,   carry = G over bits 0..w-2,   (G, P) o (G', P') = (G xor P G', P P')
 
 with generate g = a & b and propagate p = a xor b. Two parties: each operand of g has one owner, so g costs one bit
 per party; an inner node is two ANDs with a common operand, three bits instead of four, and the lowest node of a level
 needs no P. For N > 2 carry-save adders first bring the addends down to two. Published: 2w + 4w ceil(log2 w) bits;
-here about 4w - 5 - log2 w.
+here 4w - 7 - ceil(log2(w - 1)).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
     """Xor share of [x >= 0], packed: uint8 (ceil(n/8),), from additive shares int64 (n,) and bits low..low+w-1 of them.
 
-    Cost: `cost.drelu(n, w, N)`: for N = 2 about 4w - 5 bits in 1 + ceil(log2(w-1)) rounds.
+    Cost: `cost.drelu(n, w, N)`: for N = 2 4w - 7 - L bits in 1 + L rounds, L = ceil(log2(w - 1)).
     """
     planes = kernels.to_planes(share, low, w)
     count = share.numel()

@@ -42,6 +42,7 @@ from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
+_LEAVE = 2.0  # seconds for the dealer to hear that this party leaves
 
 
 class Dealer(Protocol):
@@ -97,8 +98,14 @@ class Session:
                 )
 
     def close(self) -> None:
-        """End this party's part in an orderly way."""
-        self.dealer.close()
+        """End this party's part, within seconds."""
+        # gRPC waits without a limit for a call in which a signal (Ctrl-C, SIGTERM) has raised an exception.
+        leaving = threading.Thread(target=self.dealer.close, daemon=True)
+        try:
+            leaving.start()
+            leaving.join(_LEAVE)
+        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's end; no call is under way then
+            self.dealer.close()
         self.channel.close()
 
 
@@ -258,8 +265,9 @@ def _truncate_shared(x: Any, divisor: int) -> Any:
     """CrypTen's N-party division by a public integer: exact to one unit for powers of two, CrypTen's own protocol
     otherwise.
     """
-    shift = int(divisor).bit_length() - 1
-    if divisor != 1 << shift:
+    several = isinstance(divisor, Tensor) and divisor.numel() != 1
+    shift = 0 if several else int(divisor).bit_length() - 1
+    if several or divisor != 1 << shift:
         return _crypten.wraps_truncate(x, divisor)
     x.share = truncate(current(), x.share.reshape(-1), shift).view(x.share.shape)
     return x

@@ -22,7 +22,7 @@ import threading
 import time
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 
 import torch
@@ -74,6 +74,7 @@ class Channel:
         self._received = dict.fromkeys(incoming, 0)
         self._writing = {peer: threading.Lock() for peer in outgoing}
         self._queues: dict[int, SimpleQueue[_Job | None]] = {}
+        self._long: dict[int, Future[None]] = {}  # by peer: the last long message, perhaps still to be written
         self._torn: set[int] = set()  # peers to whom a frame was sent in part: another one would be read as its rest
         self._said: dict[int, str] = {}  # by peer: the text of its ABORT or PLACE frame
         self.closed = False
@@ -191,7 +192,7 @@ class Channel:
             threading.Thread(
                 target=self._serve, args=(peer, queue), name=f"hummingbird-send-{peer}", daemon=True
             ).start()
-        future: Future[None] = Future()
+        future = self._long[peer] = Future()
         self._queues[peer].put((future, [memoryview(header), *parts]))
         return future
 
@@ -217,6 +218,8 @@ class Channel:
     def _say(self, peer: int, kind: int, text: str) -> None:
         """Send an ABORT or PLACE frame if the peer still takes one; never raises."""
         data = text.encode()[:_MAX_TEXT]
+        if peer in self._long:
+            wait([self._long[peer]], _GRACE)  # its frame comes first, also where its thread has not begun
         if not self._writing[peer].acquire(timeout=_GRACE):
             return  # a long message is still on its way: that peer has stopped reading
         try:

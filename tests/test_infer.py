@@ -1,0 +1,110 @@
+"""The programs a user runs: inference under torchrun with every kind of dealer, the benchmarks, and the demo."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dealers import Authority
+from tests.parties import ROOT, free_port, succeed
+
+DIGITS = ["--model", "digits", "--checkpoint", "checkpoints/digits.pt"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def call(*command: str, timeout: float = 110.0) -> str:
+    """Run a program of the project, and return what it printed."""
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=timeout
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    options = [
+        "--bits",
+        "checkpoints/digits.bits.json",
+        "--images",
+        "200",
+        "--batch",
+        "80",
+        "--layers",
+        "--json",
+        str(result),
+    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "scripts/infer.py"]
+    printed = call(*launcher, *DIGITS, *options)
+    figures = json.loads(result.read_text())
+    assert figures["images"] == 200 and figures["parties"] == 2
+    assert figures["bits_predicted_equal_bits_sent"]
+    assert figures["agreement_percent"] >= 99.0 and figures["accuracy_private_percent"] >= 98.0
+    assert "[21:13)" in printed and "relu1" in printed and "predicted kB" in printed
+
+
+def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ca")
+    for name in ("dealer", "party-0", "party-1", "party-2"):
+        authority.issue(name, *(["localhost"] if name == "dealer" else [name]))
+    address, result = f"localhost:{free_port()}", tmp_path / "result.json"
+
+    def certificates(name: str) -> list[str]:
+        stem = str(tmp_path / f"ca-{name}")
+        return ["--tls-cert", f"{stem}.crt", "--tls-key", f"{stem}.key", "--tls-ca", str(authority.path)]
+
+    command = [sys.executable, "-m", "hummingbird", "dealer", "--listen", address, *certificates("dealer")]
+    dealer = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
+    try:
+        # Party 1 owns the weights: the others have no use for the checkpoint.
+        options = ["--weights", "1", "--images", "40", "--dealer", address, "--json", str(result)]
+        succeed(["scripts/infer.py", *DIGITS, *options, *certificates("party-{rank}"), "--timeout", "60"], 3)
+    finally:
+        dealer.terminate()
+        dealer.communicate(timeout=20)
+    figures = json.loads(result.read_text())
+    assert figures["parties"] == 3 and figures["bits_predicted_equal_bits_sent"]
+    assert figures["accuracy_private_percent"] >= 95.0
+    assert "accuracy_plain_percent" not in figures  # party 0 has no weights to compare with
+
+
+def test_demo(tmp_path: Path) -> None:
+    result = tmp_path / "demo.json"
+    printed = call("-m", "scripts.demo", "--images", "60", "--json", str(result))
+    crypten, exact, reduced = json.loads(result.read_text())
+    assert "CrypTen 0.4.1" in printed
+    assert crypten["accuracy_private_percent"] == exact["accuracy_private_percent"]
+    assert crypten["online_kilobytes_per_image"] > 5 * exact["online_kilobytes_per_image"]
+    assert exact["online_kilobytes_per_image"] > 2 * reduced["online_kilobytes_per_image"]
+    assert crypten["rounds_per_batch"] > reduced["rounds_per_batch"]
+
+
+def test_bench_relu(tmp_path: Path) -> None:
+    result = tmp_path / "relu.json"
+    printed = call("-m", "scripts.bench_relu", "--count", "20000", "--repeats", "1", "--json", str(result))
+    rows = json.loads(result.read_text())
+    assert [row["window"] for row in rows] == ["[64:0)", "[64:0)", "[20:0)", "[20:12)", "[18:12)"]
+    assert rows[0]["online_bits_per_relu"] == 1856 and rows[0]["rounds"] == 9  # CrypTen, as published
+    assert rows[3]["online_bits_per_relu"] < 88 and rows[3]["rounds"] == 5
+    assert "offline us" in printed
+
+
+def test_bench_resnet_logits(tmp_path: Path) -> None:
+    result = tmp_path / "resnet.json"
+    options = ["--weights", "trained", "--epochs", "1", "--batch", "2", "--windows", "64:0"]
+    call("-m", "scripts.bench_resnet", *options, "--json", str(result))
+    rows = json.loads(result.read_text())
+    assert len(rows) == 2
+    for row in rows:
+        assert row["largest_logit_error_percent"] < 1.0, row
+        assert row["protocol"] == "gmw" or row["rounds"] == 154
+
+
+@pytest.mark.parametrize("program", ["infer", "train", "demo", "bench_relu", "bench_resnet", "torchvision_table"])
+def test_help_teaches(program: str) -> None:
+    assert len(call("-m", f"scripts.{program}", "--help")) > 300
