@@ -107,7 +107,7 @@ def convert_model(
         "net": graph.fingerprint(
             [_bare(step) for step in steps] if owner is not None else steps, weights=owner is None
         ),
-        "bits": " ".join(config.to_json().partition('"provenance"')[0].split()),
+        "bits": " ".join(BitConfig(config.default, config.layers).to_json().split()),
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }
@@ -190,7 +190,10 @@ class _Planner:
                 hint = f"the shares carry {max(scales) - SCALE} more bits of fraction here: choose a lower m"
                 raise ConfigError(f"window {window} begins above the 64-bit ring", where=step.name, hint=hint)
             sized = step.op in ("size", "int")
-            scale = SCALE if sized or not scales else layer.out_scale(scales) if isinstance(layer, Layer) else scales[0]
+            try:
+                scale = SCALE if sized or not scales else _out_scale(layer, scales)
+            except InputError as error:
+                raise ConfigError(error.what, where=step.name, hint=error.hint) from None
             plan.append(PlanStep(step.name, step.op, layer, function, inputs, scale, index))
             place[index] = len(plan) - 1
         return plan
@@ -204,6 +207,10 @@ class _Planner:
             return None, function, SCALE if step.op == "output" else 62
         layer = _BUILDERS[step.op](step, self.config.window(step.name), self.owner)
         return layer, None, layer.input_limit
+
+
+def _out_scale(layer: nn.Module | None, scales: Sequence[int]) -> int:
+    return layer.out_scale(scales) if isinstance(layer, Layer) else scales[0]
 
 
 def _flat(value: Any) -> list[Ref]:

@@ -32,6 +32,8 @@ def derive(seed: bytes, *labels: str | int) -> bytes:
 
     Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ.
     """
+    if len(seed) < SEED_BYTES:
+        raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")
     state = hashlib.blake2b(key=seed, digest_size=SEED_BYTES, person=b"hummingbird")
     for label in labels:
         data = label.to_bytes(8, "little", signed=True) if isinstance(label, int) else label.encode()

@@ -62,8 +62,10 @@ def run_party(main: Callable[[], None]) -> None:
         main()
         sessions.uninit()
     except (HummingbirdError, ValueError, OSError) as error:
-        # First of all: a launcher may end this process as soon as another party has heard of it.
-        print(f"[party {os.environ.get('RANK', '0')}] error: {_words(error)}", file=sys.stderr, flush=True)
+        # First of all: a launcher may end this process as soon as another party has heard of it. And in one write, so
+        # that parties on one terminal do not write into each other's lines.
+        sys.stderr.write(f"[party {os.environ.get('RANK', '0')}] error: {_words(error)}\n")
+        sys.stderr.flush()
         sessions.abort(error)
         sys.exit(1)
 

@@ -24,10 +24,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hummingbird.errors import PeerError
+from hummingbird.wire import connect
+from models import get_model
 from tests.failure_jobs import BAD_INPUTS, FAILURES, SECRET, TIMEOUT, net, rows
 from tests.parties import ROOT, environment, free_port
 
-# Seconds until a failure that the operating system reports (a closed connection) must be told: measured 0.05, on an idle
+# Seconds until a failure that the operating system reports (a closed connection) must be told: 0.05 on a quiet
 # machine. Silence is a failure only after TIMEOUT, and a dealer has 2 s more for its last words.
 SOON = 5.0
 SILENCE = TIMEOUT + 2.0 + SOON
@@ -55,7 +58,7 @@ class Party:
             pytest.fail(f"a party hangs:\n{self.err.read_text()}")
         return int(code)
 
-    def until(self, text: str, seconds: float = 30.0) -> None:
+    def until(self, text: str, seconds: float = 60.0) -> None:
         """Wait for its output."""
         deadline = time.monotonic() + seconds
         while text not in self.out.read_text():
@@ -244,7 +247,7 @@ def test_different_batch_sizes(seen: Seen):
 
 INPUT_ERRORS = {
     "NaN": "holds NaN or infinity",
-    "range": "leaves the fixed-point range of 2^30",
+    "range": "leaves the fixed-point range",
     "dtype": "expected a floating-point tensor, got torch.int64",
     "nine dimensions": "at most 8 dimensions, got 9",
     "no tensor": "party 0 must give a tensor, got ndarray",
@@ -259,6 +262,7 @@ def test_input_errors_reach_the_other_parties(seen: Seen, name: str):
         kind, text, seconds = party[name]
         assert kind == "PeerError" and seconds < SOON
         assert text.startswith("party 0 stopped: ") and INPUT_ERRORS[name] in text, text
+        assert "e+" not in text, "a value of party 0's input"
 
 
 def test_a_shape_the_net_cannot_take_is_an_error_everywhere(seen: Seen):
@@ -298,7 +302,7 @@ def test_init_again(nursery: Nursery, dealer: str):
     """No use before init; three sessions in one process, two with a dealer of their own, give the same result."""
     parties = nursery.start(["again"], 2, DEALER=dealer)
     for party in parties:
-        assert party.wait(60) == 0, party.err.read_text()
+        assert party.wait(100) == 0, party.err.read_text()
         before, convert, *results = json.loads(party.out.read_text())
         for text in (before, convert):
             assert "hint: " in text
@@ -360,9 +364,9 @@ def test_dealer_of_another_version(nursery: Nursery):
 # Processes that die in the middle -------------------------------------------------------------------------------------
 
 
-def under_way(nursery: Nursery, size: int, **variables: str) -> list[Party]:
+def under_way(nursery: Nursery, size: int, timeout: float = 60.0, **variables: str) -> list[Party]:
     """Parties in the middle of inference."""
-    parties = nursery.start(["forever", f"{TIMEOUT}"], size, **variables)
+    parties = nursery.start(["forever", f"{timeout}"], size, **variables)
     for party in parties:
         party.until("running")
     time.sleep(random.random() / 2)
@@ -374,15 +378,17 @@ class LocalDealer:
 
     def __init__(self, nursery: Nursery, parties: Sequence[Party]) -> None:
         (self.pid,) = parties[0].children()
-        (self.folder,) = nursery.folder.glob("hummingbird-*")
-        assert alive(self.pid)
+        command = Path(f"/proc/{self.pid}/cmdline").read_text().split("\0")
+        self.folder = Path(command[command.index("--listen") + 1].removeprefix("unix:")).parent
+        assert alive(self.pid) and self.folder.parent == nursery.folder
 
-    def check_that_nothing_is_left(self) -> None:
-        assert gone(self.pid, SOON), "the dealer outlives its parties"
-        assert not self.folder.exists()
+    def check_that_nothing_is_left(self, killed: bool = False) -> None:
+        assert gone(self.pid, ENDING), "the dealer outlives its parties"
+        # The directory is party 0's; when that is killed, an empty one remains.
+        assert not list(self.folder.iterdir()) if killed else not self.folder.exists()
 
 
-@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 0), (3, 2)])
+@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 2)])
 def test_killed_party_and_the_dealer_of_party_0(nursery: Nursery, size: int, victim: int):
     parties = under_way(nursery, size)
     dealer = LocalDealer(nursery, parties)
@@ -391,10 +397,10 @@ def test_killed_party_and_the_dealer_of_party_0(nursery: Nursery, size: int, vic
     for text in all_fail(living, SOON, f"kill -9 of party {victim} of {size}"):
         assert f"party {victim} closed the connection: it ended or was killed" in text, text
     assert parties[victim].wait(1) == -signal.SIGKILL
-    dealer.check_that_nothing_is_left()
+    dealer.check_that_nothing_is_left(killed=victim == 0)
 
 
-@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 0), (3, 1)])
 def test_killed_party(nursery: Nursery, dealer: str, size: int, victim: int):
     """At random moments."""
     parties = under_way(nursery, size, DEALER=dealer)
@@ -408,7 +414,7 @@ def test_killed_party(nursery: Nursery, dealer: str, size: int, victim: int):
 def test_party_killed_while_it_joins(nursery: Nursery, dealer: str):
     """At any moment of init: the other ends with an error, at the latest after the timeouts of meeting."""
     seconds = 4.0
-    for number in range(4):
+    for number in range(2):
         parties = nursery.start(["forever", f"{seconds}"], 2, DEALER=dealer)
         time.sleep(0.05 + random.random() / 2)
         victim = number % 2
@@ -432,9 +438,8 @@ def test_terminated_party_and_its_dealer(nursery: Nursery):
     dealer.check_that_nothing_is_left()
 
 
-@pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 1)])
-def test_terminated_party(nursery: Nursery, dealer: str, size: int, victim: int):
-    terminate(under_way(nursery, size, DEALER=dealer), victim)
+def test_terminated_party(nursery: Nursery, dealer: str):
+    terminate(under_way(nursery, 3, DEALER=dealer), 1)
 
 
 def test_killed_dealer(nursery: Nursery):
@@ -449,8 +454,8 @@ def test_killed_dealer(nursery: Nursery):
 def test_silent_processes(nursery: Nursery, dealer: str):
     """A dealer or a party that hangs is one that is gone, after the timeout."""
     with dealing(nursery) as stopped:
-        first = under_way(nursery, 2, DEALER=stopped.variables["DEALER"])
-        second = under_way(nursery, 3, DEALER=dealer)
+        first = under_way(nursery, 2, TIMEOUT, DEALER=stopped.variables["DEALER"])
+        second = under_way(nursery, 3, TIMEOUT, DEALER=dealer)
         started = time.monotonic()
         os.kill(stopped.pid, signal.SIGSTOP)
         os.kill(second[1].pid, signal.SIGSTOP)
@@ -481,6 +486,17 @@ def test_a_script_of_its_own(nursery: Nursery, dealer: str):
     first, second = (re.sub(r"^\[rank\d\]: ", "", party.err.read_text(), flags=re.MULTILINE) for party in parties)
     assert first.count("Traceback") == 1 and first.endswith(f"ZeroDivisionError: {SECRET} / 0\n")
     assert "PeerError: party 0 stopped: ZeroDivisionError (at party 1)\nhint: " in second and SECRET not in second
+
+
+def test_a_party_that_is_gone_is_not_waited_for():
+    """Nobody listens at its address any more: an error at once, not after the timeout."""
+    server, gone_already = connect.listen("127.0.0.1"), connect.listen("127.0.0.1")
+    addresses = [server.getsockname(), gone_already.getsockname()]
+    gone_already.close()
+    started = time.monotonic()
+    with pytest.raises(PeerError, match="cannot connect to party 1 at 127.0.0.1"):
+        connect.connect(0, addresses, server, bytes(16), 60.0)
+    assert time.monotonic() - started < SOON
 
 
 # scripts/infer.py -----------------------------------------------------------------------------------------------------
@@ -521,18 +537,22 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
         assert expected in here[1] and here[2] < SOON, (line, here)
         # Party 1 hears of it from party 0 if that was faster: all of our own errors, of others the type.
         assert expected in there[1] or re.match(r"party 0 stopped: (File|Value)", there[1]), (line, there)
-        assert "hint: " in there[1] and there[2] < SOON, (line, there)
+        assert there[2] < SOON, (line, there)
     assert there[0] == "PeerError" and there[1].startswith("party 0 stopped: there is no file"), there
 
 
 def test_under_torchrun(dealer: str, tmp_path: Path):
     """The launcher sees the failure and ends; each party has said what it knows."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = ["scripts/infer.py", "--model", "digits", "--timeout", "30"]
+    script = ["scripts/infer.py", "--model", "digits", "--timeout", "60"]
     wrong = {
         "No such file or directory (at /nowhere/x.pt)": ["--checkpoint", "/nowhere/x.pt", "--dealer", dealer],
-        "there is no file": ["--model", "cryptonets", "--dataset", "mnist", "--data", str(tmp_path)],
+        "there is no file": [
+            *["--model", "cryptonets", "--checkpoint", str(tmp_path / "c.pt")],
+            *["--dataset", "mnist", "--data", str(tmp_path)],
+        ],
     }
+    torch.save(get_model("cryptonets", 10).state_dict(), tmp_path / "c.pt")
     started = time.monotonic()
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     runs = [
@@ -540,7 +560,7 @@ def test_under_torchrun(dealer: str, tmp_path: Path):
         for arguments in wrong.values()
     ]
     for run, expected in zip(runs, wrong, strict=True):
-        _, text = run.communicate(timeout=60)
+        _, text = run.communicate(timeout=100)
         print(f"MEASURED torchrun, {expected}: {time.monotonic() - started:.1f} s from the start of two launchers")
         assert run.returncode == 1
         said = re.findall(r"^\[party (\d)\] error: (.*)\nhint: ", text, re.MULTILINE)

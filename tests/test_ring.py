@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -70,8 +71,8 @@ def test_encode_of_a_parameter_and_of_nothing() -> None:
         (torch.tensor([1.0, float("nan")]), "NaN or infinity"),
         (torch.tensor([float("inf")]), "NaN or infinity"),
         (torch.tensor([-float("inf")]), "NaN or infinity"),
-        (torch.tensor([0.0, -(2.0**30)]), "leaves the fixed-point range of 2\\^30"),
-        (torch.tensor(2.0**30), "1.074e\\+09"),
+        (torch.tensor([0.0, -(2.0**30)]), "leaves the fixed-point range"),
+        (torch.tensor(4.0**30), "range of .*2\\^30"),
         (torch.tensor([1]), "got torch.int64"),
         (torch.tensor([True]), "got torch.bool"),
         (torch.tensor([1], dtype=torch.uint8), "got torch.uint8"),
@@ -82,6 +83,7 @@ def test_what_has_no_code_is_refused(x: Tensor, what: str) -> None:
     with pytest.raises(InputError, match=what) as caught:
         ring.encode(x, where="the argument")
     assert caught.value.where == "the argument"
+    assert not re.search("1[.]1529|115292", str(caught.value)), "the text travels to other parties: no values in it"
 
 
 def test_the_largest_codes() -> None:

@@ -280,6 +280,11 @@ class AddConstant(Layer):
         self.register_buffer("value", ring.encode(value, where="constant"))
 
     def out_scale(self, scales: Sequence[int]) -> int:
+        limit = 1 << (62 - scales[0] + SCALE)  # |c| * 2^scale must stay below 2^62, as every opened value
+        if self.value.numel() and int(self.value.abs().max()) >= limit:
+            raise InputError(
+                f"a constant beyond +-2^{62 - scales[0]} is added to a value with {scales[0]} bits of fraction"
+            )
         return scales[0]
 
     def forward(self, x: MPCTensor) -> MPCTensor:

@@ -7,7 +7,7 @@ The dealer shares a mask a (uniform in Z_2^64), a bit r, and products. The parti
 With |x| < 2^62 the sum x + 2^62 has its top bit clear, so it overflowed if and only if a's top bit is set and e's is
 not. Hence
 
-    (e >> f) - A = ((x + 2^62) >> f) + {0, 1},    A = a >> f with zeros drawn in if e's top bit is set, else with a's sign
+    (e >> f) - A = ((x + 2^62) >> f) + {0, 1},    A = a >> f, zeros drawn in if e's top bit is set, else a's sign
 
 (drawing in the sign subtracts 2^(64-f), the wrap). Both versions of A come shared, e is public, so every party picks
 one: the truncation is exact to one unit for any N, where cutting each share on its own is wrong by 2^(64-f) once in

@@ -82,7 +82,7 @@ class Session:
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
         for peer, text in sorted(self.channel.exchange_text(json.dumps(facts)).items()):
-            theirs = json.loads(text)
+            theirs = _facts(text)
             differences = []
             for key in sorted(set(facts) | set(theirs)):
                 mine, other = str(facts.get(key)), str(theirs.get(key))
@@ -113,6 +113,15 @@ def _around(text: str, place: int) -> str:
     """A long text, cut to what surrounds a place in it."""
     first, last = max(0, place - 60), place + 40
     return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
+
+
+def _facts(text: str) -> dict[str, str]:
+    """What another party says in `agree`; anything else that it may have sent differs from every fact."""
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        facts = None
+    return facts if isinstance(facts, dict) else {"program": "another one"}
 
 
 _session: Session | None = None
@@ -346,7 +355,10 @@ def _zero_sharing_seeds(channel: Channel) -> dict[str, bytes]:
 
     def shared(peer: int, direction: int) -> bytes:
         """The seed that party `direction` shares with its successor."""
-        secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
+        try:
+            secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
+        except ValueError:
+            raise AgreementError(f"party {peer} sent no X25519 key", where=f"party {channel.rank}") from None
         return derive(secret, "zero sharing", direction)
 
     rank, parties = channel.rank, channel.parties

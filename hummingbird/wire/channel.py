@@ -36,9 +36,7 @@ _HEADER = struct.Struct("!2sBBIIQ")  # magic, version, kind, sequence, checksum,
 assert _HEADER.size == HEADER_BYTES
 _MAGIC, _VERSION = b"hb", 1
 _DATA, _TEXT, _ABORT, _PLACE = 0, 1, 2, 3
-_INLINE = (
-    32 << 10
-)  # below every kernel's default socket buffer, so that a send cannot block on a peer that sends as well
+_INLINE = 32 << 10  # below every kernel's socket buffer: such a send cannot block on a peer that sends as well
 _MAX_TEXT = 1 << 20
 _GRACE = 2.0  # seconds granted to a peer to say why it stopped
 _PIECE = 1 << 20  # bytes per sendall, whose time limit is for all it is given: silence ends a wait, not a slow network
@@ -74,6 +72,7 @@ class Channel:
         self._received = dict.fromkeys(incoming, 0)
         self._writing = {peer: threading.Lock() for peer in outgoing}
         self._queues: dict[int, SimpleQueue[_Job | None]] = {}
+        self._threads: list[threading.Thread] = []
         self._long: dict[int, Future[None]] = {}  # by peer: the last long message, perhaps still to be written
         self._torn: set[int] = set()  # peers to whom a frame was sent in part: another one would be read as its rest
         self._said: dict[int, str] = {}  # by peer: the text of its ABORT or PLACE frame
@@ -164,6 +163,9 @@ class Channel:
             except OSError:
                 pass  # not connected any more
             connection.close()
+        for thread in self._threads:
+            # A thread that let go of its last tensors while the interpreter shuts down would abort the process.
+            thread.join(_GRACE)
 
     # Frames -----------------------------------------------------------------------------------------------------------
 
@@ -189,9 +191,9 @@ class Channel:
             return None
         if peer not in self._queues:
             queue = self._queues[peer] = SimpleQueue()
-            threading.Thread(
-                target=self._serve, args=(peer, queue), name=f"hummingbird-send-{peer}", daemon=True
-            ).start()
+            name = f"hummingbird-send-{peer}"
+            self._threads.append(threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True))
+            self._threads[-1].start()
         future = self._long[peer] = Future()
         self._queues[peer].put((future, [memoryview(header), *parts]))
         return future
