@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
-from hummingbird.graph import Ref, Step
-from hummingbird.graph.run import OPS
+from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph.steps import refs
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.layer import Combine, Layer, Local, Rescale
@@ -184,7 +184,7 @@ class _Planner:
         for index, step in enumerate(steps):
             layer, function, limit = self.build(step)
             inputs = arguments(step.inputs, limit)
-            scales = [plan[ref.index].scale for ref in _flat(inputs)]
+            scales = [plan[ref.index].scale for ref in refs(inputs)]
             window = layer.window if isinstance(layer, Layer) and layer.compares else BitWindow(0, 0)
             if window.w and window.m + max(scales) - SCALE > 63:
                 hint = f"the shares carry {max(scales) - SCALE} more bits of fraction here: choose a lower m"
@@ -211,12 +211,6 @@ class _Planner:
 
 def _out_scale(layer: nn.Module | None, scales: Sequence[int]) -> int:
     return layer.out_scale(scales) if isinstance(layer, Layer) else scales[0]
-
-
-def _flat(value: Any) -> list[Ref]:
-    if isinstance(value, Ref):
-        return [value]
-    return [ref for item in value for ref in _flat(item)] if isinstance(value, tuple) else []
 
 
 def _bind(step: Step) -> Callable[..., Any]:

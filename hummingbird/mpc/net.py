@@ -6,7 +6,7 @@ Shapes follow from the input's shape on torch's meta device, so a net knows ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import nn
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Ref, Step, run_all
+from hummingbird.graph.steps import refs
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, scale_of
 from hummingbird.mpc.layer import Layer, Spec
@@ -59,7 +60,7 @@ class PrivateNet(nn.Module):
         self.plan, self._graph, self._facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._prepared_for: object = None
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
-        last_use = {ref.index: number for number, step in enumerate(self.plan) for ref in _refs(step.inputs)}
+        last_use = {ref.index: number for number, step in enumerate(self.plan) for ref in refs(step.inputs)}
         self._dead: list[list[int]] = [[] for _ in self.plan]
         for index, number in last_use.items():
             self._dead[number].append(index)
@@ -111,7 +112,7 @@ class PrivateNet(nn.Module):
             if isinstance(step.layer, Layer):
                 specs = [
                     Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
-                    for ref in _refs(step.inputs)
+                    for ref in refs(step.inputs)
                     if isinstance(values[self.plan[ref.index].source], torch.Tensor)
                 ]
                 cost = step.layer.cost(specs, parties)
@@ -164,14 +165,6 @@ class PrivateNet(nn.Module):
 
 def _window(layer: nn.Module | None) -> str:
     return str(layer.window) if isinstance(layer, Layer) and layer.compares else ""
-
-
-def _refs(value: Any) -> Iterable[Ref]:
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _refs(item)
 
 
 def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
