@@ -29,7 +29,7 @@ def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
         raise InputError(f"expected a floating-point tensor, got {x.dtype}", where=where, hint="call .float() first")
     x = x.detach()
     if x.numel() and not bool(torch.isfinite(x).all()):
-        raise InputError("the tensor holds NaN or infinity", where=where)
+        raise InputError("the tensor holds NaN or infinity", where=where, hint="look at the data it was made from")
     if x.numel() and float(x.abs().max()) >= 2.0**MAX_INTEGER_BITS:
         # Not how large: this text is told to the other parties.
         raise InputError(

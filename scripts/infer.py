@@ -73,6 +73,7 @@ def main() -> None:
     session = sessions.init(**session_options(args))
     owner = int(args.weights) if args.weights.isdigit() else None
     data = DATASETS[args.dataset]
+    torch.manual_seed(0)  # random weights must be the same at every party
     net = get_model(args.model, data.classes).eval()
     if args.checkpoint is not None and owner in (None, session.rank):
         load_checkpoint(args.checkpoint, net)

@@ -103,10 +103,9 @@ class LocalDealer:
         self.folder = Path(command[command.index("--listen") + 1].removeprefix("unix:")).parent
         assert alive(self.pid) and self.folder.parent == nursery.folder
 
-    def check_that_nothing_is_left(self, killed: bool = False) -> None:
+    def check_that_nothing_is_left(self) -> None:
         assert gone(self.pid, ENDING), "the dealer outlives its parties"
-        # The directory is party 0's; when that is killed, an empty one remains.
-        assert not list(self.folder.iterdir()) if killed else not self.folder.exists()
+        assert not self.folder.exists()
 
 
 @pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 2)])
@@ -118,7 +117,7 @@ def test_killed_party_and_the_dealer_of_party_0(nursery: Nursery, size: int, vic
     for text in all_fail(living, SOON, f"kill -9 of party {victim} of {size}"):
         assert f"party {victim} closed the connection: it ended or was killed" in text, text
     assert parties[victim].wait(1) == -signal.SIGKILL
-    dealer.check_that_nothing_is_left(killed=victim == 0)
+    dealer.check_that_nothing_is_left()
 
 
 @pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (3, 0), (3, 1)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import os
 import select
 import shutil
@@ -25,6 +26,7 @@ from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.service import Tls, check_address, serve
 
 _READY = "dealer listening on "
+_FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
 # glibc returns blocks above 32 MB to the system at once, and touching fresh pages then costs twice the work (41 against
 # 14 ms for 40 MB of corrections). Other C libraries ignore these.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 32)}
@@ -54,11 +56,19 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: stop.set())
     dealer = Dealer(parties=args.parties)
     server = serve(handlers(dealer), args.listen, Tls(*files) if all(files) else None)
-    print(f"{_READY}{args.listen}", flush=True)
+    try:
+        print(f"{_READY}{args.listen}", flush=True)
+    except BrokenPipeError:  # who started this dealer is gone
+        stop.set()
     while not stop.wait(_POLL):
         if args.once and (dealer.ended.is_set() or os.getppid() != parent or _stdin_closed()):
             break
     server.stop(grace=1.0).wait()
+    folder = Path(args.listen.removeprefix("unix:")).parent
+    if args.once and folder.name.startswith(_FOLDER):
+        # The parent removes the directory it has made, unless it was killed. Whatever else lies there stays.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     return 0
 
 
@@ -78,7 +88,7 @@ def spawn_local(parties: int, timeout: float) -> tuple[str, subprocess.Popen[byt
     It listens on a unix socket in a new directory that only this user can enter, and ends with its session or with this
     process, whichever is first. DealerError if it ends or is not up within `timeout` seconds.
     """
-    folder = tempfile.mkdtemp(prefix="hummingbird-")  # mode 0700
+    folder = tempfile.mkdtemp(prefix=_FOLDER)  # mode 0700
     address = f"unix:{folder}/dealer.sock"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
@@ -108,7 +118,11 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: str, deadline: 
     output = b""
     while b"\n" not in output:
         if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise DealerError(f"the local dealer did not start within {timeout:.0f} s", where=address)
+            raise DealerError(
+                f"the local dealer did not start within {timeout:.0f} s",
+                where=address,
+                hint="is the machine overloaded? hummingbird.init(timeout=...) takes more seconds",
+            )
         piece = os.read(process.stdout.fileno(), 4096)
         if not piece:
             raise DealerError(
