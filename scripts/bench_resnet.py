@@ -191,7 +191,8 @@ def main() -> None:
         "MB sent",
         "offline MB",
         "rounds",
-        "error of the largest logit",
+        "logit error",
+        "agree",
         "speed",
         "bytes",
     )
@@ -207,12 +208,14 @@ def main() -> None:
             "-" if r["offline_megabytes_per_image"] is None else f"{r['offline_megabytes_per_image']:.2f}",
             f"{r['rounds']}",
             f"{r['largest_logit_error_percent']:.3f} %",
+            f"{r['agreement_percent']:.0f} %",
             f"{r['speedup_total']:.1f}x",
             f"{r['fewer_online_bytes']:.1f}x",
         )
         for r in rows
     ]
     print(f"{args.model}, batch {args.batch}, 2 parties on loopback; per image and party\n")
+    print("logit error: in percent of the largest logit; agree: images with the same answer as in plain torch\n")
     print(text_table(head, cells, left=3))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -36,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--model", required=True, choices=sorted(MODELS), help="a net of models/")
     p.add_argument(
-        "--checkpoint", type=Path, help="its trained weights; with --weights RANK only that party needs the file"
+        "--checkpoint",
+        type=Path,
+        help="its trained weights; with --weights RANK only that party needs the file. Without: random ones",
     )
     p.add_argument(
         "--dataset", choices=sorted(DATASETS), default="digits", help="what party 0's images are (default digits)"
