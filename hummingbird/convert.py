@@ -219,8 +219,7 @@ def _bind(step: Step) -> Callable[..., Any]:
     return lambda *values: function(attrs, *values)
 
 
-# One builder per canonical op: (step, window, owner of the weights) -> layer
-# ------------------------------------------------
+# One builder per canonical op: (step, window, owner of the weights) -> layer ----------------------------------------
 
 Build = Callable[[Step, BitWindow, int | None], Layer]
 

@@ -60,8 +60,7 @@ def sharing(parties: int, is_source: bool) -> Cost:
     return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
 
 
-# The reduced-ring ReLU (mpc/gmw.py, mpc/select.py)
-# ------------------------------------------------------------------------
+# The reduced-ring ReLU (mpc/gmw.py, mpc/select.py) ------------------------------------------------------------------
 
 
 def _and(n: int, planes: int, parties: int) -> Cost:
@@ -132,8 +131,7 @@ def maximum(n: int, length: int, w: int, parties: int) -> Cost:
     return total
 
 
-# Products of two private values
-# ---------------------------------------------------------------------------------------------
+# Products of two private values -------------------------------------------------------------------------------------
 
 
 def product(left: int, right: int, out: int, parties: int) -> Cost:

@@ -51,7 +51,6 @@ def infer_once(rank: int, x: torch.Tensor | None = None, model: nn.Module | None
 
 
 # Failures among living parties ---------------------------------------------------------------------------------------
-# --------------------------
 
 
 def _without_a_layer(rank: int) -> None:

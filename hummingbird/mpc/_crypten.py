@@ -4,9 +4,10 @@ CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matm
 before use, by `install`:
 
 * an import that current PyTorch lacks (`torch.onnx._internal.registration`) gets an empty stand-in: only CrypTen's
-ONNX reader used it; * its communicator, by one over wire/channel.py: every wait bounded, no pickle, every bit
-counted; * its randomness (Mersenne Twister words from 64-bit seeds, of which torch uses 32 bits on CPU), by prg.py; *
-its default provider, in which party 0 knows every triple and so learns every secret, by the dealer.
+  ONNX reader used it;
+* its communicator, by one over wire/channel.py: every wait bounded, no pickle, every bit counted;
+* its randomness (Mersenne Twister words from 64-bit seeds, of which torch uses 32 bits on CPU), by prg.py;
+* its default provider, in which party 0 knows every triple and so learns every secret, by the dealer.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ wraps_truncate = beaver.truncate  # CrypTen's own, for divisors that are no powe
 __all__ = ["ArithmeticSharedTensor", "BinarySharedTensor", "MPCTensor", "TupleProvider", "crypten", "wraps_truncate"]
 
 
-# Tensors
-# ------------------------------------------------------------------------------------------------------------------
+# Tensors ------------------------------------------------------------------------------------------------------------
 
 
 def share_of(x: MPCTensor) -> Tensor:
@@ -73,8 +73,7 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
     return MPCTensor.from_shares(share, precision=scale)
 
 
-# Communicator
-# -------------------------------------------------------------------------------------------------------------
+# Communicator -------------------------------------------------------------------------------------------------------
 
 
 class _Done:
@@ -226,8 +225,7 @@ class PartyCommunicator(communicator.Communicator):
         return obj if self.channel.rank == src else json.loads(received[src])
 
 
-# Randomness
-# ---------------------------------------------------------------------------------------------------------------
+# Randomness ---------------------------------------------------------------------------------------------------------
 
 
 class _EveryDevice(dict[Any, Stream]):

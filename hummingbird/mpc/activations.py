@@ -1,7 +1,8 @@
 """Everything that compares: ReLU and what is built from it.
 
-    leaky(x) = s x + (1 - s) relu(x)          hardtanh(x) = lo + relu(x - lo) - relu(x - hi)         max(a, b) = b +
-    relu(a - b)
+    leaky(x) = s x + (1 - s) relu(x)
+    hardtanh(x) = lo + relu(x - lo) - relu(x - hi)
+    max(a, b) = b + relu(a - b)
 
 and any smooth function as a sum of ReLUs, f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j): a linear spline, all
 its comparisons in parallel, in the rounds of one ReLU. All comparisons use the layer's window.

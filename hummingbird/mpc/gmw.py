@@ -1,8 +1,11 @@
 """DReLU on a window of the shares: HummingBird's reduced ring, with the addition done as a carry tree on packed bits.
 
-Party i cuts its share to s_i[k:m) = (s_i >> m) mod 2^w, locally. The cut shares add up, mod 2^w, to floor(x / 2^m) -
-c with a carry 0 <= c < N, so the top bit of their sum is the sign of x for -2^(k-1) + N*2^m <= x < 2^(k-1), and also
-for 0 <= x unless x < (N-1) * 2^m (Maeng and Suh, "HummingBird", 2023, section 4). Only that bit is computed:
+Party i cuts its share to s_i[k:m) = (s_i >> m) mod 2^w, locally. The cut shares add up, mod 2^w, to
+
+    floor(x / 2^m) - c,   with a carry 0 <= c < N
+
+so for -2^(k-1) <= x < 2^(k-1) the top bit of their sum is the sign of x, except for 0 <= x < (N-1) * 2^m and within
+(N-1) * 2^m of the lower edge (Maeng and Suh, "HummingBird", 2023, section 4). Only that bit is computed:
 
     sign = p[w-1] xor carry,   carry = G over bits 0..w-2,   (G, P) o (G', P') = (G xor P G', P P')
 

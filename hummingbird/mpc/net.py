@@ -51,8 +51,8 @@ class PlannedCost(NamedTuple):
 class PrivateNet(nn.Module):
     """The converted net: `forward` takes and gives CrypTen tensors (scale 2^16), modules keep their qualified names.
 
-    graph: the canonical steps, on the meta device: shapes only, no weights. facts: what all parties must agree on.
-        settings: for printing.
+    graph: the canonical steps, on the meta device: shapes only, no weights.
+    facts: what all parties must agree on. settings: for printing.
     """
 
     def __init__(self, plan: Sequence[PlanStep], graph: Sequence[Step], facts: dict[str, str], settings: str) -> None:

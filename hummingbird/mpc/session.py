@@ -213,16 +213,16 @@ def reason_of(error: BaseException) -> str:
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 
-# Private tensors
-# ------------------------------------------------------------------------------------------------------------
+# Private tensors ----------------------------------------------------------------------------------------------------
 
 
 def cryptensor(x: Tensor | None = None, src: int = 0) -> _crypten.MPCTensor:
     """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
 
     x: real tensor at party `src`, of at most 8 dimensions, |x| < 2^30. Other parties give None, or a tensor whose
-        shape is checked. 1 round, the shape only:
-    the shares themselves come from seeds that neighbouring parties hold. Raises InputError and AgreementError.
+        shape is checked.
+    Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
+    AgreementError.
     """
     session = current()
     if not 0 <= src < session.parties:
@@ -282,8 +282,7 @@ def _truncate_shared(x: Any, divisor: int) -> Any:
     return x
 
 
-# Meeting
-# --------------------------------------------------------------------------------------------------------------------
+# Meeting ------------------------------------------------------------------------------------------------------------
 
 
 def _environment() -> tuple[int, int]:
@@ -391,8 +390,7 @@ def _join_dealer(channel: Channel, dealer: str | None, token: bytes, tls: Tls | 
     )
 
 
-# Ending
-# ---------------------------------------------------------------------------------------------------------------------
+# Ending -------------------------------------------------------------------------------------------------------------
 
 _watching = False
 _leaving = False  # set while this party leaves, and after it has left because of an error
