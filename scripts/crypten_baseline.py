@@ -8,6 +8,7 @@ assumes more); the provider's time is taken apart, because CrypTen makes its tri
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import time
@@ -74,6 +75,7 @@ def start() -> tuple[int, Counter]:
     """CrypTen's own init under torchrun; returns the rank."""
     os.environ["RENDEZVOUS"] = "env://"  # its default is a file of its own at every rank
     crypten.init()
+    atexit.register(torch.distributed.destroy_process_group)  # else Gloo's threads may abort the process as it ends
     torch.set_num_threads(1)  # CrypTen with more threads than cores per party is slower here
     counter = Counter()
     counter.watch()

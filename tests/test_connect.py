@@ -235,3 +235,14 @@ def test_big_messages_over_tls(authorities: tuple[Authority, Authority]) -> None
 
     error = run([lambda: party(0), lambda: party(1)])[1]
     assert type(error) is PeerError and "party 0 stopped: enough" in str(error)
+
+
+def test_an_address_that_other_hosts_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hummingbird.errors import EnvironmentProblem
+    from hummingbird.mpc import session
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert session._own_address(2) == "127.0.0.1"  # all on this host
+    with pytest.raises(EnvironmentProblem, match="loopback"):
+        session._own_address(3)

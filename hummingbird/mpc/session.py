@@ -312,9 +312,10 @@ def _meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Cha
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, init_method="env://", timeout=wait)
+            atexit.register(_end_process_group)
         store = dist.PrefixStore(f"hummingbird/{_epoch}", dist.distributed_c10d._get_default_store())
         _epoch += 1
-        host = _own_address()
+        host = _own_address(parties)
         server = wire.listen(host)
         if rank == 0:
             store.set("token", new_seed().hex())
@@ -336,12 +337,24 @@ def _meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Cha
     return wire.connect(rank, addresses, server, token, timeout, contexts), token
 
 
-def _own_address() -> str:
-    """The address of the interface that leads to MASTER_ADDR."""
+def _end_process_group() -> None:
+    """At exit: Gloo's threads abort a process that ends with them still running, once in a few times."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _own_address(parties: int) -> str:
+    """The address of the interface that leads to MASTER_ADDR; EnvironmentProblem if other hosts cannot reach it."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((master, 9))  # no packet is sent: this only chooses a route
-        return str(probe.getsockname()[0])
+        address = str(probe.getsockname()[0])
+    if address.startswith("127.") and os.environ.get("LOCAL_WORLD_SIZE", str(parties)) != str(parties):
+        raise EnvironmentProblem(
+            f"MASTER_ADDR={master} is loopback on this host, so that parties on others cannot connect to it",
+            hint="give an address of the network's interface; some hosts map their own name to 127.0.1.1",
+        )
+    return address
 
 
 def _zero_sharing_seeds(channel: Channel) -> dict[str, bytes]:
