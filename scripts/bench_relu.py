@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -25,8 +24,7 @@ from tqdm import tqdm
 
 from hummingbird.bits import BitWindow
 from hummingbird.table import text_table
-from hummingbird.version import VERSION
-from scripts.party import run_party, torchrun
+from scripts.party import machine, run_party, torchrun
 
 WINDOWS = [BitWindow(64, 0), BitWindow(20, 0), BitWindow(20, 12), BitWindow(18, 12)]
 
@@ -131,7 +129,7 @@ def main() -> None:
     for r in rows:
         r["speedup_online"] = baseline["online_microseconds_per_relu"] / r["online_microseconds_per_relu"]
         r["speedup_total"] = baseline["microseconds_per_relu"] / r["microseconds_per_relu"]
-        r |= {"hummingbird": VERSION, "torch": torch.__version__, "cpu": platform.processor() or platform.machine()}
+        r |= machine()
     head = (
         "protocol",
         "window",

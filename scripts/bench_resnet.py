@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -28,10 +27,9 @@ from tqdm import tqdm
 
 from hummingbird.bits import BitWindow
 from hummingbird.table import text_table
-from hummingbird.version import VERSION
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import load
-from scripts.party import run_party, torchrun
+from scripts.party import machine, run_party, torchrun
 
 
 def images(split: str) -> tuple[Tensor, Tensor]:
@@ -179,8 +177,7 @@ def main() -> None:
         baseline = next(r for r in rows if r["weights"] == row["weights"])
         row["speedup_total"] = baseline["seconds_per_image"] / row["seconds_per_image"]
         row["fewer_online_bytes"] = baseline["online_megabytes_per_image"] / row["online_megabytes_per_image"]
-        row |= {"model": args.model, "batch": args.batch, "hummingbird": VERSION, "torch": torch.__version__}
-        row["cpu"] = platform.processor() or platform.machine()
+        row |= {"model": args.model, "batch": args.batch, **machine()}
     head = (
         "weights",
         "protocol",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from hummingbird import kernels
 from hummingbird.errors import ConfigError, HummingbirdError
+from hummingbird.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -75,6 +80,14 @@ def _words(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.strerror} (at {error.filename})\nhint: is the path right, and may this user read it?"
     return str(error)
+
+
+def machine() -> dict[str, str]:
+    """Versions and CPU, for the rows of a benchmark."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
+    return {"hummingbird": VERSION, "torch": torch.__version__, "kernels": kernels.active(), "cpu": cpu}
 
 
 def torchrun(parties: int, module: str, arguments: Sequence[str], timeout: float = 1800.0) -> Any:

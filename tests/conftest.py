@@ -1,4 +1,4 @@
-"""Dealers that many tests share."""
+"""Dealers, sessions and parties that several test files share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import hummingbird
+from hummingbird import convert
+from hummingbird.mpc import session as sessions
 from tests.dealers import Running
+from tests.nursery import Nursery, open_dealer, open_nursery
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +44,35 @@ def process():
     child.stdout.close()
     assert not (folder / "d.sock").exists()
     folder.rmdir()
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
+    """A session of one party."""
+    monkeypatch.delenv("RANK", raising=False)
+    yield hummingbird.init()
+    hummingbird.uninit()
+
+
+@pytest.fixture
+def nothing_is_left() -> Iterator[None]:
+    """Every test begins and ends without a session and with the converters it found."""
+    assert not sessions.is_initialized()
+    before = dict(convert._custom)
+    torch.manual_seed(0)
+    yield
+    assert not sessions.is_initialized()
+    convert._custom.clear()
+    convert._custom.update(before)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with open_nursery() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def dealer() -> Iterator[str]:
+    with open_dealer() as address:
+        yield address

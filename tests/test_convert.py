@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import convert_model, register_converter, validate_model
 from hummingbird.cost import FREE
@@ -21,24 +19,7 @@ UNIT = 2.0**-16
 SMALL = BitWindow(24, 0)
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
-    """A session of one party."""
-    monkeypatch.delenv("RANK", raising=False)
-    yield hummingbird.init()
-    hummingbird.uninit()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Every test begins and ends without a session and with the converters it found."""
-    assert not sessions.is_initialized()
-    before = dict(convert._custom)
-    torch.manual_seed(0)
-    yield
-    assert not sessions.is_initialized()
-    convert._custom.clear()
-    convert._custom.update(before)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 class Block(nn.Module):

@@ -20,21 +20,8 @@ import pytest
 from hummingbird.errors import PeerError
 from hummingbird.wire import connect
 from tests.failure_jobs import SECRET, TIMEOUT
-from tests.nursery import ENDING, SOON, Nursery, Party, alive, all_fail, gone, open_dealer, open_nursery
+from tests.nursery import ENDING, SOON, Nursery, Party, alive, all_fail, gone
 from tests.parties import free_port
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def dealer() -> Iterator[str]:
-    with open_dealer() as address:
-        yield address
-
 
 # Parties that are not there ------------------------------------------------------------------------------------------
 

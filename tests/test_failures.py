@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,21 +19,8 @@ import torch
 
 from models import get_model
 from tests.failure_jobs import BAD_INPUTS, FAILURES, SECRET, net, rows
-from tests.nursery import SOON, Nursery, open_dealer, open_nursery
+from tests.nursery import SOON, Nursery
 from tests.parties import ROOT
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def dealer() -> Iterator[str]:
-    with open_dealer() as address:
-        yield address
-
 
 # Living parties ------------------------------------------------------------------------------------------------------
 

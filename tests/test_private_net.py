@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import convert, ring
+from hummingbird import ring
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model, register_converter, validate_model
 from hummingbird.cost import Cost
@@ -22,25 +21,7 @@ from hummingbird.mpc.layer import Layer, Spec
 from tests.parties import succeed
 from tests.test_convert import SMALL, UNIT, block, private_output, scaled
 
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
-    """A session of one party."""
-    monkeypatch.delenv("RANK", raising=False)
-    yield hummingbird.init()
-    hummingbird.uninit()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Every test begins and ends without a session and with the converters it found."""
-    assert not sessions.is_initialized()
-    before = dict(convert._custom)
-    torch.manual_seed(0)
-    yield
-    assert not sessions.is_initialized()
-    convert._custom.clear()
-    convert._custom.update(before)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 # The private net ------------------------------------------------------------------------------------------------------
