@@ -44,6 +44,6 @@ $(READY):
 	@rm -f .venv/.ready-*
 	@touch $@
 
-$(NATIVE): hummingbird/kernels/csrc/kernels.cpp setup.py | $(READY)
+$(NATIVE): $(wildcard hummingbird/kernels/csrc/*) setup.py | $(READY)
 	@$(VENV) setup.py --quiet build_ext --inplace
 	@mkdir -p build && touch $@

@@ -5,8 +5,7 @@ rest. A product has the sum of its factors' scales, so a linear layer takes scal
 left to the next protocol that opens the value anyway (mpc/select.py). Linear maps act on each share alone: no
 communication.
 
-A convolution is one matrix product per group, [O, C*k*k] x [C*k*k, B*L], the batch folded into the columns: torch's
-int64 `mm` wraps mod 2^64 exactly and is several times faster than its int64 `conv2d`.
+Products and convolutions without padding are those of `hummingbird.kernels`; here they get torch's names and options.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hummingbird import kernels
 from hummingbird.errors import InputError
 
 SCALE = 16  # bits of fraction at rest, CrypTen's default
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
 # below 2^62, which the protocols of mpc/select.py need.
 MAX_INTEGER_BITS = 30
-_COLUMN_BYTES = 64 << 20  # unfolded columns built at a time: larger ones leave the cache and cost page faults
 
 
 def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
@@ -43,31 +42,6 @@ def decode(x: Tensor, scale: int = SCALE) -> Tensor:
     return (x.double() / 2.0**scale).float()
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b mod 2^64, int64 (..., n, k) x (..., k, m)."""
-    if a.is_cuda or b.is_cuda:
-        return _matmul_limbs(a, b)
-    return torch.matmul(a, b)
-
-
-def _matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
-    """The same product from float64 products of 16-bit limbs, for devices without an integer product.
-
-    Exact: limbs are below 2^16, so a sum of k products is below 2^(32 + log2 k) <= 2^53 for k <= 2^21.
-    """
-    if a.shape[-1] > 1 << 21:
-        raise InputError(f"inner dimension {a.shape[-1]} exceeds 2^21, the exactness bound of the float64 product")
-    left = [((a >> (16 * i)) & 0xFFFF).double() for i in range(4)]
-    right = [((b >> (16 * i)) & 0xFFFF).double() for i in range(4)]
-    total: Tensor | None = None
-    for i in range(4):
-        for j in range(4 - i):  # limbs with i + j >= 4 vanish mod 2^64
-            term = torch.matmul(left[i], right[j]).long() << (16 * (i + j))
-            total = term if total is None else total + term
-    assert total is not None
-    return total
-
-
 def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
     if not any(padding):
         return x
@@ -85,52 +59,7 @@ def conv(
     if spatial == 1:
         out = conv(x[:, :, None], weight[:, :, None], (1, *stride), (0, *padding), (1, *dilation), groups)
         return out[:, :, 0]
-    x = _pad(x, padding)
-    batch, channels, height, width = x.shape
-    out_channels, per_group, kh, kw = weight.shape
-    oh = (height - dilation[0] * (kh - 1) - 1) // stride[0] + 1
-    ow = (width - dilation[1] * (kw - 1) - 1) // stride[1] + 1
-    if oh < 1 or ow < 1:
-        raise InputError(f"kernel {(kh, kw)} is larger than the padded input {(height, width)}", where="conv")
-    if groups == channels and per_group == 1:
-        return _depthwise(x, weight, stride, dilation, oh, ow)
-    out = torch.empty(batch, out_channels, oh, ow, dtype=torch.int64, device=x.device)
-    flat = weight.reshape(groups, out_channels // groups, per_group * kh * kw)
-    step = max(1, _COLUMN_BYTES // (8 * channels * kh * kw * oh * ow))
-    for start in range(0, batch, step):
-        piece = x[start : start + step]
-        size = piece.shape[0]
-        sb, sc, sh, sw = piece.stride()
-        view = piece.as_strided(
-            (channels, kh, kw, size, oh, ow),
-            (sc, sh * dilation[0], sw * dilation[1], sb, sh * stride[0], sw * stride[1]),
-        )
-        columns = view.reshape(groups, per_group * kh * kw, size * oh * ow)
-        for group in range(groups):
-            product = matmul(flat[group], columns[group]).view(-1, size, oh, ow)
-            first = group * (out_channels // groups)
-            out[start : start + size, first : first + product.shape[0]] = product.transpose(0, 1)
-    return out
-
-
-def _depthwise(
-    x: Tensor, weight: Tensor, stride: tuple[int, ...], dilation: tuple[int, ...], oh: int, ow: int
-) -> Tensor:
-    """One input channel per group: a sum of shifted, scaled copies; nothing is unfolded."""
-    channels, out_channels = x.shape[1], weight.shape[0]
-    x = x.repeat_interleave(out_channels // channels, dim=1) if out_channels != channels else x
-    out = torch.zeros(x.shape[0], out_channels, oh, ow, dtype=torch.int64, device=x.device)
-    for i in range(weight.shape[2]):
-        for j in range(weight.shape[3]):
-            top, left = i * dilation[0], j * dilation[1]
-            tap = x[
-                :,
-                :,
-                top : top + (oh - 1) * stride[0] + 1 : stride[0],
-                left : left + (ow - 1) * stride[1] + 1 : stride[1],
-            ]
-            out.addcmul_(tap, weight[:, 0, i, j].view(1, -1, 1, 1))
-    return out
+    return kernels.conv2d(_pad(x, padding), weight, stride, dilation, groups)
 
 
 def conv_transpose(
@@ -175,7 +104,7 @@ def bilinear(op: str, a: Tensor, b: Tensor, **kwargs: object) -> Tensor:
     if op == "mul":
         return a * b
     if op == "matmul":
-        return matmul(a, b)
+        return kernels.matmul(a, b)
     spatial = int(op[-2])
 
     def option(name: str, default: int) -> tuple[int, ...]:

@@ -104,28 +104,7 @@ def python_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def test_matmul_wraps_exactly_over_4608_terms() -> None:
     a, b = full(3, 4608), full(4608, 2)
-    expected = python_matmul(a, b)
-    assert torch.equal(ring.matmul(a, b), expected)
-    assert torch.equal(ring._matmul_limbs(a, b), expected)
-
-
-@pytest.mark.parametrize("shapes", [((1, 1), (1, 1)), ((5, 0), (0, 3)), ((2, 3, 7), (2, 7, 4)), ((3, 7), (2, 7, 4))])
-def test_limbs_equal_integers(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    a, b = (full(*shape) for shape in shapes)
-    assert torch.equal(ring._matmul_limbs(a, b), torch.matmul(a, b))
-    assert torch.equal(ring.matmul(a, b), torch.matmul(a, b))
-
-
-def test_limbs_are_exact_where_all_limbs_are_largest() -> None:
-    """-1 is four limbs of 0xFFFF: the sums of limb products take their largest values, k (2^16 - 1)^2."""
-    k = 1 << 16
-    a, b = torch.full((1, k), -1), torch.full((k, 1), -1)
-    assert ring._matmul_limbs(a, b).item() == k
-
-
-def test_limbs_refuse_what_could_be_inexact() -> None:
-    with pytest.raises(InputError, match="exactness"):
-        ring._matmul_limbs(torch.empty(1, (1 << 21) + 1, dtype=torch.int64), torch.empty(0, 1, dtype=torch.int64))
+    assert torch.equal(ring.bilinear("matmul", a, b), python_matmul(a, b))
 
 
 def reference_conv(x: Tensor, w: Tensor, stride: int, padding: int, dilation: int, groups: int) -> Tensor:
@@ -167,22 +146,6 @@ def test_uneven_strides_paddings_and_dilations() -> None:
     for stride, padding, dilation in itertools.product(((1, 2), (3, 1)), ((0, 2), (2, 1)), ((2, 1), (1, 3))):
         got = ring.bilinear("conv2d", x, w, stride=stride, padding=padding, dilation=dilation, groups=2)
         assert torch.equal(got, F.conv2d(x, w, None, stride, padding, dilation, 2))
-
-
-@pytest.mark.parametrize("limit", [1, 8 * 4 * 9 * 36, 2 * 8 * 4 * 9 * 36, 10**9])
-def test_the_batch_is_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    """Columns for one, one, two and all images at a time."""
-    x, w = full(5, 4, 6, 6), full(3, 4, 3, 3)
-    monkeypatch.setattr(ring, "_COLUMN_BYTES", limit)
-    assert torch.equal(ring.conv(x, w, (1, 1), (1, 1), (1, 1), 1), F.conv2d(x, w, padding=1))
-    # Also without padding (no copy was made: views of the caller's own memory), and from a view with an offset.
-    big = full(7, 6, 9, 9)
-    view = big[1:6, 1:5, 2:8, 1:7]
-    assert torch.equal(ring.conv(view, w, (1, 1), (0, 0), (1, 1), 1), F.conv2d(view.contiguous(), w))
-    swapped = big[:5, :6].transpose(1, 2)[:, :4]
-    assert torch.equal(
-        ring.conv(swapped, w, (2, 1), (0, 0), (1, 1), 1), F.conv2d(swapped.contiguous(), w, stride=(2, 1))
-    )
 
 
 def test_a_broadcast_input_is_read_correctly() -> None:

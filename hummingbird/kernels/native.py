@@ -1,4 +1,4 @@
-"""The kernels in C++ (csrc/kernels.cpp), called through ctypes, which lets go of Python's lock meanwhile.
+"""The kernels in C++ (csrc/*.cpp), called through ctypes, which lets go of Python's lock meanwhile.
 
 The library is optional: without it, or with HUMMINGBIRD_KERNELS=torch in the environment, `usable` is always false and
 the torch reference runs. It picks the widest vector instructions of the processor by itself. Arguments are not checked
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 1  # the same number as hb_abi() in csrc/kernels.cpp
+_ABI = 2  # the same number as hb_abi() in csrc/kernels.cpp
 
 _pointer, _long, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -30,6 +31,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_pack_bits": (None, [_pointer, _long, _pointer]),
     "hb_select": (None, [_long, *[_pointer] * 7, _int, _int, _long, _pointer, _pointer]),
     "hb_rescale": (None, [_long, *[_pointer] * 3, _int, _int, _long, _pointer]),
+    "hb_pack_words": (None, [_pointer, _long, _int, _pointer]),
+    "hb_mask_words": (None, [_pointer, _pointer, _long, _int, _int, _pointer]),
+    "hb_open_words": (None, [_pointer, _int, _long, _int, _pointer]),
+    "hb_step_table": (None, [_pointer, _long, _int, _pointer]),
+    "hb_lookup": (None, [_pointer, _long, _pointer, _int, _int, _int, _pointer]),
+    "hb_lift": (None, [_long, *[_pointer] * 7, _int, _int, _pointer, _pointer]),
+    "hb_conv2d": (None, [_pointer, _pointer, _pointer, _int, _pointer]),
 }
 
 
@@ -131,3 +139,77 @@ def select(
     inputs = [t.data_ptr() for t in (opened, choice, bit, mask_high, mask_low, bit_high, bit_low)]
     _library.hb_select(opened.numel(), *inputs, shift, first, offset, y.data_ptr(), z.data_ptr())
     return y, z
+
+
+def pack_words(x: torch.Tensor, width: int) -> torch.Tensor:
+    """See `reference.pack_words`."""
+    out = torch.empty((x.numel() * width + 7) // 8, dtype=torch.uint8)
+    _library.hb_pack_words(x.data_ptr(), x.numel(), width, out.data_ptr())
+    return out
+
+
+def mask_words(share: torch.Tensor, mask: torch.Tensor, shift: int, width: int) -> torch.Tensor:
+    """See `reference.mask_words`."""
+    out = torch.empty((share.numel() * width + 7) // 8, dtype=torch.uint8)
+    _library.hb_mask_words(share.data_ptr(), mask.data_ptr(), share.numel(), shift, width, out.data_ptr())
+    return out
+
+
+def open_words(frames: list[torch.Tensor], n: int, width: int) -> torch.Tensor:
+    """See `reference.open_words`."""
+    out = torch.empty(n, dtype=torch.int64)
+    pointers = (_pointer * len(frames))(*[frame.data_ptr() for frame in frames])
+    _library.hb_open_words(pointers, len(frames), n, width, out.data_ptr())
+    return out
+
+
+def step_table(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """See `reference.step_table`."""
+    out = torch.empty(((x.numel() << bits) + 7) // 8, dtype=torch.uint8)
+    _library.hb_step_table(x.data_ptr(), x.numel(), bits, out.data_ptr())
+    return out
+
+
+def lookup(
+    opened: torch.Tensor, table: torch.Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)
+) -> torch.Tensor:
+    """See `reference.lookup`."""
+    n, wanted = opened.numel(), sum(1 << row for row in rows)
+    out = torch.empty((len(rows), (n + 7) // 8), dtype=torch.uint8)
+    _library.hb_lookup(opened.data_ptr(), n, table.data_ptr(), low, bits, wanted, out.data_ptr())
+    return out
+
+
+def lift(
+    opened: torch.Tensor,
+    choice: torch.Tensor,
+    mask: torch.Tensor,
+    carry: torch.Tensor,
+    bit: torch.Tensor,
+    wrap: torch.Tensor,
+    product: torch.Tensor,
+    k: int,
+    first: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `reference.lift`."""
+    y, z = torch.empty_like(opened), torch.empty_like(opened)
+    inputs = [t.data_ptr() for t in (opened, choice, mask, carry, bit, wrap, product)]
+    _library.hb_lift(opened.numel(), *inputs, k, first, y.data_ptr(), z.data_ptr())
+    return y, z
+
+
+def conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+) -> torch.Tensor:
+    """See `products.conv2d`; x and weight are not empty, `size` is the height and width of the result."""
+    out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
+    kernel = (weight.shape[0], *weight.shape[2:])
+    numbers = (*x.shape, *kernel, *stride, *dilation, groups, *size)  # struct Shape of csrc/products.cpp
+    shape = (ctypes.c_int64 * len(numbers))(*numbers)
+    _library.hb_conv2d(x.data_ptr(), weight.data_ptr(), shape, torch.get_num_threads(), out.data_ptr())
+    return out

@@ -71,3 +71,112 @@ def select(
     value = _logical_shift(opened, shift) - (offset >> shift)
     rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
     return torch.where(from_bits(choice, opened.numel()).bool(), z - rz, rz), z
+
+
+# The masked opening (mpc/masked.py) ---------------------------------------------------------------------------------
+#
+# Words of `width` bits travel as one stream of bits, least significant first: element i is bits i * width and on. Eight
+# of them fill `width` bytes.
+
+
+def pack_words(x: torch.Tensor, width: int) -> torch.Tensor:
+    """The low `width` bits of every element: int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    n = x.numel()
+    lanes = torch.nn.functional.pad(x & _low(width), (0, -n % 8)).view(-1, 8).t().contiguous()
+    out = torch.zeros(width, lanes.shape[1], dtype=torch.uint8, device=x.device)
+    for lane, byte, shift in _overlaps(width):
+        piece = _logical_shift(lanes[lane], shift) if shift >= 0 else lanes[lane] << -shift
+        out[byte] |= (piece & 0xFF).to(torch.uint8)
+    return out.t().reshape(-1)[: (n * width + 7) // 8]
+
+
+def unpack_words(data: torch.Tensor, n: int, width: int) -> torch.Tensor:
+    """The first n words, without sign: uint8 (ceil(n width / 8),) -> int64 (n,)."""
+    count = -(-n // 8)
+    places = torch.nn.functional.pad(data, (0, count * width - data.numel())).view(count, width).t().contiguous()
+    out = torch.zeros(8, count, dtype=torch.int64, device=data.device)
+    for lane, byte, shift in _overlaps(width):
+        piece = places[byte].to(torch.int64)
+        out[lane] |= piece << shift if shift >= 0 else piece >> -shift
+    return (out & _low(width)).t().reshape(-1)[:n]
+
+
+def _low(width: int) -> int:
+    """The lowest `width` bits."""
+    return (1 << width) - 1 if width < 64 else -1
+
+
+def _overlaps(width: int) -> list[tuple[int, int, int]]:
+    """(lane, byte, shift): byte `byte` of a group of eight words holds bits from `shift` on of word `lane`."""
+    return [
+        (lane, byte, 8 * byte - lane * width)
+        for lane in range(8)
+        for byte in range(lane * width // 8, (lane * width + width + 7) // 8)
+    ]
+
+
+def mask_words(share: torch.Tensor, mask: torch.Tensor, shift: int, width: int) -> torch.Tensor:
+    """round(share / 2^shift) + mask mod 2^width, packed: two int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    return pack_words(((share + (1 << shift >> 1)) >> shift) + mask, width)
+
+
+def open_words(frames: list[torch.Tensor], n: int, width: int) -> torch.Tensor:
+    """The sum of packed words mod 2^width, without sign: int64 (n,)."""
+    total = unpack_words(frames[0], n, width)
+    for frame in frames[1:]:
+        total += unpack_words(frame, n, width)
+    return total & _low(width)
+
+
+def step_table(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """T[v] = [x mod 2^bits <= v] for all v, as bits, the elements one after the other: uint8 (ceil(n 2^bits / 8),)."""
+    step = x & _low(bits)
+    if bits < 3:
+        return pack_words(torch.full_like(step, -1) << step, 1 << bits)
+    places = torch.arange(0, 1 << bits, 8, device=x.device)  # of every byte; ones begin 0 to 8 bits above it
+    return ((0xFF << (step[:, None] - places).clamp(0, 8)) & 0xFF).to(torch.uint8).view(-1)
+
+
+def lookup(
+    opened: torch.Tensor, table: torch.Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)
+) -> torch.Tensor:
+    """What a step table T of L says about v, bits low..low+bits-1 of an opened word: uint8 (len(rows), ceil(n/8)).
+
+    Row 0 is [L < v] = T[v - 1], row 1 [L <= v] = T[v]; 2 and 3 are the same for v with its top bit flipped.
+    """
+    v = (opened >> low) & _low(bits)
+    start = torch.arange(opened.numel(), device=opened.device) << bits
+
+    answers = []
+    for row in rows:
+        place = (v ^ (row // 2 << (bits - 1))) - (1 - row % 2)
+        index = start + place.clamp(min=0)
+        bit = (table[index >> 3] >> (index & 7).to(torch.uint8)) & (place >= 0).to(torch.uint8)
+        answers.append(pack_bits(bit))
+    return torch.stack(answers)
+
+
+def lift(
+    opened: torch.Tensor,
+    choice: torch.Tensor,
+    mask: torch.Tensor,
+    carry: torch.Tensor,
+    bit: torch.Tensor,
+    wrap: torch.Tensor,
+    product: torch.Tensor,
+    k: int,
+    first: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """This party's shares of y and z, see the equations in mpc/masked.py: two int64 (n,)."""
+    n, low = opened.numel(), _low(k)
+    bits = from_bits(choice[0], n), from_bits(choice[1], n)
+    one = int(first)
+    # Shares of the two bits and of the mask, whose own carries are taken off.
+    b, s = (c * one + (1 - 2 * c) * r for c, r in zip(bits, (bit, wrap), strict=True))
+    carried = carry << k if k < 64 else 0
+    own = (mask & low) - carried
+    below = 1 - ((opened >> (k - 1)) & 1)  # [X < 2^(w-1)]
+    over = (below * one - s) << k if k < 64 else 0
+    z = opened * one - own + over
+    y = opened * b - bits[0] * own - (1 - 2 * bits[0]) * product + over * below
+    return y, z

@@ -2,38 +2,15 @@
 //
 // A plain C interface over raw pointers (no Python, no torch), called through ctypes. Elements of Z_2^64 are uint64_t,
 // so + - * wrap by the language's own rule. Bits are packed least significant first: element i is bit i % 8 of byte
-// i / 8. Each function is compiled for AVX-512 (F, BW, DQ, VL), AVX2 and the baseline; the processor chooses at run time.
+// i / 8.
 //
 // Bit planes are a transposition. Eight bits of each element are gathered into one byte per element, and a vector test
 // of one bit position over those bytes yields that plane for 64 (AVX-512) or 32 (AVX2) elements at once; the baseline
 // transposes 8 x 8 bits in one word (H. S. Warren, Hacker's Delight, 2nd ed., section 7-3).
 
-#include <atomic>
-#include <cstdint>
-#include <cstring>
-
-#if defined(__GNUC__) && !defined(__clang__)  // gcc's own AVX-512 header sets it off (gcc bug 105593)
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define X86 1
-#define AVX2 __attribute__((target("avx2")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
-#else
-#define X86 0
-#endif
-// A body inlined into functions of several targets is compiled anew for each of them.
-#define BODY static inline __attribute__((always_inline))
-#define API extern "C" __attribute__((visibility("default")))
-
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "bytes of a word are taken to be least significant first");
+#include "common.h"
 
 namespace {
-
-enum Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
 
 int best_isa() {
 #if X86
@@ -46,12 +23,11 @@ int best_isa() {
     return kPortable;
 }
 
+}  // namespace
+
 std::atomic<int> current_isa{best_isa()};
 
-// Eight elements; the compiler maps them to one, two or four registers of the target at hand.
-typedef uint64_t Eight __attribute__((vector_size(64)));
-constexpr Eight kLane = {0, 1, 2, 3, 4, 5, 6, 7};
-constexpr Eight kOne = {1, 1, 1, 1, 1, 1, 1, 1};
+namespace {
 
 // ---- to_planes: up to eight planes of bits low, low+1, ... for a run of elements; row p starts at out + p * stride
 
@@ -184,12 +160,6 @@ struct Public {  // what is the same for every element
     uint64_t first;   // all ones for the party that adds public constants, else 0
 };
 
-// Arrays are read and written eight elements at a time; the last step may hold fewer.
-#define LOAD(name, array) \
-    Eight name = {};      \
-    memcpy(&name, array + i, step)
-#define PICK(mask, yes, no) ((no) ^ (((no) ^ (yes)) & (mask)))
-
 BODY void rescale_step(int64_t i, size_t step, const uint64_t* opened, const uint64_t* mask_high,
                        const uint64_t* mask_low, const Public& pub, uint64_t* z) {
     LOAD(e, opened);
@@ -253,10 +223,6 @@ AVX2 void rescale_avx2(RESCALE_PARAMETERS) { rescale_body(RESCALE_ARGUMENTS); }
 AVX512 void from_bits_avx512(const uint8_t* plane, int64_t n, uint64_t* out) { from_bits_body(plane, n, out); }
 AVX512 void select_avx512(SELECT_PARAMETERS) { select_body(SELECT_ARGUMENTS); }
 AVX512 void rescale_avx512(RESCALE_PARAMETERS) { rescale_body(RESCALE_ARGUMENTS); }
-#define CHOOSE(name)                                                                                \
-    (current_isa == kAvx512 ? name##_avx512 : current_isa == kAvx2 ? name##_avx2 : name##_portable)
-#else
-#define CHOOSE(name) (name##_portable)
 #endif
 
 Public make_public(int shift, int first, uint64_t offset) {
@@ -266,7 +232,7 @@ Public make_public(int shift, int first, uint64_t offset) {
 }  // namespace
 
 // Raised whenever a signature below changes; ../native.py refuses a library with another number.
-API int hb_abi() { return 1; }
+API int hb_abi() { return 2; }
 
 API int hb_isa() { return current_isa; }
 
