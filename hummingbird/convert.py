@@ -9,9 +9,8 @@ Nothing is converted unless everything can be: `validate_model` lists every prob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -22,11 +21,11 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
-from hummingbird.graph import OPS, Ref, Step
-from hummingbird.graph.steps import refs
+from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.layer import Combine, Layer, Local, Rescale
+from hummingbird.mpc.compare import PROTOCOLS, Comparison
+from hummingbird.mpc.layer import Combine, Layer, Local
 from hummingbird.mpc.linear import (
     AdaptiveAvgPool,
     AddConstant,
@@ -38,10 +37,11 @@ from hummingbird.mpc.linear import (
     Scale,
     Square,
 )
-from hummingbird.mpc.net import PlanStep, PrivateNet
+from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.planner import Built, Planner
 from hummingbird.ring import SCALE
 
-PROTOCOLS = ("gmw",)
 _custom: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
 
 
@@ -67,7 +67,7 @@ def _unpriced(net: nn.Module) -> list[Problem]:
             found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
         elif step.op in _BUILDERS and step.op not in _COMPARING:
             try:
-                _BUILDERS[step.op](step, EXACT, None)
+                _BUILDERS[step.op](step, Comparison("gmw", EXACT), None)
             except InputError as error:
                 found.append(Problem(step.name, error.what, error.hint))
     return found
@@ -77,14 +77,16 @@ def convert_model(
     net: nn.Module,
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     weights: str | int = "public",
-    protocol: str = "gmw",
+    protocol: str = "masked",
 ) -> PrivateNet:
     """The private twin of a trained net; the net itself is left as it is and used as in eval mode.
 
     bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons.
     weights: "public", or the rank of the party whose weights they are; the others' values are then ignored, only
         shapes count.
-    protocol: "gmw", HummingBird's reduced-ring ReLU.
+    protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
+        reduced-ring ReLU, whose comparison is computed by the parties on dealt triples. Both trust the dealer not to
+        collude with a party.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net, AgreementError if, after
     `init`, the parties differ.
     """
@@ -102,8 +104,9 @@ def convert_model(
         hint = 'use weights="public", or move them into a Linear, Conv or BatchNorm layer'
         raise ModelError([Problem(name, "a constant tensor cannot be private", hint) for name in constants])
     config.check_names([step.name for step in steps if step.op in _COMPARING])
-    plan = _Planner(config, owner).plan(steps)
+    plan = Planner(_builder(protocol, config, owner), protocol).plan(steps)
     facts = {
+        "architecture": graph.fingerprint([_bare(step) for step in steps], weights=False),
         "net": graph.fingerprint(
             [_bare(step) for step in steps] if owner is not None else steps, weights=owner is None
         ),
@@ -153,64 +156,19 @@ def _bare(step: Step) -> Step:
     return Step(step.name, step.op, step.inputs, attrs)
 
 
-@dataclass
-class _Planner:
-    """Layers from steps, with a `Rescale` wherever a value's scale is above what its reader accepts."""
+def _builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[Step], Built]:
+    """Layer or plain function of a step, and what it asks of its inputs."""
 
-    config: BitConfig
-    owner: int | None
-
-    def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
-        plan: list[PlanStep] = []
-        place: dict[int, int] = {}  # graph step -> plan step
-        rescaled: dict[int, int] = {}
-
-        def fitted(index: int, limit: int) -> Ref:
-            """The value of graph step `index` at a scale of at most `limit`."""
-            at = place[index]
-            if plan[at].scale <= limit:
-                return Ref(at)
-            if index not in rescaled:
-                name = f"{steps[index].name}.rescale"
-                plan.append(PlanStep(name, "rescale", Rescale(), None, (Ref(at),), SCALE, index))
-                rescaled[index] = len(plan) - 1
-            return Ref(rescaled[index])
-
-        def arguments(value: Any, limit: int) -> Any:
-            if isinstance(value, Ref):
-                return fitted(value.index, limit)
-            return tuple(arguments(item, limit) for item in value) if isinstance(value, tuple) else value
-
-        for index, step in enumerate(steps):
-            layer, function, limit = self.build(step)
-            inputs = arguments(step.inputs, limit)
-            scales = [plan[ref.index].scale for ref in refs(inputs)]
-            window = layer.window if isinstance(layer, Layer) and layer.compares else BitWindow(0, 0)
-            if window.w and window.m + max(scales) - SCALE > 63:
-                hint = f"the shares carry {max(scales) - SCALE} more bits of fraction here: choose a lower m"
-                raise ConfigError(f"window {window} begins above the 64-bit ring", where=step.name, hint=hint)
-            sized = step.op in ("size", "int")
-            try:
-                scale = SCALE if sized or not scales else _out_scale(layer, scales)
-            except InputError as error:
-                raise ConfigError(error.what, where=step.name, hint=error.hint) from None
-            plan.append(PlanStep(step.name, step.op, layer, function, inputs, scale, index))
-            place[index] = len(plan) - 1
-        return plan
-
-    def build(self, step: Step) -> tuple[nn.Module | None, Callable[..., Any] | None, int]:
-        """Layer or plain function of a step, and the highest scale it accepts."""
+    def build(step: Step) -> Built:
         if step.op == "custom":
-            return _custom[type(step.attrs["module"])](step.attrs["module"]), None, SCALE
+            return Built(_custom[type(step.attrs["module"])](step.attrs["module"]), None, SCALE, True)
         if step.op in _PLAIN:
             function = None if step.op in ("input", "output") else _bind(step)
-            return None, function, SCALE if step.op == "output" else 62
-        layer = _BUILDERS[step.op](step, self.config.window(step.name), self.owner)
-        return layer, None, layer.input_limit
+            return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
+        layer = _BUILDERS[step.op](step, Comparison(protocol, config.window(step.name)), owner)
+        return Built(layer, None, layer.input_limit, False)
 
-
-def _out_scale(layer: nn.Module | None, scales: Sequence[int]) -> int:
-    return layer.out_scale(scales) if isinstance(layer, Layer) else scales[0]
+    return build
 
 
 def _bind(step: Step) -> Callable[..., Any]:
@@ -219,12 +177,13 @@ def _bind(step: Step) -> Callable[..., Any]:
     return lambda *values: function(attrs, *values)
 
 
-# One builder per canonical op: (step, window, owner of the weights) -> layer ----------------------------------------
+# One builder per canonical op: (step, comparison, owner of the weights) -> layer
+# ----------------------------------------
 
-Build = Callable[[Step, BitWindow, int | None], Layer]
+Build = Callable[[Step, Comparison, int | None], Layer]
 
 
-def _conv(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _conv(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     a = step.attrs
     transposed = step.op == "conv_transpose"
     names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
@@ -232,34 +191,34 @@ def _conv(step: Step, window: BitWindow, owner: int | None) -> Layer:
     return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner)
 
 
-def _linear(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _linear(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner)
 
 
-def _affine(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner)
 
 
-def _sum(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     dims, keep = step.attrs["dims"], step.attrs["keepdim"]
     if dims is None:
         return Local(lambda x: x.sum(), "sum over all")
     return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}")
 
 
-def _add(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _add(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" in step.attrs:
         return AddConstant(_constant(step))
     return Combine(lambda xs: xs[0] + xs[1], "add")
 
 
-def _sub(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" not in step.attrs:
         return Combine(lambda xs: xs[0] - xs[1], "subtract")
     return AddConstant(_constant(step), sign=-1) if step.attrs.get("reversed") else AddConstant(-_constant(step))
 
 
-def _mul(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" not in step.attrs:
         return Multiply()
     factor = _constant(step)
@@ -273,51 +232,54 @@ def _constant(step: Step) -> Tensor:
     return torch.as_tensor(step.attrs["value"], dtype=torch.float64)
 
 
-def _max_pool(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _max_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     a = step.attrs
-    return act.MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], window)
+    return MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], comparison)
 
 
-def _avg_pool(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     a = step.attrs
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
 
 def _spline(function: Callable[[Tensor], Tensor], span: tuple[float, float]) -> Build:
     """Outside `span` the function is a straight line to within 2^-11."""
-    return lambda step, window, owner: act.Spline(function, step.op, span, window)
+    return lambda step, comparison, owner: act.Spline(function, step.op, span, comparison)
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
-    return lambda step, window, owner: Local(function(step.attrs), step.op)
+    return lambda step, comparison, owner: Local(function(step.attrs), step.op)
 
 
-def _defined(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _defined(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     """Reshaping: the graph's own definition, applied to the share."""
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 
-def _pad(step: Step, window: BitWindow, owner: int | None) -> Layer:
+def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
 
 _GELU = {kind: partial(nn.functional.gelu, approximate=kind) for kind in ("none", "tanh")}
 _COMPARING: dict[str, Build] = {
-    "relu": lambda step, window, owner: act.ReLU(window),
-    "leaky_relu": lambda step, window, owner: act.LeakyReLU(step.attrs["slope"], window),
-    "prelu": lambda step, window, owner: act.PReLU(step.attrs["weight"], window, owner),
-    "hardtanh": lambda step, window, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], window),
-    "hardsigmoid": lambda step, window, owner: act.Spline(
-        nn.functional.hardsigmoid, "hardsigmoid", (-4.0, 4.0), window, knots=(-3.0, 3.0)
+    "relu": lambda step, comparison, owner: act.ReLU(comparison),
+    "leaky_relu": lambda step, comparison, owner: act.LeakyReLU(step.attrs["slope"], comparison),
+    "prelu": lambda step, comparison, owner: act.PReLU(step.attrs["weight"], comparison, owner),
+    "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
+    "hardsigmoid": lambda step, comparison, owner: act.Spline(
+        nn.functional.hardsigmoid, "hardsigmoid", (-4.0, 4.0), comparison, knots=(-3.0, 3.0)
     ),
-    "hardswish": lambda step, window, owner: act.Hardswish(window),
+    "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
     "sigmoid": _spline(torch.sigmoid, (-10.0, 10.0)),
     "tanh": _spline(torch.tanh, (-6.0, 6.0)),
     "silu": _spline(nn.functional.silu, (-12.0, 12.0)),
-    "gelu": lambda step, window, owner: act.Spline(_GELU[step.attrs["approximate"]], "gelu", (-6.0, 6.0), window),
-    "softmax": lambda step, window, owner: act.Softmax(step.attrs["dim"], window),
+    "gelu": lambda step, comparison, owner: act.Spline(
+        _GELU[step.attrs["approximate"]], "gelu", (-6.0, 6.0), comparison
+    ),
+    "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
+    "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
     "max_pool": _max_pool,
-    "adaptive_max_pool": lambda step, window, owner: act.AdaptiveMaxPool(step.attrs["output_size"], window),
+    "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
 }
 _BUILDERS: dict[str, Build] = {
     **_COMPARING,
@@ -326,16 +288,16 @@ _BUILDERS: dict[str, Build] = {
     "linear": _linear,
     "affine": _affine,
     "avg_pool": _avg_pool,
-    "adaptive_avg_pool": lambda step, window, owner: AdaptiveAvgPool(step.attrs["output_size"]),
-    "mean": lambda step, window, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
+    "adaptive_avg_pool": lambda step, comparison, owner: AdaptiveAvgPool(step.attrs["output_size"]),
+    "mean": lambda step, comparison, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
     "sum": _sum,
     "add": _add,
     "sub": _sub,
     "mul": _mul,
     "neg": _local(lambda a: lambda x: -x),
-    "square": lambda step, window, owner: Square(),
-    "cat": lambda step, window, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
-    "stack": lambda step, window, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "square": lambda step, comparison, owner: Square(),
+    "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
+    "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
     "pad": _pad,
     **dict.fromkeys(("flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split"), _defined),
 }

@@ -10,7 +10,9 @@ rounds per ReLU.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
@@ -116,17 +118,70 @@ def relu(n: int, w: int, shift: int, parties: int) -> Cost:
     return drelu(n, w, parties) + select(n, shift, parties)
 
 
+# The masked opening (mpc/masked.py) -----------------------------------------------------------------------------------
+
+TABLE_BITS = 256  # of all step tables of one ReLU: what one table for a window of 8 bits takes
+
+
+def chunks(w: int, tables: int) -> list[int]:
+    """Bits of w that each of the tables covers, lowest first; the sizes differ by one at most."""
+    if not 0 < tables <= w or -(-w // tables) > 8:
+        raise ValueError(f"{tables} tables of at most 8 bits do not cover a window of {w} bits")
+    return [w // tables + (place < w % tables) for place in range(tables)]
+
+
+@functools.cache
+def tables(w: int) -> int:
+    """How many step tables a window of w bits is cut into: fewest rounds first, then fewest bits, online and offline.
+
+    The tables of one ReLU take at most `TABLE_BITS`, beyond which the dealer's bits outweigh a round.
+    """
+    fitting = [
+        n for n in range(1, w + 1) if -(-w // n) <= 8 and sum(1 << size for size in chunks(w, n)) <= TABLE_BITS
+    ]
+
+    def price(n: int) -> tuple[int, int]:
+        tree = _merging(1 << 10, n, 2)
+        bits = tree.bits + tree.offline_bits + sum(packed(size) * 8 for size in _table_bits(1 << 10, w, n))
+        return tree.rounds, bits
+
+    return min(fitting, key=price)
+
+
+def _table_bits(n: int, w: int, count: int) -> list[int]:
+    return [n << size for size in chunks(w, count)]
+
+
+def _merging(n: int, count: int, parties: int) -> Cost:
+    """The tree above `count` tables: 3 bits per inner node, twice along the top, and 4 at the root."""
+    total, below = FREE, count - 1
+    while below > 1:
+        planes = below // 2 + 2 * (below % 2)
+        total += opening(parties, 3 * planes * packed(n), 8 * 2 * planes * packed(n))
+        below //= 2
+    return total + (_and(n, 2, parties) if below else FREE)
+
+
+def masked_relu(n: int, k: int, m: int, ring: int, parties: int) -> Cost:
+    """A ReLU on k bits of which the upper k - m decide, its result mod 2^ring: k + 2 bits in 2 rounds for one table."""
+    count = tables(k - m)
+    words = [ring - k, ring, ring - k, ring]
+    offline = sum(packed(n * width) for width in words) + sum(packed(size) for size in _table_bits(n, k - m, count))
+    opened = opening(parties, packed(n * k), 8 * offline)
+    return opened + _merging(n, count, parties) + opening(parties, 2 * packed(n))
+
+
 def published_relu_bits(w: int) -> int:
     """HummingBird's own count per ReLU and party, N = 2."""
     return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129
 
 
-def maximum(n: int, length: int, w: int, parties: int) -> Cost:
-    """The maximum along an axis of `length`, for n results: a tree of max(a, b) = b + relu(a - b)."""
+def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
+    """The maximum along an axis of `length`, for n results: a tree of max(a, b) = b + relu(a - b), at this price."""
     total = FREE
     while length > 1:
         pairs = length // 2
-        total += relu(n * pairs, w, 0, parties)
+        total += relu(n * pairs)
         length -= pairs
     return total
 
@@ -137,6 +192,11 @@ def maximum(n: int, length: int, w: int, parties: int) -> Cost:
 def product(left: int, right: int, out: int, parties: int) -> Cost:
     """One Beaver product (matrix product, convolution, ...) of private operands with these numbers of elements."""
     return opening(parties, 8 * (left + right), 64 * out)
+
+
+def fixed_product(left: int, out: int, parties: int) -> Cost:
+    """The same where the right operand was opened before, behind a mask that stays (mpc/fixed.py)."""
+    return opening(parties, 8 * left, 64 * out)
 
 
 def _rescaled(n: int, parties: int) -> Cost:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hummingbird.cost import FREE
+from hummingbird.cost import FREE, TABLE_BITS
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.table import text_table
 
@@ -25,6 +25,7 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
                 planned.name,
                 planned.op,
                 planned.window,
+                planned.variant,
                 f"{planned.elements:,}",
                 str(planned.cost.rounds),
                 f"{planned.cost.bits / max(1, planned.elements):,.1f}",
@@ -38,6 +39,7 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
             "total",
             "",
             "",
+            "",
             f"{elements:,}",
             str(total.rounds),
             f"{total.bits / max(1, elements):,.1f}",
@@ -46,7 +48,21 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
             f"{1e3 * total.seconds(bandwidth, rtt):,.2f}",
         )
     )
-    head = ("layer", "kind", "window", "elements", "rounds", "bits/element", "sent kB", "offline kB", "wire ms")
+    head = ("layer", "kind", "window", "sign by", "elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
     link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
     what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party"
-    return f"{what}\n\n{text_table(head, rows, left=3, total=True)}"
+    return f"{what}\n\n{text_table(head, rows, left=4, total=True)}{_reasons(rows)}"
+
+
+def _reasons(rows: Sequence[Sequence[str]]) -> str:
+    """Why `cost.tables` has chosen what the table shows."""
+    variants = " ".join(row[3] for row in rows)
+    out = ""
+    if "table " in variants:
+        out += "\ntable w: one step table of 2^w bits, for every w <= 8: no other way sends less in fewer rounds"
+    if "tree " in variants:
+        out += (
+            "\ntree of n: n step tables below a tree: the fewest rounds for which the tables of one ReLU take at most "
+            f"{TABLE_BITS}\n  bits, and then the fewest bits, online and offline together"
+        )
+    return out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hummingbird import cost
+from hummingbird.cost import packed
 from hummingbird.mpc.correlations import Request
 
 M64 = (1 << 64) - 1
@@ -104,11 +106,31 @@ def check_and_private(parts, *, planes, count):
         assert all(not share.any() for share in others)
 
 
-def check_and_pair(parts, *, planes, count):
+def check_and_pair(parts, *, planes, second, count):
     p, g, q, pg, pq = (xored(column) for column in parts)
     size = len(p) // planes
     assert pg == [x & y for x, y in zip(p, g, strict=True)]
-    assert pq == [x & y for x, y in zip(p[size:], q, strict=True)]
+    assert pq == [x & y for x, y in zip(p[size * (planes - second) :], q, strict=True)]
+
+
+def check_masked(parts, *, count, k, m, tables, ring):
+    """lambda from its summands and their carry, the bits in both forms, their product, and every table entry."""
+    low, modulus = (1 << k) - 1, (1 << ring) - 1
+    mask = [sum(word & low for word in words) for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
+    choice, lift = (bits(plane, count) for plane in zip(*[iter(xored(parts[1]))] * packed(count), strict=True))
+    carry, r, s, product = (total(column) for column in parts[2:6])
+    exact = [value & low for value in mask]
+    assert [(value - (c << k)) & modulus for value, c in zip(mask, carry, strict=True)] == exact
+    assert [value & modulus for value in r] == choice
+    assert [value & (modulus >> k) for value in s] == [value & (modulus >> k) for value in lift]
+    assert [value & modulus for value in product] == [x * y & modulus for x, y in zip(exact, choice, strict=True)]
+    at = m
+    for size, column in zip(cost.chunks(k - m, tables), parts[6:], strict=True):
+        entries = bits(xored(column), count << size)
+        for i, value in enumerate(exact):
+            step = value >> at & ((1 << size) - 1)
+            assert entries[i << size : (i + 1) << size] == [int(step <= v) for v in range(1 << size)]
+        at += size
 
 
 def check_select(parts, *, count, shift):
@@ -144,7 +166,10 @@ CASES = [
     (Request("wraps", {"shape": [200]}), check_wraps),
     (Request("and_private", {"planes": 2, "count": COUNT}), check_and_private),
     (Request("and", {"planes": 3, "count": COUNT}), check_and),
-    (Request("and_pair", {"planes": 3, "count": COUNT}), check_and_pair),
+    (Request("and_pair", {"planes": 3, "second": 2, "count": COUNT}), check_and_pair),
+    (Request("and_pair", {"planes": 3, "second": 3, "count": COUNT}), check_and_pair),
+    (Request("masked", {"count": COUNT, "k": 20, "m": 12, "tables": 1, "ring": 36}), check_masked),
+    (Request("masked", {"count": COUNT, "k": 12, "m": 1, "tables": 3, "ring": 64}), check_masked),
     (Request("select", {"count": COUNT, "shift": 0}), check_select),
     (Request("select", {"count": COUNT, "shift": 16}), check_select),
     (Request("truncate", {"count": COUNT, "shift": 9}), check_truncate),

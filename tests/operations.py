@@ -186,6 +186,10 @@ def cases() -> dict[str, Case]:
         out[name] = Case(net, 3 * image, spline)
     # exp and 1/x err by TOLERANCE each; a sum of 6 exponentials by 6; 1/x has slope at most 1 on [1, 6].
     out["softmax"] = Case(nn.Softmax(dim=1), row, 9 * TOLERANCE)
+    ties = torch.tensor([[3.0, 1.0, 3.0], [-2.0, -2.0, -2.0], [0.0, UNIT, 0.0], [-5.0, -4.0, -3.0]])
+    out["argmax"] = Case(Function(lambda x: x.argmax(1)), ties, 0.0)
+    out["argmax of rows"] = Case(Function(lambda x: x.argmax(dim=-1, keepdim=True)), row, 0.0)
+    out["argmax behind a layer"] = Case(Function(lambda x: F.relu(x).argmax(0)), row, 0.0)
     reused = Reused()
     gain = float(reused.a.weight.detach().abs().sum(1).max())  # what the second layer makes of the first one's error
     out["reused modules, shared weights"] = Case(reused, row, (1 + gain) * linear_bound(reused.a, 2 * row))

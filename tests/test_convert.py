@@ -171,13 +171,19 @@ def test_bits_of_another_type_are_refused(bits: object) -> None:
         convert_model(nn.ReLU(), bits)  # type: ignore[arg-type]
 
 
-def test_a_window_above_what_is_left_of_the_ring_is_refused_before_anything_runs(alone: sessions.Session) -> None:
-    """Behind a linear layer the shares carry 16 bits more: [64:50) would begin at bit 66."""
-    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    with pytest.raises(ConfigError) as caught:
-        private_output(net, torch.randn(2, 4), BitWindow(64, 50))
-    assert caught.value.where == "1" and "[64:50)" in caught.value.what
-    assert private_output(net, torch.randn(2, 4), BitWindow(64, 47)).shape == (2, 4)  # bit 63 is still there
+def test_a_window_beyond_what_is_left_of_the_ring_is_refused_before_anything_runs(alone: sessions.Session) -> None:
+    """Behind a linear layer the shares carry 16 bits more. gmw: [64:50) would begin at bit 66; masked: 48 are left."""
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
+    for protocol, good, bad, what in (
+        ("gmw", BitWindow(64, 47), BitWindow(64, 50), "begins above the 64-bit ring"),
+        ("masked", BitWindow(48, 0), BitWindow(49, 0), "only 48 low bits"),
+        ("masked", BitWindow(64, 46), BitWindow(64, 47), "fewer than two bits"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            convert_model(net, bad, protocol=protocol)
+        assert caught.value.where == "1" and str(bad) in caught.value.what and what in caught.value.what
+        private = convert_model(net, good, protocol=protocol)
+        assert private(hummingbird.cryptensor(x)).get_plain_text().shape == (2, 4)
 
 
 @pytest.mark.parametrize(

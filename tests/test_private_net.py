@@ -37,7 +37,7 @@ def test_qualified_names_repr_and_comparing_layers(alone: sessions.Session) -> N
     assert private.get_submodule("0.0.fc") is modules["0.0.fc"]
     assert private.comparing_layers == ["0.0.relu", "0.0.relu#1", "0.0.pool"]
     text = repr(private)
-    assert "PrivateNet(" in text and "protocol gmw" in text and "3 layers with a window" in text
+    assert "PrivateNet(" in text and "protocol masked" in text and "3 layers with a window" in text
     assert "window [24:0), 24 bits" in text and "private to party 0" in text
 
 
@@ -170,7 +170,7 @@ def test_init_twice_and_again(alone: sessions.Session) -> None:
 
 
 @pytest.mark.parametrize("weights", ["public", 0])
-@pytest.mark.parametrize("window", [BitWindow(64, 0), BitWindow(20, 8), BitWindow(9, 8), BitWindow(0, 0)], ids=str)
+@pytest.mark.parametrize("window", [BitWindow(64, 0), BitWindow(20, 8), BitWindow(10, 8), BitWindow(0, 0)], ids=str)
 def test_the_meter_predicts_what_costs_says(alone: sessions.Session, weights: str | int, window: BitWindow) -> None:
     net, x = block()
     private = convert_model(net, window, weights)

@@ -82,7 +82,7 @@ _FUNCTIONS = {
     **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
-    **dict.fromkeys(("max", "min", "amax", "amin", "argmax", "argmin", "topk", "sort", "maximum", "minimum"), _COMPARE),
+    **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort", "maximum", "minimum"), _COMPARE),
     **dict.fromkeys(("where", "gt", "lt", "ge", "le", "eq", "ne", "abs", "sign", "masked_fill"), _COMPARE),
     **dict.fromkeys(("bmm", "einsum", "matmul", "baddbmm", "addmm"), _PRODUCT),
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),

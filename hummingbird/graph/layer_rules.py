@@ -212,6 +212,12 @@ def softmax(b: Builder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype
     return b.emit("softmax", b.tensor(input), dim=dim)
 
 
+def argmax(b: Builder, input: Any, dim: Any = None, keepdim: bool = False) -> Ref:
+    if not isinstance(dim, int):
+        raise Unsupported("argmax without a dimension", "give dim")
+    return b.emit("argmax", b.tensor(input), dim=dim, keepdim=bool(keepdim))
+
+
 def no_dtype(dtype: Any) -> None:
     """Steps compute in the type of their input."""
     if dtype is not None:

@@ -134,6 +134,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "hardswish": lambda a, x: F.hardswish(x),
     "gelu": lambda a, x: F.gelu(x, approximate=a["approximate"]),
     "softmax": lambda a, x: F.softmax(x, a["dim"]),
+    "argmax": lambda a, x: x.argmax(a["dim"], a["keepdim"]),
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),

@@ -90,6 +90,7 @@ NAMES: dict[str, Rule] = {
     "clamp_min": layer.clamp,
     "gelu": layer.gelu,
     "softmax": layer.softmax,
+    "argmax": layer.argmax,
     "max_pool1d": partial(layer.max_pool, n=1),
     "max_pool2d": partial(layer.max_pool, n=2),
     "avg_pool1d": partial(layer.avg_pool, n=1),

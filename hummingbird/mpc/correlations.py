@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird import kernels, ring
+from hummingbird import cost, kernels, ring
+from hummingbird.cost import packed
 from hummingbird.errors import DealerError
 from hummingbird.prg import Stream, derive
 
@@ -37,16 +38,28 @@ class Field:
     kind: str  # "ring" | "words" | "packed" | "bit"
     shape: tuple[int, ...]
     owner: int | None = None  # the only party with a share that is not zero
+    width: int = 64  # of "ring": shares add up mod 2^width, and a correction travels with that many bits per element
+    key: int | None = None  # of a mask that outlives the request: the same values for the same key, in every request
+    earlier: bool = False  # such a mask that the parties have from a request before
+
+    @property
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape of a correction on the wire."""
+        if self.width < 64:
+            return torch.uint8, (packed(math.prod(self.shape) * self.width),)
+        return (torch.uint8 if self.kind == "packed" else torch.int64), self.shape
 
     @property
     def bits(self) -> int:
-        """Size of one party's share on the wire."""
-        return math.prod(self.shape) * {"ring": 64, "words": 64, "packed": 8, "bit": 64}[self.kind]
+        """Size of a correction on the wire."""
+        dtype, shape = self.layout
+        return 8 * dtype.itemsize * math.prod(shape)
 
     def draw(self, stream: Stream, rank: int) -> Tensor:
         """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""
         if self.owner is not None and self.owner != rank:
-            return torch.zeros(self.shape, dtype=torch.uint8 if self.kind == "packed" else torch.int64)
+            dtype = torch.uint8 if self.kind == "packed" else torch.int64
+            return torch.zeros(self.shape, dtype=dtype, device=stream.device)
         if self.kind == "packed":
             return stream.bytes(math.prod(self.shape)).view(self.shape)
         if self.kind == "bit":
@@ -60,11 +73,18 @@ class Field:
             total = total.add_(share) if self.kind == "ring" else total.bitwise_xor_(share)
         return total
 
-    def remove(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """What is left of `value` for party 0 when the others hold `shares`."""
-        for share in shares:
-            value = value - share if self.kind == "ring" else value ^ share
-        return value
+    def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
+        """What is left of `value` for party 0 when the others hold `shares`, as it travels (`layout`)."""
+        subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
+        for share in shares:  # into the share's own memory, which nobody looks at again
+            value = subtract(value, share, out=share)
+        return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
+
+    def received(self, correction: Tensor) -> Tensor:
+        """Party 0's share from its correction."""
+        if self.width == 64:
+            return correction
+        return kernels.unpack_words(correction, math.prod(self.shape), self.width).view(self.shape)
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,11 @@ class Request:
         return KINDS[self.kind].derived(**self.params)
 
     @property
+    def shares(self) -> list[Field]:
+        """The fields of which a party gets its share, in order."""
+        return [item for item in self.free if not item.earlier] + self.derived
+
+    @property
     def correction_bits(self) -> int:
         """Offline bits that party 0 receives."""
         return sum(item.bits for item in self.derived)
@@ -99,28 +124,48 @@ class Kind:
     derive: Callable[..., list[Tensor]]
 
 
-def _stream(seed: bytes, index: int, request: Request) -> Stream:
-    return Stream(derive(seed, "request", index, request.kind))
+def _stream(seed: bytes, index: int, request: Request, device: torch.device | str = "cpu") -> Stream:
+    return Stream(derive(seed, "request", index, request.kind), device)
 
 
-def expand(request: Request, index: int, seed: bytes, rank: int) -> list[Tensor]:
-    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0."""
-    stream = _stream(seed, index, request)
-    fields = request.free + (request.derived if rank else [])
-    return [item.draw(stream, rank) for item in fields]
+def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Tensor:
+    """A free field's share: from the request's stream, or from its own if it outlives the request."""
+    return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
+
+
+def expand(
+    request: Request, index: int, seed: bytes, rank: int, device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0, on `device`."""
+    stream = _stream(seed, index, request, device)
+    free = [_draw(item, seed, stream, rank) for item in request.free if not item.earlier]
+    return free + [item.draw(stream, rank) for item in (request.derived if rank else [])]
+
+
+def layout(request: Request) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Types and shapes of a request's corrections."""
+    return [item.layout for item in request.derived]
+
+
+def received(request: Request, corrections: Sequence[Tensor]) -> list[Tensor]:
+    """Party 0's shares of the derived fields, from its corrections."""
+    return [item.received(tensor) for item, tensor in zip(request.derived, corrections, strict=True)]
 
 
 def corrections(request: Request, index: int, seeds: Sequence[bytes]) -> list[Tensor]:
-    """The dealer's work: party 0's shares of the derived fields, from all parties' seeds."""
+    """The dealer's work: what party 0 must receive (`layout`), from all parties' seeds."""
     free, derived = request.free, request.derived
     streams = [_stream(seed, index, request) for seed in seeds]
-    shares = [[item.draw(stream, rank) for rank, stream in enumerate(streams)] for item in free]
+    shares = [
+        [_draw(item, seed, stream, rank) for rank, (seed, stream) in enumerate(zip(seeds, streams, strict=True))]
+        for item in free
+    ]
     values = [item.combine(parts) for item, parts in zip(free, shares, strict=True)]
     out = []
     results = KINDS[request.kind].derive(shares, *values, **request.params)
     for item, value in zip(derived, results, strict=True):
         others = [item.draw(stream, rank) for rank, stream in enumerate(streams) if rank]
-        out.append(item.remove(value, others))
+        out.append(item.correction(value, others))
     return out
 
 
@@ -138,11 +183,6 @@ def _product(size0: list[int], size1: list[int], op: str, kwargs: dict[str, Any]
 
 
 # The protocols of this package --------------------------------------------------------------------------------------
-
-
-def packed(count: int) -> int:
-    """Bytes of a plane of `count` bits."""
-    return (count + 7) // 8
 
 
 def _shifted(mask: Tensor, shift: int) -> tuple[Tensor, Tensor]:
@@ -174,6 +214,31 @@ def _wraps(shares: list[list[Tensor]], _: Tensor, *, shape: list[int]) -> list[T
     return [count]
 
 
+def _masked(count: int, k: int, m: int, tables: int, ring: int) -> list[Field]:
+    """Derived fields of "masked": carry, r_b, r_s, r_b lambda, and a step table per chunk of the window."""
+    high = Field("ring", (count,), width=ring - k)
+    rings = [high, Field("ring", (count,), width=ring), high, Field("ring", (count,), width=ring)]
+    return rings + [Field("packed", (packed(count << bits),)) for bits in cost.chunks(k - m, tables)]
+
+
+def _mask(
+    shares: list[list[Tensor]], word: Tensor, bits: Tensor, *, count: int, k: int, m: int, tables: int, ring: int
+) -> list[Tensor]:
+    """The dealer's side of mpc/masked.py: `word` and `bits` are the combined free fields."""
+    low = (1 << k) - 1 if k < 64 else -1
+    mask = word & low
+    total = shares[0][0] & low
+    for part in shares[0][1:]:
+        total = total + (part & low)
+    carry = (total - mask) >> k if k < 64 else torch.zeros_like(mask)  # only its low ring - k bits are used
+    choice, lift = (kernels.from_bits(plane, count) for plane in bits)
+    out, at = [carry, choice, lift, choice * mask], m
+    for size in cost.chunks(k - m, tables):
+        out.append(kernels.step_table(mask >> at, size))
+        at += size
+    return out
+
+
 def _rings(number: int, count: int) -> list[Field]:
     return [Field("ring", (count,)) for _ in range(number)]
 
@@ -184,6 +249,17 @@ KINDS: dict[str, Kind] = {
         lambda size0, size1, op, kwargs: [Field("ring", tuple(size0)), Field("ring", tuple(size1))],
         _product,
         lambda _, a, b, *, op, kwargs, **sizes: [ring.bilinear(op, a, b, **kwargs)],
+    ),
+    # b uniform, the same whenever the key is: the mask of a weight (mpc/fixed.py)
+    "fixed": Kind(lambda shape, key: [Field("ring", tuple(shape), key=key)], lambda **_: [], lambda *_, **__: []),
+    # a uniform, b from "fixed"; c = op(a, b)
+    "linear": Kind(
+        lambda size0, size1, op, kwargs, key: [
+            Field("ring", tuple(size0)),
+            Field("ring", tuple(size1), key=key, earlier=True),
+        ],
+        lambda size0, size1, op, kwargs, key: _product(size0, size1, op, kwargs),
+        lambda _, a, b, *, op, kwargs, **rest: [ring.bilinear(op, a, b, **kwargs)],
     ),
     # r uniform; r^2
     "square": Kind(
@@ -220,12 +296,18 @@ KINDS: dict[str, Kind] = {
         lambda planes, count: [Field("packed", (planes, packed(count)))],
         lambda _, a, b, **shape: [a & b],
     ),
-    # packed bits p, g (planes) and q (planes - 1); p & g and p[1:] & q: two ANDs with a common operand, one level of
-    # a carry tree
+    # packed bits p, g (planes) and q (second <= planes); p & g and p[-second:] & q: two ANDs with a common operand,
+    # one level of a carry tree
     "and_pair": Kind(
-        lambda planes, count: [Field("packed", (n, packed(count))) for n in (planes, planes, planes - 1)],
-        lambda planes, count: [Field("packed", (n, packed(count))) for n in (planes, planes - 1)],
-        lambda _, p, g, q, **shape: [p & g, p[1:] & q],
+        lambda planes, second, count: [Field("packed", (n, packed(count))) for n in (planes, planes, second)],
+        lambda planes, second, count: [Field("packed", (n, packed(count))) for n in (planes, second)],
+        lambda _, p, g, q, *, planes, second, count: [p & g, p[planes - second :] & q],
+    ),
+    # a mask lambda mod 2^k, two bits, and what mpc/masked.py needs of them
+    "masked": Kind(
+        lambda count, k, m, tables, ring: [Field("ring", (count,)), Field("packed", (2, packed(count)))],
+        _masked,
+        _mask,
     ),
     # a mask and a bit for mpc/select.py: r, a >> shift with zeros or sign drawn in, and r times both
     "select": Kind(
@@ -257,13 +339,16 @@ def check(request: Request) -> None:
         raise DealerError(f"{malformed}: a size exceeds the limits (0 to {_LIMIT}, 8 dimensions): {params}")
     if not 0 <= params.get("shift", 0) <= 62:
         raise DealerError(f"{malformed}: shift {params['shift']} is not in 0..62")
-    if request.kind == "additive" and (params.get("op") not in ring.BILINEAR or not _are_options(params.get("kwargs"))):
+    op, kwargs = params.get("op"), params.get("kwargs")
+    if request.kind in ("additive", "linear") and (op not in ring.BILINEAR or not _are_options(kwargs)):
         # Before anything is looked up by these names: they come from another process.
-        raise DealerError(f"{malformed}: op {params.get('op')!r}, options {params.get('kwargs')!r}")
+        raise DealerError(f"{malformed}: op {op!r}, options {kwargs!r}")
     try:
         fields = request.free + request.derived
     except Exception as error:  # sizes that no product has, missing or surplus parameters
         raise DealerError(f"{malformed}: {error}") from None
+    if any(not 0 <= item.width <= 64 or isinstance(item.key, list) for item in fields):
+        raise DealerError(f"{malformed}: {params}")
     if any(n < 0 for item in fields for n in item.shape) or any(math.prod(item.shape) > _LIMIT for item in fields):
         raise DealerError(f"a request for {request.kind!r} exceeds {_LIMIT} elements", hint="run smaller batches")
 

@@ -24,7 +24,9 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.bits import BitWindow
+from hummingbird.mpc.boolean import and_, and_pair
 from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.select import select
 
 if TYPE_CHECKING:
     from hummingbird.mpc.session import Session
@@ -37,6 +39,11 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
     """
     low = window.m + extra
     return low, min(window.k + extra, 64) - low
+
+
+def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
+    """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x. Cost: `cost.relu`."""
+    return select(session, share, drelu(session, share, *cut(window, shift)), shift)
 
 
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:
@@ -74,7 +81,7 @@ def _sign(session: Session, a: Tensor, b: Tensor, count: int) -> Tensor:
     propagate = a ^ b
     if propagate.shape[0] == 1:
         return propagate[0]
-    generate = _and(session, a[:-1], b[:-1], count)
+    generate = and_(session, a[:-1], b[:-1], count)
     return propagate[-1] ^ _carry(session, generate, propagate[:-1], count)
 
 
@@ -84,36 +91,10 @@ def _carry(session: Session, generate: Tensor, propagate: Tensor, count: int) ->
         pairs = generate.shape[0] // 2
         low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
         # The lowest position's propagate bit is never used: there is no carry into it.
-        up, through = _and_pair(session, propagate[high], generate[low], propagate[low][1:], count)
+        up, through = and_pair(session, propagate[high], generate[low], propagate[low][1:], count)
         generate = torch.cat([generate[high] ^ up, generate[2 * pairs :]])
         propagate = torch.cat([propagate[high][:1], through, propagate[2 * pairs :]])
     return generate[0]
-
-
-def _open(session: Session, *masked: Tensor) -> list[Tensor]:
-    """Xor of all parties' shares: one round."""
-    out = list(masked)
-    for theirs in session.channel.exchange(*masked).values():
-        out = [mine ^ other for mine, other in zip(out, theirs, strict=True)]
-    return out
-
-
-def _and(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
-    a, b, c = session.take(Request("and", {"planes": x.shape[0], "count": count}))
-    u, v = _open(session, x ^ a, y ^ b)
-    out = c ^ (u & b) ^ (a & v)
-    return out ^ (u & v) if session.rank == 0 else out
-
-
-def _and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """x & y and x[1:] & z, opening the common operand once."""
-    a, b, d, ab, ad = session.take(Request("and_pair", {"planes": x.shape[0], "count": count}))
-    u, v, t = _open(session, x ^ a, y ^ b, z ^ d)
-    first = ab ^ (u & b) ^ (a & v)
-    second = ad ^ (u[1:] & d) ^ (a[1:] & t)
-    if session.rank == 0:
-        first, second = first ^ (u & v), second ^ (u[1:] & t)
-    return first, second
 
 
 def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +110,7 @@ def _two_addends(session: Session, planes: Tensor, count: int) -> tuple[Tensor, 
         carries = torch.zeros_like(sums)
         if width > 1:  # majority = ((x ^ z) & (y ^ z)) ^ z, moved up one place; the top carry leaves the ring
             left, right = ((t ^ z)[:, :-1].reshape(triples * (width - 1), -1) for t in (x, y))
-            product = _and(session, left, right, count).view(triples, width - 1, -1)
+            product = and_(session, left, right, count).view(triples, width - 1, -1)
             carries[:, 1:] = product ^ z[:, :-1]
         addends = [*sums, *carries, *kept]
     return addends[0], addends[1]

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import cost
-from hummingbird.bits import EXACT, BitWindow
 from hummingbird.cost import Cost
+from hummingbird.mpc import masked
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.select import truncate
 from hummingbird.ring import SCALE
 
@@ -38,13 +39,21 @@ class Spec(NamedTuple):
 class Layer(nn.Module):
     """Base of the private layers. `forward` takes and gives CrypTen tensors."""
 
-    compares = False  # whether it has a window
+    comparison: Comparison | None = None  # of the layers that have a window
+    whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
     input_limit = SCALE
-    window: BitWindow = EXACT
 
     def out_scale(self, scales: Sequence[int]) -> int:
         """Scale of the result, bits of fraction, from the inputs' scales."""
         return SCALE
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        """How many low bits of the result's shares are right, from those of the inputs."""
+        return min(valid, default=64)
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        """How many low bits of the inputs' shares count, if `later` ones of the result's do."""
+        return later
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         """Rounds and bits of one call."""
@@ -64,6 +73,12 @@ class Rescale(Layer):
 
     input_limit = 62
 
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return 64
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64
+
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         return cost.truncate(inputs[0].numel, parties) if inputs[0].scale != SCALE else cost.FREE
 
@@ -73,6 +88,53 @@ class Rescale(Layer):
             return x
         share = share_of(x)
         return from_share(truncate(self.session(), share.reshape(-1), shift).view(share.shape))
+
+
+class LocalRescale(Layer):
+    """x to scale 2^16 by rounding every share on its own: free, within N/2 units, and with that many valid bits less.
+
+    The readers know: "masked" takes what is left of the ring and lifts it (mpc/compare.py).
+    """
+
+    input_limit = 62
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return valid[0] - (scales[0] - SCALE)
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return min(64, later + scales[0] - SCALE)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        shift = scale_of(x) - SCALE
+        return from_share((share_of(x) + (1 << shift >> 1)) >> shift)
+
+
+class Lift(Layer):
+    """x at any scale, of whose shares `low` bits are valid, to scale 2^16 and the whole ring: the masked opening
+    without its ReLU, for |x| < 2^(low - 2) in the ring. low - shift + 2 bits and two rounds.
+    """
+
+    input_limit = 62
+
+    def __init__(self, low: int) -> None:
+        super().__init__()
+        self.low = low
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return 64
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return self.low
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        k = self.low - (inputs[0].scale - SCALE)
+        return cost.masked_relu(inputs[0].numel, k, k - 2, 64, parties)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, shift = share_of(x), scale_of(x) - SCALE
+        k = self.low - shift
+        _, z = masked.relu(self.session(), share.reshape(-1), shift, k, k - 2)
+        return from_share(z.view(share.shape))
 
 
 class Local(Layer):
@@ -108,6 +170,10 @@ class Combine(Layer):
     """A local function of several private tensors at their highest scale: add, sub, cat, stack."""
 
     input_limit = MAX_SCALE
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        # A share that moves to the left takes its valid bits along.
+        return min(64, *(low + max(scales) - scale for low, scale in zip(valid, scales, strict=True)))
 
     def __init__(self, function: Callable[[list[Tensor]], Tensor], label: str) -> None:
         super().__init__()

@@ -1,0 +1,103 @@
+"""The masked opening: a ReLU that sends k + 2 bits in two rounds, from a mask that the dealer knows.
+
+The dealer draws lambda in Z_2^k. The parties cut the surplus fraction off their own shares (local), and open only
+
+    x^ = x + lambda  mod 2^k,      X = x^ >> m,   L = lambda >> m,   w = k - m bits,   h = 2^(w-1)
+
+X is public, L is the dealer's. Two comparisons of L with public numbers decide everything, for |x| < 2^(k-1) - 2^m:
+
+    s = [L <= X xor h]        b = [L < X] xor s xor [X < h]  =  [1 <= X - L < h]          (differences mod 2^w)
+    x = x^ - lambda + 2^k ([X < h] - s)          relu(x) = b x^ - b lambda + 2^k [X < h] (1 - s)
+
+over Z_2^64: both are lifted out of the small ring. b is [x > 0] for |x| >= 2^m, 0 or 1 for 0 <= x < 2^m, and 0 for
+every negative x; m = 0 is exact.
+
+A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both for c bits of L: two local look-ups of one
+secret step, where one-time truth tables for b and for the wrap would take twice the bits. A window of up to 8 bits is
+one table. A wider one is several tables below a tree, ceil(log2(number of tables)) rounds more:
+
+    [L < v] = [Lh < vh] xor [Lh = vh] [Ll < vl]          the same for <=, and [Lh = vh] = [Lh < vh] xor [Lh <= vh]
+
+Two ANDs with a common operand for each inner node: 3 bits. The top table is looked up twice, at X and at X xor h.
+
+Then one opening of c_b = b xor r_b and c_s = s xor r_s; with dealt shares of r_b, r_s, lambda and r_b lambda the rest
+is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. Shares of lambda cost
+the dealer only the carry of its summands.
+
+Sources: masked wires with dealt functions of the mask, Boyle, Gilboa, Ishai 2019; tables as one-time truth tables,
+Ishai, Kushilevitz, Meldgaard, Orlandi, Paskin-Cherniavsky 2013; the step table, the double look-up and the lift of x
+and relu(x) by one bit are derived here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, kernels
+from hummingbird.mpc.boolean import and_, and_pair, open_bits
+from hummingbird.mpc.correlations import Request
+
+if TYPE_CHECKING:
+    from hummingbird.mpc.session import Session
+
+
+def relu(session: Session, share: Tensor, shift: int, k: int, m: int, ring: int = 64) -> tuple[Tensor, Tensor]:
+    """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
+
+    z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
+    share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one
+        table.
+    """
+    count, w = share.numel(), k - m
+    tables = cost.tables(w)
+    params = {"count": count, "k": k, "m": m, "tables": tables, "ring": ring}
+    mask, bits, carry, choice, wrap, product, *steps = session.take(Request("masked", params))
+    mine = kernels.mask_words(share, mask, shift, k)
+    frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
+    opened = kernels.open_words(frames, count, k)
+    both = torch.stack(_compare(session, opened, steps, k, m, tables)) ^ bits
+    (public,) = open_bits(session, both)
+    return kernels.lift(opened, public, mask, carry, choice, wrap, product, k, session.rank == 0)
+
+
+def _compare(
+    session: Session, opened: Tensor, steps: list[Tensor], k: int, m: int, tables: int
+) -> tuple[Tensor, Tensor]:
+    """Xor shares of b and of s, packed."""
+    low, looked = m, []
+    sizes = cost.chunks(k - m, tables)
+    for place, (size, table) in enumerate(zip(sizes, steps, strict=True)):
+        # The top table answers at X and at X xor h; if it is alone, one answer of each is all that is used.
+        rows = (0, 1) if place < tables - 1 else (0, 1, 2, 3) if place else (0, 3)
+        looked.append(kernels.lookup(opened, table, low, size, rows))
+        low += size
+    less, at_most = _merge(session, looked, opened.numel())
+    if session.rank == 0:
+        less = less ^ ~kernels.to_planes(opened, k - 1, 1)[0]  # [X < h]
+    return less ^ at_most, at_most
+
+
+def _merge(session: Session, looked: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    """[L < X] and [L <= X xor h], from what the tables say, lowest first; a level of the tree is one round."""
+    less, most = (torch.stack([table[row] for table in looked[:-1]]) if looked[:-1] else None for row in (0, 1))
+    top_less, top_most = looked[-1][0::2], looked[-1][1::2]  # at X, and at X xor h
+    while less is not None and most is not None and less.shape[0] > 1:
+        pairs, odd = divmod(less.shape[0], 2)
+        low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        under, over = [less[low], most[low]], [less[high], most[high]]
+        if odd:  # the highest of them goes below the top, which is there twice
+            under = [torch.cat([u, rest[-1:].expand(2, -1)]) for u, rest in zip(under, (less, most), strict=True)]
+            over = [torch.cat([o, top]) for o, top in zip(over, (top_less, top_most), strict=True)]
+        first, second = and_pair(session, over[0] ^ over[1], under[0], under[1], count)
+        merged = over[0] ^ first, over[0] ^ second
+        less, most = merged[0][:pairs], merged[1][:pairs]
+        if odd:
+            top_less, top_most = merged[0][pairs:], merged[1][pairs:]
+    if less is None or most is None:
+        return top_less[0], top_most[0]
+    # Of the two comparisons at the top, one answer of each is wanted.
+    product = and_(session, top_less ^ top_most, torch.cat([less, most]), count)
+    return top_less[0] ^ product[0], top_less[1] ^ product[1]
