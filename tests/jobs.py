@@ -16,10 +16,12 @@ from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
 from hummingbird.errors import HummingbirdError, TrustError
 from hummingbird.mpc import _crypten
+from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.provider import DealerProvider
 from hummingbird.prg import Stream
 from hummingbird.wire.meter import Meter
+from models import get_model
 from scripts.party import run_party
 from tests.operations import cases
 
@@ -34,14 +36,14 @@ def unequal(m: Meter) -> list[str]:
     ]
 
 
-def operations(weights: str) -> dict[str, Any]:
+def operations(weights: str, protocol: str) -> dict[str, Any]:
     """Every operation, privately, against torch."""
     session = sessions.init(timeout=60)
     owner: str | int = weights if weights == "public" else int(weights)
     results = {}
     for name, case in cases().items():
         net = case.net.eval()
-        private = hummingbird.convert_model(net, BitWindow(30, 0), owner)
+        private = hummingbird.convert_model(net, BitWindow(30, 0), owner, protocol)
         with hummingbird.meter() as m:
             shared = hummingbird.cryptensor(case.x if session.rank == 0 else None, src=0)
             out = private(shared).get_plain_text()
@@ -93,9 +95,11 @@ def _weights_of(owner: int) -> dict[str, float]:
         # Uniform words: half of them are at least 2^62 in magnitude, a weight's code is below 2^20.
         large = int((share.abs() >= 2**40).sum())
         assert large == share.numel(), f"{name} at party {session.rank} is no share: {share.view(-1)[:3]}"
-        if name == "4.weight" and session.rank == owner:
-            assert torch.equal(share + theirs, mine)
+        if name == "4.weight.mask" and session.rank == owner:
+            assert torch.equal(share + theirs + private.get_buffer("4.weight.difference"), mine)
             assert not torch.equal(share, mine)
+        if name.endswith("difference"):
+            assert torch.equal(share, theirs)
     torch.manual_seed(5)
     x = torch.randn(2, 3, 4, 4)
     with hummingbird.meter() as m:
@@ -108,6 +112,56 @@ def _weights_of(owner: int) -> dict[str, float]:
         expected = build(owner)(x)
     # Two layers of at most 27 products, rounded factors below 4, the first one's error amplified by 20 weights of 1/4.
     return {"error": float((out - expected).abs().max()), "bound": (27 * 4 * 2.2 * 5 + 20 * 4) * 2.0**-16}
+
+
+def fixed_weights() -> dict[str, Any]:
+    """Weights of the last party over several batches, and a second net with the same weights in the same session."""
+    session = sessions.init(timeout=60)
+    owner, exchanged = session.parties - 1, []
+    exchange = session.channel.exchange
+
+    def watched(*tensors: torch.Tensor) -> dict[int, list[torch.Tensor]]:
+        exchanged.append([tuple(t.shape) for t in tensors])
+        return exchange(*tensors)
+
+    session.channel.exchange = watched  # type: ignore[method-assign]
+    torch.manual_seed(7)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 6, 3, padding=1),
+        torch.nn.PReLU(6, 0.25),
+        torch.nn.Conv2d(6, 6, 3, stride=2, groups=6),
+        torch.nn.Hardtanh(-4.0, 4.0),
+        torch.nn.BatchNorm2d(6),
+        torch.nn.Flatten(),
+        torch.nn.Linear(24, 5),
+    ).eval()
+    batches = [torch.randn(n, 3, 6, 6) for n in (2, 3, 2)]
+    opened, errors, rows = [], [], []
+    for _ in range(2):
+        first = len(exchanged)
+        with hummingbird.meter() as setup:
+            private = hummingbird.convert_model(net, BitWindow(30, 0), owner)
+        weights = [(6, 3, 3, 3), (6,), (6, 1, 3, 3), (6,), (24, 5)]
+        assert exchanged[first:].count(weights) == 1 and len(exchanged) == first + 1
+        planned = private.setup_cost(session.parties)
+        rows.append([setup.rows["weights"].bits_sent, planned.bits, setup.rows["weights"].rounds, planned.rounds])
+        for x in batches:
+            shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
+            with hummingbird.meter() as m:
+                out = private(shared).get_plain_text()
+            assert not (bad := unequal(m)), bad
+            assert "weights" not in m.rows
+            with torch.no_grad():
+                errors.append(float((out - net(x)).abs().max()))
+        # Only what has an activation's shape has crossed the wire since; a weight's shape occurs nowhere.
+        assert not any(shape in weights for shapes in exchanged[first + 1 :] for shape in shapes)
+        opened.append(torch.cat([module.difference.flatten() for module in private._fixed_weights]))
+        keys = [module.key for module in private._fixed_weights]
+        assert keys == list(range(5 * (len(opened) - 1), 5 * len(opened))), keys
+    same = int((opened[0] == opened[1]).sum())
+    words = torch.cat(opened)
+    ones = [int((words >> bit & 1).sum()) for bit in range(64)]
+    return {"errors": errors, "rows": rows, "same": same, "ones": ones, "words": words.numel()}
 
 
 def crypten_functions() -> dict[str, Any]:
@@ -252,9 +306,58 @@ def crypten_functions() -> dict[str, Any]:
     return results
 
 
+def resnet(weights: str) -> dict[str, float]:
+    """The paper's ResNet-18 on two random images: the largest error of a logit, and the largest logit."""
+    session = sessions.init(timeout=60)
+    torch.manual_seed(0)
+    net = get_model("resnet18", 10)
+    x = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        net.train()(x)  # batch-norm statistics
+    private = hummingbird.convert_model(net.eval(), BitWindow(26, 0), weights if weights == "public" else int(weights))
+    with hummingbird.meter() as m:
+        shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
+        logits = private(shared).get_plain_text(dst=0)
+    assert not (bad := unequal(m)), bad
+    if session.rank:
+        return {}
+    with torch.no_grad():
+        plain = net(x)
+    return {"error": float((logits - plain).abs().max()), "largest": float(plain.abs().max())}
+
+
+def slices(weights: str) -> dict[str, float]:
+    """Batches in slices of two images, twice: the second one is supplied ahead."""
+    session = sessions.init(timeout=60)
+    torch.manual_seed(4)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 5),
+    ).eval()
+    private = hummingbird.convert_model(net, BitWindow(24, 0), weights if weights == "public" else int(weights))
+    largest = max(step.elements for step in private.costs((2, 3, 6, 6), session.parties))
+    nets.SLICE_BYTES = largest * nets._ELEMENT_BYTES
+    x = torch.randn(7, 3, 6, 6)
+    error, calls = 0.0, 0
+    for _ in range(2):
+        with hummingbird.meter() as m:
+            shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
+            out = private(shared).get_plain_text()
+        assert not (bad := unequal(m)), bad
+        with torch.no_grad():
+            error, calls = max(error, float((out - net(x)).abs().max())), m.rows["1"].calls
+    return {"error": error, "slices": calls}
+
+
 JOBS: dict[str, Callable[..., Any]] = {
+    "slices": slices,
+    "resnet": resnet,
     "operations": operations,
     "private_weights": private_weights,
+    "fixed_weights": fixed_weights,
     "crypten_functions": crypten_functions,
 }
 

@@ -11,23 +11,33 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Ref, Step, run_all
 from hummingbird.graph.steps import refs
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import MPCTensor, scale_of
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.fixed import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.ring import SCALE
 from hummingbird.version import VERSION
-from hummingbird.wire import meter
+from hummingbird.wire import meter, turns
+
+LANES = 2  # slices under way at a time
+SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
+_ELEMENT_BYTES = 200  # of these per element: a table of 32, ten words of 8, and what passes through
 
 
 @dataclass(frozen=True)
 class PlanStep:
-    """One step: `layer(*inputs)`, or a plain function of sizes. `source`: the graph step whose shape the result has."""
+    """One step: `layer(*inputs)`, or a plain function of sizes.
+
+    scale: bits of fraction of the result. source: the graph step whose shape it has. valid: low bits of its shares that
+    are right.
+    """
 
     name: str
     op: str
@@ -36,6 +46,22 @@ class PlanStep:
     inputs: tuple[Any, ...]
     scale: int
     source: int
+    valid: int
+
+
+class Slice(NamedTuple):
+    """Images start .. start + images of a batch, filled up with zeros to `shape`."""
+
+    start: int
+    images: int
+    shape: tuple[int, ...]
+
+    def of(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)[self.start : self.start + self.images]
+        missing = self.shape[0] - self.images
+        if missing:
+            share = torch.cat([share, share.new_zeros(missing, *self.shape[1:])])
+        return from_share(share, scale_of(x))
 
 
 class PlannedCost(NamedTuple):
@@ -44,6 +70,7 @@ class PlannedCost(NamedTuple):
     name: str
     op: str
     window: str
+    variant: str
     elements: int
     cost: Cost
 
@@ -57,8 +84,10 @@ class PrivateNet(nn.Module):
 
     def __init__(self, plan: Sequence[PlanStep], graph: Sequence[Step], facts: dict[str, str], settings: str) -> None:
         super().__init__()
-        self.plan, self._graph, self._facts, self._settings = tuple(plan), tuple(graph), facts, settings
+        self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._prepared_for: object = None
+        self._requests: dict[tuple[tuple[int, ...], int], list[Request]] = {}  # by slice shape and parties
+        self._independent: dict[tuple[int, ...], bool] = {}
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         last_use = {ref.index: number for number, step in enumerate(self.plan) for ref in refs(step.inputs)}
         self._dead: list[list[int]] = [[] for _ in self.plan]
@@ -71,22 +100,37 @@ class PrivateNet(nn.Module):
     @property
     def comparing_layers(self) -> list[str]:
         """Qualified names of the layers that have a window."""
-        return [step.name for step in self.plan if getattr(step.layer, "compares", False)]
+        return [step.name for step in self.plan if getattr(step.layer, "comparison", None) is not None]
 
     def prepare(self) -> None:
-        """Compare net and settings with the other parties, and share private weights. Called once per session; 1
-        round.
+        """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
+
+        Called once per session.
         """
         session = sessions.current()
         if self._prepared_for is session:
             return
-        if self._prepared_for is not None and "private" in self._facts["weights"]:
+        if self._prepared_for is not None and "private" in self.facts["weights"]:
             raise InputError("the weights were shared in an earlier session", hint="convert the net again after init()")
-        session.agree("convert_model", {"hummingbird version": VERSION, **self._facts})
+        session.agree("convert_model", {"hummingbird version": VERSION, **self.facts})
+        self.to(session.device)
+        session.dealer.admit(self.facts, [])
         for step in self.plan:
             if isinstance(step.layer, Layer):
                 step.layer.share_weights()
+        if self._fixed_weights:
+            with meter.layer("weights", "open", self.setup_cost(session.parties)):
+                open_weights(session, self._fixed_weights)
         self._prepared_for = session
+
+    def setup_cost(self, parties: int) -> Cost:
+        """Cost of `prepare` for private weights, whatever the batches: every weight is opened masked, once."""
+        return opening_cost(self._fixed_weights, parties)
+
+    @property
+    def _fixed_weights(self) -> list[FixedWeight]:
+        layers = [step.layer for step in self.plan if step.layer is not None]
+        return [module for layer in layers for module in layer.modules() if isinstance(module, FixedWeight)]
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
         """Rounds and bits of every step for this input shape. InputError if the net cannot take it."""
@@ -107,19 +151,26 @@ class PrivateNet(nn.Module):
         out = []
         for step in self.plan:
             value = values[step.source]
-            elements = value.numel() if isinstance(value, torch.Tensor) else 0
-            cost = FREE
+            elements = value.numel() if isinstance(value, Tensor) else 0
+            cost, variant = FREE, ""
             if isinstance(step.layer, Layer):
                 specs = [
                     Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
                     for ref in refs(step.inputs)
-                    if isinstance(values[self.plan[ref.index].source], torch.Tensor)
+                    if isinstance(values[self.plan[ref.index].source], Tensor)
                 ]
                 cost = step.layer.cost(specs, parties)
-            out.append(PlannedCost(step.name, step.op, _window(step.layer), elements, cost))
+                if step.layer.comparison is not None:
+                    variant = step.layer.comparison.variant(specs[0].scale)
+            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, cost))
         return out
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
+    def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
+        """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
+
+        Two slices run in turns: while the opening of one is on the wire, the other one computes (wire/turns.py).
+        progress: called with the number of images whenever a slice is done.
+        """
         session = sessions.current()
         if not isinstance(x, MPCTensor):
             raise InputError(
@@ -129,8 +180,68 @@ class PrivateNet(nn.Module):
             )
         if scale_of(x) != SCALE:
             raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
-        costs = self.costs(tuple(x.size()), session.parties)
+        shape = tuple(x.size())
+        self.costs(shape, session.parties)  # says at once if the net cannot take such an input
         self.prepare()
+        parts = self._slices(session, shape)
+        session.dealer.admit(self.facts, [part.shape for part in parts])
+        supplies = [session.dealer.reserve(self._requests.get((part.shape, session.parties))) for part in parts]
+        outputs: list[Any] = [None] * len(parts)
+
+        def lane(start: int) -> None:
+            for number in range(start, len(parts), LANES):
+                with session.supplied_by(supplies[number]) as taken:
+                    outputs[number] = self._run(session, parts[number].of(x))
+                self._requests[parts[number].shape, session.parties] = taken
+                if progress is not None:
+                    progress(parts[number].images)
+
+        lanes = min(LANES, len(parts))
+        turns.Turns().run([lambda start=start: lane(start) for start in range(lanes)])  # type: ignore[misc]
+        if len(parts) == 1 and parts[0].images == parts[0].shape[0]:
+            return outputs[0]
+        shares = [share_of(out)[: part.images] for out, part in zip(outputs, parts, strict=True)]
+        return from_share(torch.cat(shares), scale_of(outputs[0]))
+
+    def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
+        """Cut a batch into slices: of the size there is material for, or else of at most `SLICE_BYTES`."""
+        dealt = session.dealer.slice_shape
+        if dealt is not None and dealt[1:] == shape[1:] and self._rowwise(shape):
+            return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
+        largest = max((step.elements for step in self.costs(shape, session.parties)), default=0)
+        count = -(-largest * _ELEMENT_BYTES // SLICE_BYTES)
+        if count < 2 or not self._rowwise(shape):
+            return [Slice(0, shape[0], shape)]
+        size = -(-shape[0] // count)
+        return [
+            Slice(at, min(size, shape[0] - at), (min(size, shape[0] - at), *shape[1:]))
+            for at in range(0, shape[0], size)
+        ]
+
+    def _rowwise(self, shape: tuple[int, ...]) -> bool:
+        """Whether every image of a batch is computed by itself, as far as shapes tell."""
+        if shape[1:] not in self._independent:
+            fixed = any(step.op == "custom" for step in self._graph)
+            try:
+                runs = [run_all(self._graph, torch.empty((n, *shape[1:]), device="meta")) for n in (2, 3)]
+            except (RuntimeError, IndexError, ValueError):
+                fixed, runs = True, []
+            across = any(
+                step.op in ("softmax", "argmax") and step.attrs["dim"] % runs[0][number].dim() == 0
+                for number, step in enumerate(self._graph if runs else ())
+            )
+            self._independent[shape[1:]] = not (fixed or across) and all(
+                part.dim() > 0 and part.shape[0] == n
+                for n, values in zip((2, 3), runs, strict=True)
+                for value in values
+                for part in (value if isinstance(value, (tuple, list)) else (value,))
+                if isinstance(part, Tensor)
+            )
+        return self._independent[shape[1:]]
+
+    def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
+        """One slice through all layers."""
+        costs = self.costs(tuple(x.size()), session.parties)
         values: dict[int, Any] = {}
 
         def value(item: Any) -> Any:
@@ -164,7 +275,8 @@ class PrivateNet(nn.Module):
 
 
 def _window(layer: nn.Module | None) -> str:
-    return str(layer.window) if isinstance(layer, Layer) and layer.compares else ""
+    comparison = layer.comparison if isinstance(layer, Layer) else None
+    return str(comparison.window) if comparison else ""
 
 
 def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from hummingbird.cost import HEADER_BYTES
 from hummingbird.errors import AgreementError, HummingbirdError, PeerError
-from hummingbird.wire import meter
+from hummingbird.wire import meter, turns
 
 _HEADER = struct.Struct("!2sBBIIQ")  # magic, version, kind, sequence, checksum, length
 assert _HEADER.size == HEADER_BYTES
@@ -95,6 +95,7 @@ class Channel:
         if self.parties == 1:
             return {}
         sending = [self._send(peer, tensors) for peer in self.others]
+        turns.pass_on()
         received = {peer: self.receive(peer, tensors) for peer in self.others}
         self._finish(self.others, sending)
         meter.count(rounds=1)
@@ -183,7 +184,7 @@ class Channel:
         header = _HEADER.pack(_MAGIC, _VERSION, kind, self._sent[peer] & 0xFFFFFFFF, checksum, length)
         self._sent[peer] += 1
         meter.count(bits=8 * (len(header) + length))
-        if length <= _INLINE:
+        if length <= _INLINE and (peer not in self._long or self._long[peer].done()):  # never past a long one
             try:
                 self._write(peer, [memoryview(header + b"".join(parts))])
             except OSError as error:

@@ -12,6 +12,7 @@ happens while it is open.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import time
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ class Row:
     offline_bits: int = 0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
-    offline_seconds: float = 0.0  # expanding seeds, and waiting for the dealer
+    offline_seconds: float = 0.0  # for which this layer waited for its correlated randomness
+    expanding_seconds: float = 0.0  # spent on this party's seed for it, in the background where that worked ahead
+    dealer_seconds: float = 0.0  # of the dealer's work, as it told meanwhile: of use in the total only
 
 
 @dataclass(eq=False)  # nested meters with equal rows are still two
@@ -69,7 +72,11 @@ class Meter:
         return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
 
     def table(self, every_layer: bool = True) -> str:
-        """The rows as text; layers that neither sent nor received are summed into one line."""
+        """The rows as text; layers that neither sent nor received are summed into one line.
+
+        "material" is time spent waiting for correlated randomness, "seeds" for expanding them (mostly meanwhile), and
+        "dealer" what the dealer says of its own work for the whole.
+        """
         head = (
             "layer",
             "kind",
@@ -80,6 +87,8 @@ class Meter:
             "offline kB",
             "compute s",
             "wait s",
+            "material s",
+            "seeds s",
             "dealer s",
         )
         local = Row("layers without messages")
@@ -90,7 +99,10 @@ class Meter:
             else:
                 local.compute_seconds += row.compute_seconds
         rows = [*shown, local] if every_layer else []
-        return text_table(head, [_cells(row) for row in [*rows, self.total]], left=3, total=True)
+        total = self.total
+        dealer = f"{total.dealer_seconds:.3f}" if total.dealer_seconds else ""
+        lines = [*((*_cells(row), "") for row in rows), (*_cells(total), dealer)]
+        return text_table(head, lines, left=3, total=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -105,11 +117,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.compute_seconds:.3f}",
         f"{row.wait_seconds:.3f}",
         f"{row.offline_seconds:.3f}",
+        f"{row.expanding_seconds:.3f}",
     )
 
 
 _open: list[Meter] = []
-_layers: list[str] = []
+# Per computation: two slices of a net may take turns (wire/turns.py).
+_layer: contextvars.ContextVar[str] = contextvars.ContextVar("layer", default="")
+_idle: contextvars.ContextVar[float] = contextvars.ContextVar("idle", default=0.0)  # seconds that are no computing
 
 
 @contextlib.contextmanager
@@ -123,15 +138,35 @@ def meter() -> Iterator[Meter]:
         _open.remove(opened)
 
 
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Count nothing in this block."""
+    before, token = _open[:], _layer.set("")
+    _open.clear()
+    try:
+        yield
+    finally:
+        _open[:] = before
+        _layer.reset(token)
+
+
 def current_layer() -> str:
     """The qualified name of the layer being computed, "" outside."""
-    return _layers[-1] if _layers else ""
+    return _layer.get()
 
 
 def count(
-    *, bits: int = 0, rounds: int = 0, waited: float = 0.0, offline_bits: int = 0, offline_seconds: float = 0.0
+    *,
+    bits: int = 0,
+    rounds: int = 0,
+    waited: float = 0.0,
+    offline_bits: int = 0,
+    offline_seconds: float = 0.0,
+    expanding_seconds: float = 0.0,
+    dealer_seconds: float = 0.0,
 ) -> None:
     """Add to the current layer's row of every open meter."""
+    away(waited + offline_seconds)
     for opened in _open:
         row = opened.row(current_layer() or OUTSIDE)
         row.bits_sent += bits
@@ -139,20 +174,25 @@ def count(
         row.wait_seconds += waited
         row.offline_bits += offline_bits
         row.offline_seconds += offline_seconds
+        row.expanding_seconds += expanding_seconds
+        row.dealer_seconds += dealer_seconds
+
+
+def away(seconds: float) -> None:
+    """This computation has stood still, waiting or while another one ran: no part of the layer's computing."""
+    _idle.set(_idle.get() + seconds)
 
 
 @contextlib.contextmanager
 def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: int = 0) -> Iterator[None]:
     """Everything counted inside belongs to this layer; `predicted` is cost.py's word on it."""
-    before = [(row.wait_seconds, row.offline_seconds) for row in (opened.row(name) for opened in _open)]
-    _layers.append(name)
-    started = time.perf_counter()
+    token, idle, started = _layer.set(name), _idle.get(), time.perf_counter()
     try:
         yield
     finally:
-        elapsed = time.perf_counter() - started
-        _layers.pop()
-        for opened, (waited, offline) in zip(_open, before, strict=True):
+        computing = time.perf_counter() - started - (_idle.get() - idle)
+        _layer.reset(token)
+        for opened in _open:
             row = opened.row(name)
             row.kind, row.window = kind, window
             row.calls += 1
@@ -160,4 +200,4 @@ def layer(name: str, kind: str, predicted: Cost, *, window: str = "", elements: 
             row.rounds_predicted += predicted.rounds
             row.bits_predicted += predicted.bits
             row.offline_bits_predicted += predicted.offline_bits
-            row.compute_seconds += elapsed - (row.wait_seconds - waited) - (row.offline_seconds - offline)
+            row.compute_seconds += computing
