@@ -1,11 +1,9 @@
-"""Commands: python -m hummingbird info | check | estimate | dealer."""
+"""Commands: python -m hummingbird info | check | estimate | deal | dealer."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
-import math
 import os
 import platform
 import socket
@@ -13,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
+from hummingbird import net_commands
 from hummingbird.errors import HummingbirdError
 from hummingbird.version import VERSION
 
@@ -94,56 +92,6 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def estimate(args: argparse.Namespace) -> int:
-    """Print rounds and bits of every layer of a net, and wire time, before anything runs."""
-    from hummingbird.convert import convert_model
-    from hummingbird.report import estimate_table
-
-    module_name, _, function = args.model.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-        build = getattr(module, function or "get_model")
-    except (ImportError, AttributeError) as error:
-        raise HummingbirdError(
-            f"cannot import {args.model!r}: {error}",
-            where="--model",
-            hint="PACKAGE.MODULE:FUNCTION, a function that returns a net",
-        ) from None
-    try:
-        net = build(*args.model_args)
-    except (TypeError, ValueError) as error:
-        what, _, hint = str(error).partition("\nhint: ")
-        hint = hint or "its arguments follow its name on the command line"
-        raise HummingbirdError(f"{args.model} gives no net: {what}", where="--model", hint=hint) from None
-    private = convert_model(net, bits=args.bits, weights=0 if args.private_weights else "public")
-    print(estimate_table(private, args.input, args.parties, args.bandwidth, args.rtt))
-    return 0
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8x3x32x32") from None
-    if min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} holds a size below 1")
-    return shape
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(
@@ -154,32 +102,7 @@ def parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("check", help=check.__doc__, description=check.__doc__)
     sub.add_argument("--timeout", type=float, default=60.0, help="seconds after which the test has failed (default 60)")
     sub.set_defaults(run=check)
-    sub = commands.add_parser(
-        "estimate",
-        help=estimate.__doc__,
-        description=estimate.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="examples:\n"
-        "  python -m hummingbird estimate --model models:get_model resnet18 10 --input 8x3x32x32\n"
-        "  python -m hummingbird estimate --model torchvision.models:resnet50 --input 1x3x224x224 "
-        "--bits bits.json --bandwidth 352e6 --rtt 0.02",
-    )
-    sub.add_argument("--model", required=True, metavar="MODULE:FUNCTION", help="a function that returns a torch net")
-    sub.add_argument(
-        "model_args",
-        nargs="*",
-        type=lambda text: int(text) if text.isdigit() else text,
-        help="its positional arguments",
-    )
-    sub.add_argument("--input", required=True, type=_shape, metavar="BxCxHxW", help="shape of one batch")
-    sub.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
-    sub.add_argument("--parties", type=_count, default=2, help="number of parties (default 2)")
-    sub.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    sub.add_argument("--bandwidth", type=_positive, default=10e9, metavar="BITS/S", help="per party (default 10e9)")
-    sub.add_argument(
-        "--rtt", type=_positive, default=0.0002, metavar="SECONDS", help="round-trip time (default 0.0002)"
-    )
-    sub.set_defaults(run=estimate)
+    net_commands.add_parsers(commands)
     from hummingbird.mpc.dealer import command
 
     sub = commands.add_parser(

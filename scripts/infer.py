@@ -17,6 +17,8 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire.meter import Meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load
@@ -31,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  torchrun --standalone --nproc_per_node=2 scripts/infer.py --model digits \\\n"
         "      --checkpoint checkpoints/digits.pt\n"
+        "  torchrun --standalone --nproc_per_node=2 scripts/infer.py --model digits \\\n"
+        "      --checkpoint checkpoints/digits.pt --images 200 --store DIR   # of `python -m hummingbird deal`\n"
         "  torchrun --standalone --nproc_per_node=3 scripts/infer.py --model digits \\\n"
         "      --checkpoint checkpoints/digits.pt --bits checkpoints/digits.bits.json --weights 1 --json result.json",
     )
@@ -89,6 +93,8 @@ def main() -> None:
     said = session.channel.exchange_text(str(len(images)))
     total = len(images) if session.rank == 0 else int(said[0])
 
+    check_store(args, private, data.shape, total)
+
     session.channel.exchange_text("ready")
     started = time.perf_counter()
     logits = []
@@ -108,6 +114,18 @@ def main() -> None:
         show(figures, meter, args.layers)
         if args.json:
             args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def check_store(args: argparse.Namespace, private: PrivateNet, shape: tuple[int, ...], total: int) -> None:
+    """Say how much material a store holds; DealerError if it is for another net or shape, or too little."""
+    store = sessions.current().dealer
+    if not isinstance(store, StoreDealer):
+        return
+    size = store.header.shape[0]
+    if store.rank == 0:
+        print(f"the store holds material for {store.slots_left * size} images, in slices of {size}")
+    batches = [min(args.batch, total - start) for start in range(0, total, args.batch)]
+    store.admit(private.facts, [(size, *shape)] * sum(-(-batch // size) for batch in batches))
 
 
 def summary(

@@ -17,7 +17,7 @@ import importlib.util
 import json
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -275,6 +275,7 @@ def install(
     seeds: dict[str, bytes],
     provider: TupleProvider,
     truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
+    device: torch.device | str = "cpu",
 ) -> None:
     """Put our communicator, randomness, provider and N-party truncation in place of CrypTen's.
 
@@ -283,7 +284,7 @@ def install(
     communicator.DistributedCommunicator = PartyCommunicator
     PartyCommunicator.instance = PartyCommunicator(channel)
     for name in ("prev", "next", "local"):
-        crypten.generators[name] = _EveryDevice(Stream(seeds[name]))
+        crypten.generators[name] = _EveryDevice(Stream(seeds[name], device))
     for module in _RANDOM_USERS:
         users = sys.modules[f"crypten.{module}"]
         for name, function in (("generate_random_ring_element", _ring_element), ("generate_kbit_random_tensor", _kbit)):
@@ -294,6 +295,23 @@ def install(
         setattr(first_party, name, _refuse_first_party)
     crypten.mpc.get_default_provider = lambda: provider
     beaver.truncate = truncate
+
+
+@contextlib.contextmanager
+def lent(
+    channel: Channel,
+    seeds: dict[str, bytes],
+    provider: TupleProvider,
+    truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
+) -> Iterator[None]:
+    """`install` for the time of this block; what was in place before, streams included, comes back as it was."""
+    kept = PartyCommunicator.instance, dict(crypten.generators), crypten.mpc.get_default_provider, beaver.truncate
+    install(channel, seeds, provider, truncate)
+    try:
+        yield
+    finally:
+        PartyCommunicator.instance, generators, crypten.mpc.get_default_provider, beaver.truncate = kept
+        crypten.generators.update(generators)
 
 
 def uninstall() -> None:

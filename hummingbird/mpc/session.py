@@ -9,34 +9,31 @@ same and hides nothing.
 from __future__ import annotations
 
 import atexit
-import datetime
-import json
+import contextlib
+import contextvars
+import itertools
 import os
 import signal
-import socket
 import sys
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from torch import Tensor
 
 from hummingbird import cost, ring
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, InputError, PeerError
-from hummingbird.mpc import _crypten
+from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, HummingbirdError, InputError, PeerError
+from hummingbird.mpc import _crypten, memory
 from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.dealer.client import DealerClient
-from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.meeting import agree, environment, join_dealer, meet, open_store, zero_sharing_seeds
 from hummingbird.mpc.provider import DealerProvider
 from hummingbird.mpc.select import truncate
-from hummingbird.prg import derive, new_seed
+from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
 from hummingbird.version import VERSION
-from hummingbird.wire import connect as wire
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
@@ -45,16 +42,39 @@ DEFAULT_TIMEOUT = 120.0
 _LEAVE = 2.0  # seconds for the dealer to hear that this party leaves
 
 
+class Supply(Protocol):
+    """The material of one slice of a net's run, in order."""
+
+    def take(self, request: Request) -> list[Tensor]:
+        """This party's shares."""
+
+
 class Dealer(Protocol):
-    """What a session asks of a dealer's client."""
+    """What a session asks of a dealer's client, which counts when it hands out (`mpc.dealer.ahead.Account`)."""
 
     seconds_expanding: float
     seconds_waiting: float
+    dealer_seconds: float
     offline_bits: int
+    slice_shape: tuple[int, ...] | None
 
-    def take(self, request: Request) -> list[Tensor]: ...
+    def take(self, request: Request) -> list[Tensor]:
+        """This party's shares, outside of a net's slices."""
+
+    def reserve(self, requests: Sequence[Request] | None) -> Supply:
+        """The material of a net's next slice; None: its requests are not known yet."""
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Use this material with what has the digest only: a mask that outlives a run must not meet two secrets."""
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        """DealerError unless there is material for a net with these facts, on slices of these shapes."""
 
     def close(self) -> None: ...
+
+
+# The supply of the slice that this computation is at, and what it has taken (two slices take turns).
+_slice: contextvars.ContextVar[tuple[Supply, list[Request]] | None] = contextvars.ContextVar("slice", default=None)
 
 
 @dataclass
@@ -65,37 +85,42 @@ class Session:
     parties: int
     channel: Channel
     dealer: Dealer
+    device: torch.device = torch.device("cpu")  # where this party's shares are
+    fixed_keys: Iterator[int] = field(default_factory=itertools.count, repr=False)  # one for each private weight
 
-    def take(self, request: Request, device: torch.device | None = None) -> list[Tensor]:
+    def take(self, request: Request) -> list[Tensor]:
         """This party's shares of one piece of correlated randomness; the same requests in the same order at all
         parties.
         """
         dealer = self.dealer
-        seconds, bits = dealer.seconds_expanding + dealer.seconds_waiting, dealer.offline_bits
-        shares = dealer.take(request)
+        before = dealer.offline_bits, dealer.seconds_waiting, dealer.seconds_expanding, dealer.dealer_seconds
+        slice_ = _slice.get()
+        if slice_ is None:
+            shares = dealer.take(request)
+        else:
+            slice_[1].append(request)
+            shares = slice_[0].take(request)
         meter.count(
-            offline_bits=dealer.offline_bits - bits,
-            offline_seconds=dealer.seconds_expanding + dealer.seconds_waiting - seconds,
+            offline_bits=dealer.offline_bits - before[0],
+            offline_seconds=dealer.seconds_waiting - before[1],
+            expanding_seconds=dealer.seconds_expanding - before[2],
+            dealer_seconds=dealer.dealer_seconds - before[3],
         )
-        return shares if device is None or device.type == "cpu" else [share.to(device) for share in shares]
+        return [share.to(self.device) for share in shares]
+
+    @contextlib.contextmanager
+    def supplied_by(self, supply: Supply) -> Iterator[list[Request]]:
+        """Take from this supply in this block; what was taken is in the list."""
+        taken: list[Request] = []
+        token = _slice.set((supply, taken))
+        try:
+            yield taken
+        finally:
+            _slice.reset(token)
 
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
-        for peer, text in sorted(self.channel.exchange_text(json.dumps(facts)).items()):
-            theirs = _facts(text)
-            differences = []
-            for key in sorted(set(facts) | set(theirs)):
-                mine, other = str(facts.get(key)), str(theirs.get(key))
-                if mine != other:
-                    start = len(os.path.commonprefix([mine, other]))
-                    mine, other = _around(mine, start), _around(other, start)
-                    differences.append(f"{key}: party {self.rank} has {mine}, party {peer} has {other}")
-            if differences:
-                raise AgreementError(
-                    f"the parties disagree on {'; on '.join(differences)}",
-                    where=what,
-                    hint="all parties must run the same program with the same arguments and files",
-                )
+        agree(self.channel, what, facts)
 
     def close(self) -> None:
         """End this party's part, within seconds."""
@@ -107,21 +132,6 @@ class Session:
         except RuntimeError:  # Python 3.12 starts no thread at the interpreter's end; no call is under way then
             self.dealer.close()
         self.channel.close()
-
-
-def _around(text: str, place: int) -> str:
-    """A long text, cut to what surrounds a place in it."""
-    first, last = max(0, place - 60), place + 40
-    return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
-
-
-def _facts(text: str) -> dict[str, str]:
-    """What another party says in `agree`; anything else that it may have sent differs from every fact."""
-    try:
-        facts = json.loads(text)
-    except ValueError:
-        facts = None
-    return facts if isinstance(facts, dict) else {"program": "another one"}
 
 
 _session: Session | None = None
@@ -139,15 +149,39 @@ def is_initialized() -> bool:
     return _session is not None
 
 
-def init(*, dealer: str | None = None, tls: Tls | None = None, timeout: float = DEFAULT_TIMEOUT) -> Session:
+@contextlib.contextmanager
+def stand_in(session: Session) -> Iterator[None]:
+    """Let `current()` be another session for the time of this block, for CrypTen's functions too (mpc/rehearsal.py)."""
+    global _session
+    zeros = dict.fromkeys(("prev", "next", "local"), bytes(SEED_BYTES))  # nobody hears what they would hide
+    before, _session = _session, session
+    try:
+        with _crypten.lent(session.channel, zeros, DealerProvider(session.take), _truncate_shared):
+            yield
+    finally:
+        _session = before
+
+
+def init(
+    *,
+    dealer: str | None = None,
+    store: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    device: torch.device | str = "cpu",
+) -> Session:
     """Join the run that torchrun describes, or make a session of one party.
 
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
         collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
         for runs on one host.
+    store: instead of a dealer, what `python -m hummingbird deal` has dealt in advance: this party's folder, or the one
+        that holds party-RANK; {rank} is replaced. Whoever can read two parties' folders can read their secrets.
     tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
         is plain: use it on one host or on a network that encrypts.
     timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
+    device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
+        expanded (prg.py).
 
     Raises PeerError, AgreementError, DealerError, EnvironmentProblem.
     """
@@ -156,29 +190,47 @@ def init(*, dealer: str | None = None, tls: Tls | None = None, timeout: float = 
         raise EnvironmentProblem(
             "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
         )
-    rank, parties = _environment()
+    if dealer is not None and store is not None:
+        raise ConfigError(
+            "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
+        )
+    rank, parties = environment()
+    memory.keep()
+    device = torch.device(device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
+    size = CIPHERS[cipher]
     seeds: dict[str, bytes]
     client: Dealer
     if parties == 1:
         channel = Channel(0, 1, {}, {}, timeout)
-        own = new_seed()
+        own = new_seed(size)
         seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
-        client = LocalDealer(0, 1, [new_seed()])
+        if store is None:
+            client = LocalDealer(0, 1, [new_seed(size)], device)
+        else:
+            client = open_store(channel, store, timeout, device)
     else:
-        channel, token = _meet(rank, parties, tls, timeout)
+        channel, token = meet(rank, parties, tls, timeout)
         _watch()
         try:
             session = Session(rank, parties, channel, None)  # type: ignore[arg-type]
-            session.agree("init", {"hummingbird version": VERSION, "dealer": str(dealer), "TLS": str(tls is not None)})
-            seeds = _zero_sharing_seeds(channel)
-            client = _join_dealer(channel, dealer, token, tls, timeout)
+            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
+            facts["cipher"] = cipher
+            session.agree("init", {"hummingbird version": VERSION, **facts})
+            seeds = zero_sharing_seeds(channel, size)
+            if store is None:
+                client = join_dealer(channel, dealer, token, tls, timeout, cipher, device)
+            else:
+                client = open_store(channel, store, timeout, device)
         except BaseException as error:
             _leave(error, channel)
             raise
-    _session, _leaving = Session(rank, parties, channel, client), False
+    _session, _leaving = Session(rank, parties, channel, client, device), False
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
-    _crypten.install(channel, seeds, DealerProvider(_session.take), _truncate_shared)
+    _crypten.install(channel, seeds, DealerProvider(_session.take), _truncate_shared, device)
     return _session
 
 
@@ -239,8 +291,8 @@ def cryptensor(x: Tensor | None = None, src: int = 0) -> _crypten.MPCTensor:
                 where="cryptensor",
                 hint="use the same batch size everywhere",
             )
-        share = _crypten.ArithmeticSharedTensor.PRZS(shape).share
-        return _crypten.from_share(share + encoded if encoded is not None else share)
+        share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=session.device).share
+        return _crypten.from_share(share + encoded.to(session.device) if encoded is not None else share)
 
 
 def _broadcast_shape(session: Session, x: Tensor | None, src: int) -> tuple[int, ...]:
@@ -266,7 +318,7 @@ def share_secret(encoded: Tensor | None, shape: tuple[int, ...], src: int) -> Te
     """This party's additive share, int64, of ring elements that party `src` holds; the shape is known: nothing is
     sent.
     """
-    share = _crypten.ArithmeticSharedTensor.PRZS(shape).share
+    share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=current().device).share
     return share + encoded if current().rank == src and encoded is not None else share
 
 
@@ -280,127 +332,6 @@ def _truncate_shared(x: Any, divisor: int) -> Any:
         return _crypten.wraps_truncate(x, divisor)
     x.share = truncate(current(), x.share.reshape(-1), shift).view(x.share.shape)
     return x
-
-
-# Meeting ------------------------------------------------------------------------------------------------------------
-
-
-def _environment() -> tuple[int, int]:
-    if "RANK" not in os.environ:
-        return 0, 1
-    try:
-        rank, parties = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        raise EnvironmentProblem(
-            "RANK is set but WORLD_SIZE is not a number", hint="start the parties with torchrun"
-        ) from None
-    if not 0 <= rank < parties:
-        raise EnvironmentProblem(f"RANK={rank} is not below WORLD_SIZE={parties}")
-    return rank, parties
-
-
-_epoch = 0
-
-
-def _meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Channel, bytes]:
-    """Addresses and a run token through torchrun's store (env://), then sockets between all pairs."""
-    global _epoch
-    wait = datetime.timedelta(seconds=timeout)
-    try:
-        # torch.distributed stays at the user's disposal (Gloo on CPU; NCCL beside it where there is CUDA); private
-        # messages do not use it.
-        if not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, init_method="env://", timeout=wait)
-            atexit.register(_end_process_group)
-        store = dist.PrefixStore(f"hummingbird/{_epoch}", dist.distributed_c10d._get_default_store())
-        _epoch += 1
-        host = _own_address(parties)
-        server = wire.listen(host)
-        if rank == 0:
-            store.set("token", new_seed().hex())
-        store.set(f"address/{rank}", f"{host}:{server.getsockname()[1]}")
-        keys = [f"address/{peer}" for peer in range(parties)]
-        store.wait(["token", *keys], wait)
-        addresses = [
-            (text.rpartition(":")[0], int(text.rpartition(":")[2]))
-            for text in (store.get(key).decode() for key in keys)
-        ]
-        token = bytes.fromhex(store.get("token").decode())
-    except (RuntimeError, ValueError, OSError) as error:
-        raise PeerError(
-            f"the {parties} parties did not meet within {timeout:g} s: {str(error).splitlines()[0]}",
-            where=f"party {rank}",
-            hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
-        ) from None
-    contexts = tls.contexts() if tls else None
-    return wire.connect(rank, addresses, server, token, timeout, contexts), token
-
-
-def _end_process_group() -> None:
-    """At exit: Gloo's threads abort a process that ends with them still running, once in a few times."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _own_address(parties: int) -> str:
-    """The address of the interface that leads to MASTER_ADDR; EnvironmentProblem if other hosts cannot reach it."""
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master, 9))  # no packet is sent: this only chooses a route
-        address = str(probe.getsockname()[0])
-    if address.startswith("127.") and os.environ.get("LOCAL_WORLD_SIZE", str(parties)) != str(parties):
-        raise EnvironmentProblem(
-            f"MASTER_ADDR={master} is loopback on this host, so that parties on others cannot connect to it",
-            hint="give an address of the network's interface; some hosts map their own name to 127.0.1.1",
-        )
-    return address
-
-
-def _zero_sharing_seeds(channel: Channel) -> dict[str, bytes]:
-    """Seeds shared with the next and the previous party, by Diffie-Hellman on X25519; with two parties, one per
-    direction.
-    """
-    private = X25519PrivateKey.generate()
-    public = private.public_key().public_bytes_raw()
-    keys = channel.exchange_text(public.hex())
-
-    def shared(peer: int, direction: int) -> bytes:
-        """The seed that party `direction` shares with its successor."""
-        try:
-            secret = private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[peer])))
-        except ValueError:
-            raise AgreementError(f"party {peer} sent no X25519 key", where=f"party {channel.rank}") from None
-        return derive(secret, "zero sharing", direction)
-
-    rank, parties = channel.rank, channel.parties
-    following, previous = (rank + 1) % parties, (rank - 1) % parties
-    return {"next": shared(following, rank), "prev": shared(previous, previous), "local": new_seed()}
-
-
-def _join_dealer(channel: Channel, dealer: str | None, token: bytes, tls: Tls | None, timeout: float) -> Dealer:
-    """Party 0 names the dealer (and starts one on this host if none is given); all join under an id derived from the
-    run's token.
-    """
-    if dealer is None and os.environ.get("LOCAL_WORLD_SIZE", str(channel.parties)) != str(channel.parties):
-        raise EnvironmentProblem(
-            "the parties run on several hosts and no dealer is named",
-            hint="start one on a host of its own, `python -m hummingbird dealer --listen ...`, and give its address",
-        )
-    address = dealer or ""
-    if dealer is None and channel.rank == 0:
-        address, _ = spawn_local(channel.parties, timeout)
-    texts = channel.exchange_text(address)
-    address = address if channel.rank == 0 else texts[0]
-    session_id = derive(token, "dealer session")
-    return DealerClient(
-        address,
-        session=session_id,
-        rank=channel.rank,
-        parties=channel.parties,
-        tls=tls if dealer else None,
-        timeout=timeout,
-    )
 
 
 # Ending -------------------------------------------------------------------------------------------------------------

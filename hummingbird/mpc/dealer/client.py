@@ -1,14 +1,14 @@
 """A party's side of the dealer: expand the own seed, and fetch party 0's corrections.
 
 Only party 0 talks to the dealer after joining; all others compute their shares from their seed. All parties must make
-the same requests in the same order: the position of a request is the index that selects its randomness.
+the same reservations and takes in the same order: indices, which select the randomness, are given out in that order.
+What is reserved is made by a background thread ahead of time (`ahead`); what is not, by the same thread on demand.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError, InputError, PeerError
-from hummingbird.mpc.correlations import Request, check, expand
+from hummingbird.mpc.correlations import Request, check, expand, layout, received
+from hummingbird.mpc.dealer import ahead
+from hummingbird.mpc.dealer.ahead import Account, Ahead, Material, OnDemand, Supply, request_text
 from hummingbird.mpc.dealer.server import SESSION_BYTES
-from hummingbird.prg import SEED_BYTES
+from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION
 from hummingbird.wire import service
 from hummingbird.wire.frame import frame_bytes, unpack_tensors
@@ -28,13 +30,13 @@ _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as 
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
 
 
-class DealerClient:
+class DealerClient(Account):
     """Party `rank` of `parties` in the session with this 16-byte id, joined at `address`: `client.take(request)`.
 
     timeout: seconds until the dealer must have answered; corrections may take a second per megabyte longer.
-    seconds_expanding, seconds_waiting: time spent on the own seed, and on waiting for corrections.
-    offline_bits: corrections received, without their framing (8 bytes, and at most 80 per tensor).
-    dealer_seconds: the dealer's work for this session so far, as it says.
+    cipher: of `prg.CIPHERS`, what expands the seeds; the same at all parties. device: where the seed is expanded.
+    buffer_bytes: bound on the shares that are made ahead of takes.
+    Counts as `Account`; corrections without their framing (8 bytes, and at most 80 per tensor).
     Raises DealerError (unreachable, refused), InputError, TrustError and EnvironmentProblem as `service.connect`.
     """
 
@@ -47,16 +49,19 @@ class DealerClient:
         parties: int,
         tls: service.Tls | None = None,
         timeout: float = 60.0,
+        cipher: str = "aes-128-ctr",
+        device: torch.device | str = "cpu",
+        buffer_bytes: int = ahead.BUFFER_BYTES,
     ) -> None:
         if len(session) != SESSION_BYTES:
             raise InputError(f"a session id has {SESSION_BYTES} bytes, got {len(session)}", where="DealerClient")
+        super().__init__()
         self.address, self.rank, self.parties = address, rank, parties
-        self.seconds_expanding = self.seconds_waiting = self.dealer_seconds = 0.0
-        self.offline_bits = 0
         self._session, self._timeout = session, timeout
+        self._cipher, self._device = cipher, torch.device(device)
         self._index = 0
-        self._ready: deque[tuple[str, list[Tensor]]] = deque()
-        self._over = ""  # why there is nothing more to take
+        self._call: Any = None  # the stream of corrections under way
+        self._ahead = Ahead(self._make, self, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
         try:
             self._channel = service.connect(address, tls, timeout)
         except PeerError as error:
@@ -72,29 +77,34 @@ class DealerClient:
         """This party's shares: the free fields, then the derived ones.
 
         Offline, party 0 spends 1 round with the dealer and request.correction_bits; nobody else sends or receives.
-        Raises DealerError when the dealer refuses, is gone or is late, and when another request was prefetched.
+        Raises DealerError when the dealer refuses, is gone or is late.
         """
-        if self._ready:
-            expected, shares = self._ready[0]
-            if _text(request) != expected:
-                raise DealerError(
-                    f"take() of {_text(request)}, but {expected} was prefetched at this place",
-                    where=f"party {self.rank}",
-                    hint="take in the order of prefetch, at all parties",
-                )
-            self._ready.popleft()
-            return shares
-        return self._fetch([request])[0]
+        return self.reserve([request]).take(request)
 
-    def prefetch(self, requests: Sequence[Request]) -> None:
-        """Fetch for many takes to come, in one call; they are handed out in order. Same at every party. 1 round."""
-        for request, shares in zip(requests, self._fetch(requests), strict=True):
-            self._ready.append((_text(request), shares))
+    def reserve(self, requests: Sequence[Request] | None) -> Supply | OnDemand:
+        """The material of one slice, taken in the order of `requests`; begun in the background. None: on demand.
+
+        DealerError for a request that no dealer would serve; takes raise it as `take` does, and for another request
+        than the reserved one.
+        """
+        if requests is None:
+            return OnDemand(self.take)
+        for request in requests:
+            check(request)
+        first, self._index = self._index, self._index + len(requests)
+        return self._ahead.reserve(first, requests)
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Nothing to keep: no run sees another run's masks."""
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Any net, of any shape."""
 
     def close(self) -> None:
         """Leave the session (party 0) and disconnect; never raises, may be called twice."""
         if not self._channel:
             return
+        self._ahead.close()
         if self.rank == 0:
             try:
                 service.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))
@@ -102,16 +112,15 @@ class DealerClient:
                 pass  # the dealer is gone, or forgets us by itself
         self._channel.close()
         self._channel = None
-        self._over = self._over or "the client is closed"
-        self._ready.clear()
 
-    # Messages ---------------------------------------------------------------------------------------------------------
+    # Messages, in the background thread after joining ----------------------------------------------------------------
 
     def _message(self, **fields: Any) -> bytes:
         return json.dumps({"session": self._session.hex(), "token": self._token.hex(), **fields}).encode()
 
     def _join(self) -> tuple[bytes, bytes]:
         fields = {"session": self._session.hex(), "rank": self.rank, "parties": self.parties, "version": VERSION}
+        fields["cipher"] = self._cipher
         try:
             answer = service.call(self._channel, "Join", json.dumps(fields).encode(), timeout=self._timeout)
             values = json.loads(answer)
@@ -120,46 +129,46 @@ class DealerClient:
             raise self._failure(error) from None
         except (ValueError, TypeError, KeyError):
             seed = token = b""
-        if len(seed) != SEED_BYTES:
+        if len(seed) != CIPHERS[self._cipher]:
             raise DealerError("a malformed answer to Join", where=f"dealer {self.address}", hint="is this a dealer?")
         return seed, token
 
-    def _fetch(self, requests: Sequence[Request]) -> list[list[Tensor]]:
-        if self._over:
-            raise DealerError(self._over, where=f"dealer {self.address}", hint="start the run again")
-        for request in requests:
-            check(request)
-        first, self._index = self._index, self._index + len(requests)
-        messages: Any = iter(())
+    def _patience(self, size: int) -> float:
+        """Longer than any call, so that its own error is what comes out."""
+        return self._timeout + 2 * _GRACE + size / _SLOWEST
+
+    def _cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def _make(self, first: int, requests: Sequence[Request]) -> Iterator[Material]:
+        """Shares of requests at consecutive indices, in one call."""
         if self.rank == 0:
             items = [{"kind": request.kind, "params": request.params} for request in requests]
             data = self._message(first=first, requests=items, wait=self._timeout)
             size = sum(request.correction_bits for request in requests) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
-            messages = service.stream(self._channel, "Correct", data, timeout=limit)
-        out = []
+            self._call = service.stream(self._channel, "Correct", data, timeout=limit)
         try:
             for index, request in enumerate(requests, first):
                 started = time.perf_counter()
-                shares = expand(request, index, self.seed, self.rank)  # while the dealer is at work
-                self.seconds_expanding += time.perf_counter() - started
-                out.append(shares + (self._receive(messages, request) if self.rank == 0 else []))
-            if self.rank == 0:
-                self._finish(messages)
-        except BaseException as error:
-            self._over = "an earlier request failed"
-            if self.rank == 0:
-                messages.cancel()
-            if isinstance(error, grpc.RpcError):
-                raise self._failure(error) from None
+                shares = expand(request, index, self.seed, self.rank, self._device)  # while the dealer is at work
+                seconds = time.perf_counter() - started
+                if self.rank == 0:
+                    shares += received(request, self._receive(self._call, request))
+                    if index == first + len(requests) - 1:
+                        self._finish(self._call)
+                yield Material(shares, seconds, 0 if self.rank else request.correction_bits)
+        except grpc.RpcError as error:
+            raise self._failure(error) from None
+        except GeneratorExit:
+            self._cancel()
             raise
-        return out
 
     def _receive(self, messages: Iterator[bytes], request: Request) -> list[Tensor]:
         """One request's corrections; the sizes follow from the request, so nothing the dealer says is believed."""
-        layout = [(torch.uint8 if item.kind == "packed" else torch.int64, item.shape) for item in request.derived]
-        started = time.perf_counter()
-        size, at = frame_bytes(layout), 0
+        expected = layout(request)
+        size, at = frame_bytes(expected), 0
         buffer = torch.empty(size, dtype=torch.uint8).numpy().data
         while at < size:
             message = next(messages, b"")
@@ -171,10 +180,8 @@ class DealerClient:
             out = unpack_tensors(buffer, max_bytes=size)
         except InputError:
             raise self._malformed(request) from None
-        if [(t.dtype, tuple(t.shape)) for t in out] != layout:
+        if [(t.dtype, tuple(t.shape)) for t in out] != expected:
             raise self._malformed(request)
-        self.seconds_waiting += time.perf_counter() - started
-        self.offline_bits += request.correction_bits
         return out
 
     def _finish(self, messages: Any) -> None:
@@ -184,13 +191,8 @@ class DealerClient:
         self.dealer_seconds = float(trailer.get("dealer-seconds", self.dealer_seconds))
 
     def _malformed(self, request: Request) -> DealerError:
-        return DealerError(f"malformed corrections for {_text(request)}", where=f"dealer {self.address}")
+        return DealerError(f"malformed corrections for {request_text(request)}", where=f"dealer {self.address}")
 
     def _failure(self, error: grpc.RpcError) -> DealerError:
         problem = service.explain(error, "")
         return DealerError(problem.what, where=f"dealer {self.address}", hint=problem.hint)
-
-
-def _text(request: Request) -> str:
-    """A request as text that is equal for equal requests (a tuple is a list in JSON)."""
-    return f"{request.kind} {json.dumps(request.params, sort_keys=True)}"

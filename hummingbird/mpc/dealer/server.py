@@ -7,11 +7,13 @@
 The last two are for party 0, which the token proves. Requests are JSON objects, the answer to Join too; corrections are
 frames (wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. An index is marked as used before its
 correction is computed and never served again: two corrections with one index and different parameters would be masked
-by the same shares. Layout of the randomness: mpc/correlations.py.
+by the same shares. Indices may come in any order: a party that works ahead for two slices fetches for both in turn.
+Layout of the randomness: mpc/correlations.py.
 """
 
 from __future__ import annotations
 
+import bisect
 import hmac
 import json
 import logging
@@ -26,7 +28,7 @@ import grpc
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations import Request, check, corrections
-from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors
 from hummingbird.wire.service import CHUNK, WORKERS, Method, common_name
@@ -38,7 +40,32 @@ MAX_BUSY = WORKERS // 2  # sessions served or waiting at a time: half of the wor
 IDLE_SECONDS = 3600.0
 _REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
 _MAX_INDEX = 1 << 62  # derive() takes 64-bit labels
+_MAX_GAPS = 4096  # in the indices served to a session
 _log = logging.getLogger(__name__)
+
+
+class Used:
+    """Which indices were served: spans [start, end), sorted, that neither overlap nor touch."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[int, int]] = []
+
+    def mark(self, first: int, count: int) -> None:
+        """Mark indices first .. first + count - 1; DealerError, and nothing marked, if one of them was before."""
+        end, place = first + count, bisect.bisect(self.spans, (first, _MAX_INDEX + 1))
+        before = self.spans[place - 1] if place else (-1, -1)
+        after = self.spans[place] if place < len(self.spans) else (_MAX_INDEX + 1, _MAX_INDEX + 1)
+        if before[1] > first or after[0] < end:
+            raise DealerError(
+                f"index {first if before[1] > first else after[0]} has been served already",
+                hint="correlated randomness is for single use",
+            )
+        if len(self.spans) >= _MAX_GAPS:
+            raise DealerError(f"more than {_MAX_GAPS} gaps in the indices", hint="ask in order")
+        start = place - 1 if before[1] == first else place
+        stop = place + 1 if after[0] == end else place
+        joined = [*self.spans[start:stop], (first, end)]
+        self.spans[start:stop] = [(min(joined)[0], max(e for _, e in joined))]
 
 
 @dataclass
@@ -46,7 +73,7 @@ class _Session:
     parties: int
     token: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)
     seeds: dict[int, bytes] = field(default_factory=dict, repr=False)
-    next_index: int = 0
+    used_indices: Used = field(default_factory=Used)
     seconds: float = 0.0
     busy: bool = False
     left: bool = False
@@ -69,9 +96,18 @@ class Dealer:
     # What parties may ask ---------------------------------------------------------------------------------------------
 
     def join(
-        self, session: bytes, rank: int, parties: int, version: str, name: str | None = None
+        self,
+        session: bytes,
+        rank: int,
+        parties: int,
+        version: str,
+        name: str | None = None,
+        cipher: str = "aes-128-ctr",
     ) -> tuple[bytes, bytes]:
-        """Seed and token (empty but for party 0) of a party that joins now, once. name: in its certificate, if any."""
+        """Seed and token (empty but for party 0) of a party that joins now, once.
+
+        name: in its certificate, if any. cipher: of `prg.CIPHERS`, what expands the seeds; the same for all parties.
+        """
         if name is not None and name != f"party-{rank}":
             raise DealerError(
                 f"the certificate of party {rank} is for {name!r}, expected 'party-{rank}'",
@@ -92,11 +128,16 @@ class Dealer:
             if parties != state.parties:
                 first = min(state.seeds)
                 raise DealerError(f"party {rank} says there are {parties} parties, party {first} says {state.parties}")
+            if any(len(seed) != CIPHERS[cipher] for seed in state.seeds.values()):
+                raise DealerError(
+                    f"party {rank} expands its seed with {cipher}, another party does not",
+                    hint="all parties run on devices of one type",
+                )
             if rank in state.seeds:
                 raise DealerError(
                     f"party {rank} of this session has joined already", hint="each run needs a session id of its own"
                 )
-            seed = state.seeds[rank] = new_seed()
+            seed = state.seeds[rank] = new_seed(CIPHERS[cipher])
             state.used = time.monotonic()
             _log.info("session %s: party %d joined, %d of %d", session.hex()[:8], rank, len(state.seeds), parties)
             self._end_if_done(session, state)
@@ -161,11 +202,6 @@ class Dealer:
         """All parties' seeds by rank, once they are there; marks the indices as used."""
         deadline = time.monotonic() + wait
         with self._changed:
-            if first < state.next_index:
-                raise DealerError(
-                    f"index {first} has been served already, the next one is {state.next_index}",
-                    hint="correlated randomness is for single use",
-                )
             while len(state.seeds) < state.parties:
                 left = deadline - time.monotonic()
                 if left <= 0 or not active():
@@ -174,7 +210,8 @@ class Dealer:
                         f"parties {missing} did not join within {wait:.0f} s", hint="are all parties running?"
                     )
                 self._changed.wait(min(left, 1.0))
-            state.next_index = first + count
+            if count:
+                state.used_indices.mark(first, count)
             return [state.seeds[rank] for rank in range(state.parties)]
 
     def _begin(self, session: bytes, parties: int) -> _Session:
@@ -232,7 +269,10 @@ def handlers(dealer: Dealer) -> dict[str, Method]:
         if rank >= parties:
             raise DealerError(f"malformed request: there is no party {rank} among {parties}")
         session, version = message.hex("session", SESSION_BYTES), message.text("version")
-        seed, token = dealer.join(session, rank, parties, version, common_name(context))
+        cipher = message.text("cipher")
+        if cipher not in CIPHERS:
+            raise DealerError(f"malformed request: unknown cipher {cipher!r}", hint=f"known: {', '.join(CIPHERS)}")
+        seed, token = dealer.join(session, rank, parties, version, common_name(context), cipher)
         return json.dumps({"seed": seed.hex(), "token": token.hex()}).encode()
 
     def correct(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:

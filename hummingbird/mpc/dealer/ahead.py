@@ -1,0 +1,259 @@
+"""Material for the slices of a run, made by one background thread ahead of the takes, within a bound on memory.
+
+A *supply* is the material of one slice: requests at consecutive indices. The thread goes through all supplies in the
+order of their reservation, except that a supply somebody waits for comes first, and those in use come before those that
+are not, the one with the least in store first. So two slices whose takes alternate cannot block each other, whatever
+the bound: what somebody waits for is made also when the memory is full.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.correlations import Request
+
+BUFFER_BYTES = 256 << 20  # shares made and not taken yet; exceeded only by the one request that somebody waits for
+CALL_BYTES = 32 << 20  # of shares made in one go, so that a supply in need waits for little else
+_CALL_REQUESTS = 256  # of at most a few hundred bytes of JSON each: well below a message's 4 MiB
+_LEAVE = 2.0  # seconds for the thread to end
+
+
+class Material(NamedTuple):
+    """This party's shares for one request, the seconds it took to expand them, and the correction's bits."""
+
+    shares: list[Tensor]
+    seconds: float
+    bits: int
+
+
+class Account:
+    """What a dealer's client counts, when material is handed out: the meter reads the differences.
+
+    seconds_waiting: time in takes, which is what the offline phase has cost the online one.
+    seconds_expanding: time spent on the own seed for what was taken, most of it in the background.
+    offline_bits: corrections taken, without framing. dealer_seconds: the dealer's own work, as far as it has told.
+    slice_shape: of the slices that there is material for; None where it is made as needed.
+    """
+
+    slice_shape: tuple[int, ...] | None = None
+
+    def __init__(self) -> None:
+        self.seconds_expanding = self.seconds_waiting = self.dealer_seconds = 0.0
+        self.offline_bits = 0
+
+
+Make = Callable[[int, Sequence[Request]], Iterator[Material]]
+
+
+def request_text(request: Request) -> str:
+    """A request as text that is equal for equal requests (a tuple is a list in JSON)."""
+    return f"{request.kind} {json.dumps(request.params, sort_keys=True)}"
+
+
+def share_bytes(request: Request) -> int:
+    """Size of one party's shares in memory."""
+    return sum(math.prod(item.shape) * (1 if item.kind == "packed" else 8) for item in request.shares)
+
+
+class _Work:
+    """What the thread knows of a supply."""
+
+    def __init__(self, first: int, requests: Sequence[Request]) -> None:
+        self.first, self.requests = first, list(requests)
+        self.sizes = [share_bytes(request) for request in requests]
+        self.ready: deque[Material] = deque()
+        self.made = self.taken = 0
+        self.wanted = self.dropped = False
+
+    @property
+    def held(self) -> int:
+        return sum(self.sizes[self.taken : self.made])
+
+    def drop(self) -> None:
+        self.dropped = True  # no lock: the garbage collector may call this anywhere
+
+
+class Ahead:
+    """`reserve(first, requests)` makes a `Supply`.
+
+    make: the shares of requests at consecutive indices, one after the other; called in the thread, never twice at a
+        time. Its first error ends the thread, and surfaces in the takes that wait for more.
+    account: where takes are counted. where: whom errors name.
+    patience: seconds for which a take waits while nothing is made, plus what the requests' size asks for.
+    cancel: called by `close` to end a `make` that waits.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        account: Account,
+        where: str,
+        patience: Callable[[int], float],
+        cancel: Callable[[], None] = lambda: None,
+        buffer_bytes: int = BUFFER_BYTES,
+        call_bytes: int = CALL_BYTES,
+    ) -> None:
+        self.account = account
+        self._make, self._where, self._patience, self._cancel = make, where, patience, cancel
+        self._buffer, self._call = buffer_bytes, min(call_bytes, buffer_bytes)
+        self._changed = threading.Condition()
+        self._queue: list[_Work] = []  # supplies from which something is still to be made or taken
+        self._steps = 0  # requests made so far
+        self._failed: BaseException | None = None
+        self._over = ""  # why there is nothing more to take
+        self._thread: threading.Thread | None = None
+        self.most_held = 0  # bytes; the largest there has been
+
+    def reserve(self, first: int, requests: Sequence[Request]) -> Supply:
+        """Begin to make the material of requests at indices from `first` on."""
+        work = _Work(first, requests)
+        with self._changed:
+            self._queue.append(work)
+            if self._thread is None and not self._over:
+                self._thread = threading.Thread(target=self._run, name="hummingbird-ahead", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return Supply(self, work)
+
+    def take(self, work: _Work, request: Request) -> Material:
+        """The next material of a supply; DealerError unless it was reserved, and comes in time."""
+        expected = request_text(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
+        if request_text(request) != expected:
+            raise DealerError(
+                f"take() of {request_text(request)}, but {expected} was reserved at this place",
+                where=self._where,
+                hint="a net asks for the same on every input of one shape; does a layer of its own look at values?",
+            )
+        with self._changed:
+            work.wanted = True
+            self._changed.notify_all()
+            try:
+                self._wait(work)
+            finally:
+                work.wanted = False
+            material = work.ready.popleft()
+            work.taken += 1
+            self._changed.notify_all()  # there is room for more
+        return material
+
+    def _wait(self, work: _Work) -> None:
+        steps, limit = self._steps, self._patience(self._call + work.sizes[work.taken])
+        deadline = time.monotonic() + limit
+        while not work.ready:
+            if self._failed is not None:
+                error, self._failed, self._over = self._failed, None, "an earlier request failed"
+                raise error
+            if self._over:
+                raise DealerError(self._over, where=self._where, hint="start the run again")
+            if steps != self._steps:
+                steps, deadline = self._steps, time.monotonic() + limit
+            if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                raise DealerError(
+                    f"no correlated randomness for {limit:.0f} s", where=self._where, hint="is this machine overloaded?"
+                )
+
+    def close(self, reason: str = "the client is closed") -> None:
+        """End the thread, within 2 s; what was made is dropped."""
+        with self._changed:
+            self._over = self._over or reason
+            self._changed.notify_all()
+        self._cancel()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_LEAVE)
+        with self._changed:
+            for work in self._queue:
+                work.ready.clear()
+            self._queue.clear()
+
+    # The thread -------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            work, start, count = job
+            try:
+                for material in self._make(work.first + start, work.requests[start : start + count]):
+                    with self._changed:
+                        if self._over:
+                            return
+                        work.ready.append(material)
+                        self._steps += 1
+                        self._changed.notify_all()
+                    del material
+            except BaseException as error:  # noqa: BLE001 - raised again by the take that misses its material
+                with self._changed:
+                    if not self._over:
+                        self._failed = error
+                    self._over = self._over or "an earlier request failed"
+                    self._changed.notify_all()
+                return
+
+    def _next(self) -> tuple[_Work, int, int] | None:
+        """What to make now: a supply, and the first of its requests and their number. None at the end."""
+        with self._changed:
+            while not self._over:
+                self._queue = [w for w in self._queue if not w.dropped and w.taken < len(w.requests)]
+                held = sum(work.held for work in self._queue)
+                if (chosen := self._choose()) is not None:
+                    start, count = chosen.made, self._fitting(chosen, self._buffer - held)
+                    if count:
+                        chosen.made += count
+                        self.most_held = max(self.most_held, held + sum(chosen.sizes[start : start + count]))
+                        return chosen, start, count
+                self._changed.wait()
+            return None
+
+    def _choose(self) -> _Work | None:
+        open_ends = [work for work in self._queue if work.made < len(work.requests)]
+        begun = [work for work in open_ends if work.taken or work.wanted]
+        if begun:
+            return min(begun, key=lambda work: (not (work.wanted and work.made == work.taken), work.held))
+        return open_ends[0] if open_ends else None
+
+    def _fitting(self, work: _Work, room: int) -> int:
+        """How many of a supply's next requests fit; one at least where somebody waits for it."""
+        left, count = min(room, self._call), 0
+        for size in work.sizes[work.made : work.made + _CALL_REQUESTS]:
+            if size > left:
+                break
+            left, count = left - size, count + 1
+        # A request beyond the size of a call goes alone.
+        alone = not count and work.sizes[work.made] <= room
+        return max(count, int(alone or (work.wanted and work.made == work.taken)))
+
+
+class Supply:
+    """The material of one slice: `take(request)` in the order of the reservation."""
+
+    def __init__(self, ahead: Ahead, work: _Work) -> None:
+        self._ahead, self._work = ahead, work
+        weakref.finalize(self, work.drop)  # a slice that was given up does not hold memory
+
+    def take(self, request: Request) -> list[Tensor]:
+        """This party's shares. DealerError for another request than the reserved one, and as `Ahead` has it."""
+        account, started = self._ahead.account, time.perf_counter()
+        material = self._ahead.take(self._work, request)
+        account.seconds_waiting += time.perf_counter() - started
+        account.seconds_expanding += material.seconds
+        account.offline_bits += material.bits
+        return material.shares
+
+
+class OnDemand:
+    """The material of a slice whose requests are not known before they are made."""
+
+    def __init__(self, take: Callable[[Request], list[Tensor]]) -> None:
+        self._take = take
+
+    def take(self, request: Request) -> list[Tensor]:
+        """This party's shares."""
+        return self._take(request)

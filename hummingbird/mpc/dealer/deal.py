@@ -1,0 +1,129 @@
+"""Dealing in advance: the folders of a store, one per party, from the list of requests of a net's slice.
+
+The same work as a dealer's that is asked online, with the answers written to party 0's folder; seeds are drawn here and
+kept nowhere else. Whoever holds two parties' folders can read everything these parties compute from them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.mpc.correlations import Request, corrections
+from hummingbird.mpc.dealer import ledger
+from hummingbird.mpc.dealer.folder import (
+    CHECKSUMS,
+    CHUNK,
+    CORRECTIONS,
+    SEED,
+    Header,
+    checksums_digest,
+    chunk_state,
+    places,
+)
+from hummingbird.prg import new_seed
+
+
+def deal(
+    out: str | os.PathLike[str],
+    *,
+    setup: Sequence[Request],
+    batch: Sequence[Request],
+    shape: Sequence[int],
+    slots: int,
+    parties: int,
+    facts: dict[str, str],
+    progress: Callable[[int], object] = lambda images: None,
+) -> float:
+    """Write out/party-0 .. out/party-(parties - 1) with material for `slots` slices of `shape`; seconds of work.
+
+    setup, batch: what a run takes once, and for every slice (`mpc.rehearsal`). facts: what the net must be like.
+    progress: called with the number of images after every slice. InputError if something lies there already.
+    """
+    root = Path(out)
+    if root.exists() and any(root.iterdir()):
+        raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders = [root / f"party-{rank}" for rank in range(parties)]
+    seeds, set_id, started = [new_seed() for _ in folders], secrets.token_hex(16), time.perf_counter()
+    for folder, seed in zip(folders, seeds, strict=True):
+        folder.mkdir(mode=0o700)
+        _secret(folder / SEED, seed)
+    with open(folders[0] / CORRECTIONS, "wb", opener=_private) as file:
+        writer, first = _Writer(file, seeds[0]), 0
+        for number, requests in enumerate([setup, *[batch] * slots]):
+            writer.region(requests, first, seeds)
+            first += len(requests)
+            progress(shape[0] if number else 0)
+        file.flush()
+        os.fsync(file.fileno())
+    checksums = b"".join(writer.checksums)
+    _secret(folders[0] / CHECKSUMS, checksums)
+    seconds = time.perf_counter() - started
+    lists = list(setup), list(batch)
+    digest = checksums_digest(checksums)
+    header = Header(set_id, 0, parties, dict(facts), tuple(shape), slots, *lists, seconds, digest)
+    for rank, (folder, seed) in enumerate(zip(folders, seeds, strict=True)):
+        _secret(folder / ledger.NAME, ledger.beginning(set_id))
+        replace(header, rank=rank).write(folder, seed)
+    return seconds
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)
+
+
+def _secret(path: Path, data: bytes) -> None:
+    with open(path, "wb", opener=_private) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _Writer:
+    """Regions of corrections, one after the other, in chunks of one size and of memory that is used again."""
+
+    def __init__(self, file: BinaryIO, seed: bytes) -> None:
+        self._file, self._seed = file, seed
+        self._buffer = torch.empty(CHUNK, dtype=torch.uint8)
+        self._fill = 0
+        self.checksums: list[bytes] = []
+
+    def region(self, requests: Sequence[Request], first: int, seeds: Sequence[bytes]) -> None:
+        """The corrections of requests at indices from `first` on, padded to a region's size."""
+        found, size = places(requests)
+        at = 0
+        for index, (request, mine) in enumerate(zip(requests, found, strict=True), first):
+            for (start, _, _), tensor in zip(mine, corrections(request, index, seeds), strict=True):
+                self._append(torch.zeros(start - at, dtype=torch.uint8))
+                self._append(tensor.contiguous().view(-1).view(torch.uint8))
+                at = start + tensor.nbytes
+        self._append(torch.zeros(size - at, dtype=torch.uint8))
+        self._write()
+
+    def _append(self, data: Tensor) -> None:
+        done = 0
+        while done < data.numel():
+            count = min(CHUNK - self._fill, data.numel() - done)
+            self._buffer[self._fill : self._fill + count] = data[done : done + count]
+            self._fill, done = self._fill + count, done + count
+            if self._fill == CHUNK:
+                self._write()
+
+    def _write(self) -> None:
+        if self._fill:
+            view = self._buffer.numpy().data[: self._fill]
+            state = chunk_state(self._seed, len(self.checksums))
+            state.update(view)
+            self.checksums.append(state.digest())
+            self._file.write(view)
+            self._fill = 0

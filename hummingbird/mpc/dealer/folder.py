@@ -1,0 +1,233 @@
+"""The files of a store: what `deal` writes for a party, and what `StoreDealer` reads.
+
+    DIR/party-RANK/          mode 0700
+      header.json            what the material is for, and the lists of requests; written last
+      seed                   16 bytes, mode 0600: this party's, which expands to all of its free fields
+      ledger                 what was used (ledger.py)
+      corrections            party 0's only: for the setup, then for every slot, the corrections of each request as they
+      checksums              would travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
+
+A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory anywhere. Sizes and
+offsets follow from the requests. The index of a request is its place: setup, slot 0, slot 1, ...
+
+Checksums are BLAKE2b keyed from the seed, and the header's covers the others. They find damage, files of another store,
+and changes by somebody who could write the files but not read the seed. Whoever can read the seed needs no forgery: it
+opens this party's shares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import DealerError, HummingbirdError
+from hummingbird.mpc.correlations import Request, check, layout
+from hummingbird.prg import SEED_BYTES, derive
+from hummingbird.version import VERSION
+
+FORMAT, FORMAT_VERSION = "hummingbird store", 1
+CHUNK = 8 << 20  # bytes under one checksum
+HEADER, SEED, CORRECTIONS, CHECKSUMS = "header.json", "seed", "corrections", "checksums"
+_DIGEST = 16
+_ALIGN = 1 << 16  # a multiple of every platform's allocation granularity
+_PIECE = 1 << 20  # bytes read at a time into the same memory: fresh memory costs more than reading
+_DEAL = "python -m hummingbird deal --help"
+
+Place = tuple[int, torch.dtype, tuple[int, ...]]  # where a tensor begins in its region, and what it is
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a party's material is for.
+
+    facts: net (without weights), bits, protocol, weights. shape: of a slice's input. seconds: the dealer's work.
+    checksums: digest of that file.
+    """
+
+    set_id: str
+    rank: int
+    parties: int
+    facts: dict[str, str]
+    shape: tuple[int, ...]
+    slots: int
+    setup: list[Request]
+    batch: list[Request]
+    seconds: float
+    checksums: str
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+    hummingbird_version: str = VERSION
+
+    def write(self, folder: Path, seed: bytes) -> None:
+        """The header file, complete or not at all."""
+        fields = asdict(self)
+        text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1)
+        temporary = folder / f"{HEADER}.new"
+        with open(temporary, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(folder / HEADER)
+
+    @property
+    def indices(self) -> int:
+        """How many requests there are in all."""
+        return len(self.setup) + self.slots * len(self.batch)
+
+
+def _digest(fields: dict[str, Any], seed: bytes) -> str:
+    data = json.dumps(fields, sort_keys=True).encode()
+    return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
+
+
+def chunk_state(seed: bytes, number: int) -> Any:
+    """The checksum of chunk `number` of a store's corrections, to be updated with its bytes."""
+    key, salt = derive(seed, "store", "chunks"), number.to_bytes(16, "little")
+    return hashlib.blake2b(key=key, salt=salt, digest_size=_DIGEST)
+
+
+def checksums_digest(checksums: bytes) -> str:
+    """What the header says of the file of checksums."""
+    return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
+
+
+def find(path: str | os.PathLike[str], rank: int) -> Path:
+    """A party's folder: `path` with {rank} replaced, or the folder party-RANK in it, or `path` itself."""
+    folder = Path(str(path).replace("{rank}", str(rank)))
+    inner = folder / f"party-{rank}"
+    return inner if inner.is_dir() else folder
+
+
+def read_header(folder: Path) -> tuple[Header, bytes]:
+    """A party's header and seed; DealerError for a folder that is no complete, undamaged store of this release."""
+    if not (folder / HEADER).is_file():
+        begun = folder.is_dir() and any((folder / name).exists() for name in (SEED, f"{HEADER}.new"))
+        what = "this store was not dealt to its end" if begun else "there is no store here"
+        hint = f"name a party's folder, or the one that holds party-RANK, or use {{rank}}; to deal one: {_DEAL}"
+        raise DealerError(what, where=str(folder), hint=hint)
+    try:
+        fields = json.loads((folder / HEADER).read_bytes())
+        seed = (folder / SEED).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise _damaged(folder, f"{reason}") from None
+    named = fields if isinstance(fields, dict) else {}
+    found = named.get("format"), named.get("format_version")
+    if found != (FORMAT, FORMAT_VERSION):
+        what = f"this is {found[0]!r}, format {found[1]}; this release reads {FORMAT!r}, format {FORMAT_VERSION}"
+        raise DealerError(what, where=str(folder / HEADER), hint="deal a new store with this release")
+    digest = named.pop("digest", "")
+    if len(seed) != SEED_BYTES or digest != _digest(named, seed):
+        raise _damaged(folder, "header and seed do not fit each other")
+    if named["hummingbird_version"] != VERSION:
+        raise DealerError(
+            f"dealt by version {named['hummingbird_version']}, this is version {VERSION}",
+            where=str(folder),
+            hint="install the same release everywhere: another one may draw other randomness",
+        )
+    try:
+        for name in ("setup", "batch"):
+            named[name] = [Request(item["kind"], item["params"]) for item in named[name]]
+            for request in named[name]:
+                check(request)
+        return Header(**{**named, "shape": tuple(named["shape"])}), seed
+    except (TypeError, KeyError, HummingbirdError):
+        raise _damaged(folder, "its lists cannot be read") from None
+
+
+def _damaged(folder: Path, what: str) -> DealerError:
+    hint = "copy the folder again, or deal a new store"
+    return DealerError(f"the header is damaged: {what}", where=str(folder), hint=hint)
+
+
+def places(requests: Sequence[Request]) -> tuple[list[list[Place]], int]:
+    """Where every correction of a region lies, by request, and the region's size."""
+    found, at = [], 0
+    for request in requests:
+        mine = []
+        for dtype, shape in layout(request):
+            mine.append((at, dtype, tuple(shape)))
+            at += -(-dtype.itemsize * math.prod(shape) // 8) * 8
+        found.append(mine)
+    return found, -(-at // _ALIGN) * _ALIGN
+
+
+class Corrections:
+    """Party 0's corrections: `read(region)` checks and maps one. Region 0 is the setup, region s + 1 is slot s."""
+
+    def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
+        self.path, self._seed = folder / CORRECTIONS, seed
+        self._places = [places(requests) for requests in (header.setup, header.batch)]
+        (_, setup), (_, slot) = self._places
+        chunks = -(-setup // CHUNK) + header.slots * -(-slot // CHUNK)
+        try:
+            self._checksums = (folder / CHECKSUMS).read_bytes()
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DealerError(f"{error.strerror}", where=str(error.filename), hint="copy the folder again") from None
+        try:
+            found, expected = os.fstat(self._file).st_size, setup + header.slots * slot
+            if found != expected:
+                what = f"{found:,} bytes instead of {expected:,}: cut off, or not this store's"
+                raise DealerError(what, where=str(self.path), hint="copy the folder again, or deal a new store")
+            if len(self._checksums) != chunks * _DIGEST or checksums_digest(self._checksums) != header.checksums:
+                where = str(folder / CHECKSUMS)
+                raise DealerError("the checksums are damaged", where=where, hint="copy the folder again")
+        except BaseException:
+            self.close()
+            raise
+        self._scratch = bytearray(_PIECE)
+
+    def read(self, region: int) -> list[list[Tensor]]:
+        """Every request's corrections, views of the file mapped copy-on-write. DealerError for a wrong checksum."""
+        (_, setup), (_, slot) = self._places
+        found, size = self._places[min(region, 1)]
+        start, chunk = (setup + (region - 1) * slot, -(-setup // CHUNK)) if region else (0, 0)
+        if not size:
+            return [[torch.empty(shape, dtype=dtype) for _, dtype, shape in mine] for mine in found]
+        self._check(start, size, chunk + max(0, region - 1) * -(-size // CHUNK))
+        mapped = mmap.mmap(self._file, size, access=mmap.ACCESS_COPY, offset=start)
+        return [[_view(mapped, *place) for place in mine] for mine in found]
+
+    def _check(self, start: int, size: int, chunk: int) -> None:
+        """Read a region once, which also brings it into memory, and compare its checksums."""
+        view = memoryview(self._scratch)
+        for number, begin in enumerate(range(0, size, CHUNK), chunk):
+            state = chunk_state(self._seed, number)
+            end = min(begin + CHUNK, size)
+            for at in range(begin, end, _PIECE):
+                piece = view[: min(_PIECE, end - at)]
+                try:
+                    count = os.preadv(self._file, [piece], start + at)
+                except OSError as error:
+                    raise DealerError(f"cannot be read: {error.strerror}", where=str(self.path), hint=_OTHER) from None
+                state.update(piece[:count])
+            if state.digest() != self._checksums[number * _DIGEST : (number + 1) * _DIGEST]:
+                what = f"bytes {start + begin:,} to {start + end:,} are damaged (wrong checksum)"
+                raise DealerError(what, where=str(self.path), hint=_OTHER)
+
+    def close(self) -> None:
+        """Tensors that were handed out stay valid."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+_OTHER = "run again to go on with the next slot, or copy the folder again"
+
+
+def _view(mapped: mmap.mmap, at: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(mapped, dtype=dtype, count=count, offset=at).view(shape)

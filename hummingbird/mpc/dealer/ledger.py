@@ -1,0 +1,118 @@
+"""Single use across crashes: which slots of a store were handed out, on disk before any of it is handed out.
+
+A text file, one JSON object per line, only ever appended to, and synchronised to the disk line by line. A line that
+cannot be read, because a crash has cut it off, may be the mark of a slot: it counts as one. The file is locked while a
+process uses the store.
+
+What this cannot see: a folder that is restored from a backup, or used as two copies at once, forgets what was used.
+The parties take the highest of all their slots, so that all folders of a store would have to be set back together.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+from hummingbird.errors import DealerError
+
+NAME = "ledger"
+
+
+def beginning(set_id: str) -> bytes:
+    """The content of a ledger in which nothing is used."""
+    return _line({"store": set_id}) + b"\n"
+
+
+def _line(entry: dict[str, object]) -> bytes:
+    return json.dumps(entry).encode()
+
+
+class Ledger:
+    """The ledger in a party's folder of this set; `next`: the first slot that was never marked, nor any after it."""
+
+    def __init__(self, folder: Path, set_id: str) -> None:
+        self.path = folder / NAME
+        self.next = 0
+        self._bound: dict[str, str] = {}
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            raise self._damaged(f"{error.strerror}") from None
+        try:
+            self._lock()
+            self._read(set_id)
+            self._first, self._marked = self.next, set[int]()
+        except BaseException:
+            self.close()
+            raise
+
+    def use(self, slot: int) -> None:
+        """Mark a slot as used; it is on the disk when this returns. DealerError for one that may have been used."""
+        if slot < self._first or slot in self._marked:
+            raise DealerError(
+                f"slot {slot} has been handed out already", where=str(self.path), hint="randomness is for single use"
+            )
+        self._append({"used": slot})
+        self._marked.add(slot)
+        self.next = max(self.next, slot + 1)
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Remember what the store is used with, on the disk when this returns; DealerError for something else."""
+        before, now = self._bound.get(name), digest.hex()
+        if before is None:
+            self._append({"bound": name, "digest": now})
+            self._bound[name] = now
+        elif before != now:
+            raise DealerError(
+                f"the store was used with another {name} (digest {before[-16:]}, now {now[-16:]})",
+                where=str(self.path),
+                hint="its masks would reveal how the two differ: deal another store",
+            )
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DealerError(
+                "another process is using this store",
+                where=str(self.path.parent),
+                hint="every slot is for one run of one process: wait for its end, or deal a second store",
+            ) from None
+
+    def _append(self, entry: dict[str, object] | None) -> None:
+        line = (b"" if entry is None else _line(entry)) + b"\n"
+        if os.write(self._file, line) != len(line):
+            raise DealerError("the disk is full", where=str(self.path), hint="nothing was handed out")
+        os.fsync(self._file)
+
+    def _read(self, set_id: str) -> None:
+        data = self.path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            self._append(None)  # ends the line that a crash has cut off
+        first, *lines = data.rstrip(b"\n").split(b"\n")
+        if first != _line({"store": set_id}):
+            raise self._damaged(f"it begins with {first[:60]!r}")
+        for line in lines:
+            try:
+                entry = json.loads(line)
+                if "used" in entry:
+                    self.next = max(self.next, int(entry["used"]) + 1)
+                else:
+                    self._bound[str(entry["bound"])] = str(entry["digest"])
+            except (ValueError, TypeError, KeyError):
+                self.next += 1
+
+    def _damaged(self, what: str) -> DealerError:
+        return DealerError(
+            f"the ledger of used slots is damaged: {what}",
+            where=str(self.path),
+            hint="without it nobody knows what was used: deal a new store",
+        )

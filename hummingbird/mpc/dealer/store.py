@@ -1,0 +1,232 @@
+"""A dealer in a folder: the material of a number of slices, dealt in advance, each for single use.
+
+A *slot* is the material of one slice. A party marks a slot in its ledger before anything of it is handed out; at the
+start of a run the parties go on with the highest slot that any of them has not used, so that a slot some of them have
+used is used by none again. Material for the setup, the masks of private weights, is not used up: it is the same for
+every run, and bound to the weights it was used with first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.correlations import Request, expand, received
+from hummingbird.mpc.dealer import ahead
+from hummingbird.mpc.dealer.ahead import Account, Ahead, Material, request_text
+from hummingbird.mpc.dealer.folder import Corrections, find, read_header
+from hummingbird.mpc.dealer.ledger import Ledger
+
+_REGIONS = 3  # mapped at a time: two slices under way, and the next one
+
+
+class StoreDealer(Account):
+    """Party `rank`'s part of a store, locked for this process: what `DealerClient` is to a dealer.
+
+    path: the party's folder, the folder that holds it, or either with {rank}.
+    device: where the shares are wanted; they are made on the CPU.
+    timeout: seconds for which a take waits for what the background thread makes, plus a second per megabyte.
+    DealerError if it is not this party's, damaged, of another release, in use, or not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        rank: int,
+        parties: int,
+        timeout: float = 60.0,
+        device: torch.device | str = "cpu",
+        buffer_bytes: int = ahead.BUFFER_BYTES,
+    ) -> None:
+        super().__init__()
+        self.folder, self.rank, self._device = find(path, rank), rank, torch.device(device)
+        self.header, self._seed = read_header(self.folder)
+        self.slice_shape = self.header.shape
+        for what, theirs, ours in (("party", self.header.rank, rank), ("a run of size", self.header.parties, parties)):
+            if theirs != ours:
+                raise DealerError(
+                    f"this store is for {what} {theirs}, this process is for {what} {ours}",
+                    where=str(self.folder),
+                    hint="each party uses the folder party-RANK that was dealt for it",
+                )
+        self._corrections: Corrections | None = None
+        self._ledger = Ledger(self.folder, self.header.set_id)
+        try:
+            if rank == 0:
+                self._corrections = Corrections(self.folder, self.header, self._seed)
+        except BaseException:
+            self._ledger.close()
+            raise
+        self._next, self._timeout = self._ledger.next, timeout
+        self._setup_at = 0
+        self._reading = threading.Lock()
+        self._regions: dict[int, list[list[Tensor]]] = {}
+        self._ahead = Ahead(self._make, self, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
+        self._upcoming: ahead.Supply | None = None  # of slot `_next`, when its making has begun
+
+    # What the parties agree on ----------------------------------------------------------------------------------------
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is the same in all folders of a store."""
+        header = self.header
+        return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
+
+    @property
+    def next_slot(self) -> int:
+        """The first slot that this party can use."""
+        return self._next
+
+    def skip_to(self, slot: int) -> None:
+        """Leave the slots before this one unused, as another party has used them."""
+        self._next = max(self._next, slot)
+
+    @property
+    def slots_left(self) -> int:
+        """How many slices there is material for."""
+        return max(0, self.header.slots - self._next)
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        """DealerError unless the store was dealt for a net with these facts, and holds material for these slices."""
+        header, hint = self.header, "deal a store for this net, these bits and this shape"
+        for name, dealt in header.facts.items():
+            if (has := material_facts(facts)[name]) != dealt:
+                what = f"the store was dealt for {name} {_short(dealt)}, this net has {_short(has)}"
+                raise DealerError(what, where=str(self.folder), hint=hint)
+        if facts["weights"] != "public":  # every party holds this, where `bind` is for the owner alone
+            self._ledger.bind("owner of the weights", facts["weights"].encode())
+        for shape in shapes:
+            if tuple(shape) != header.shape:
+                what = f"the store was dealt for slices of shape {header.shape}, this one has {tuple(shape)}"
+                raise DealerError(what, where=str(self.folder), hint=f"{hint}, or fill up the last slice")
+        if len(shapes) > self.slots_left:
+            raise DealerError(
+                f"the store holds material for {self.slots_left} more slices of {header.shape[0]}, "
+                f"{len(shapes)} are needed",
+                where=str(self.folder),
+                hint=f"{self._next} of {header.slots} are used or skipped; deal another store",
+            )
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Remember what the setup's masks hide; DealerError for anything else, in this run or a later one."""
+        self._ledger.bind(name, digest)
+
+    # Handing out ------------------------------------------------------------------------------------------------------
+
+    def take(self, request: Request) -> list[Tensor]:
+        """Material of the setup, in its order, again in every run; nothing else outside of a net's slices."""
+        setup, started = self.header.setup, time.perf_counter()
+        place = self._setup_at % len(setup) if setup else 0
+        if not setup or request_text(request) != request_text(setup[place]):
+            expected = f", at this place for {request_text(setup[place])}" if setup else ""
+            raise DealerError(
+                f"the store has nothing for {request_text(request)} outside of a net's slices{expected}",
+                where=str(self.folder),
+                hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
+            )
+        self._setup_at += 1
+        (material,) = self._make(place, [request])
+        # Another net of this run, or another run, takes the same again: nobody may write into it.
+        shares = [share.clone() for share in material.shares]
+        self.seconds_waiting += time.perf_counter() - started
+        self.seconds_expanding += material.seconds
+        self.offline_bits += material.bits
+        return shares
+
+    def reserve(self, requests: Sequence[Request] | None) -> Slot:
+        """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
+        if not self.slots_left:
+            raise DealerError(
+                f"all {self.header.slots} slots of the store are used", where=str(self.folder), hint="deal another one"
+            )
+        batch = self.header.batch
+        if requests is not None and [request_text(r) for r in requests] != [request_text(r) for r in batch]:
+            raise DealerError(
+                "the store was dealt for other requests than this net makes",
+                where=str(self.folder),
+                hint="deal a store for this net, these bits and this shape",
+            )
+        slot, supply = self._next, self._upcoming or self._begin(self._next)
+        self._next += 1
+        self._upcoming = self._begin(self._next) if self.slots_left else None
+        return Slot(self, slot, supply)
+
+    def mark(self, slot: int) -> None:
+        """Mark a slot as used, before anything of it is handed out."""
+        self._ledger.use(slot)
+        self.dealer_seconds += self.header.seconds / self.header.slots
+
+    def close(self) -> None:
+        """End the thread and give the store back; never raises, may be called twice."""
+        self._ahead.close("the store is closed")
+        if self._corrections is not None:
+            self._corrections.close()
+        self._ledger.close()
+
+    # In the background ------------------------------------------------------------------------------------------------
+
+    def _begin(self, slot: int) -> ahead.Supply:
+        batch = self.header.batch
+        return self._ahead.reserve(len(self.header.setup) + slot * len(batch), batch)
+
+    def _patience(self, size: int) -> float:
+        slot = sum(request.correction_bits for request in self.header.batch) // 8  # is checked as a whole first
+        return self._timeout + (size + slot) / 1e6
+
+    def _make(self, first: int, requests: Sequence[Request]) -> Iterator[Material]:
+        setup, batch = len(self.header.setup), len(self.header.batch)
+        for index, request in enumerate(requests, first):
+            region, place = (0, index) if index < setup else (1 + (index - setup) // batch, (index - setup) % batch)
+            corrections = self._read(region)[place] if self._corrections is not None else None
+            started = time.perf_counter()
+            shares = expand(request, index, self._seed, self.rank, self._device)
+            seconds, bits = time.perf_counter() - started, 0
+            if corrections is not None:
+                corrections = [tensor.to(self._device) for tensor in corrections]
+                shares, bits = shares + received(request, corrections), request.correction_bits
+            yield Material(shares, seconds, bits)
+
+    def _read(self, region: int) -> list[list[Tensor]]:
+        with self._reading:  # the setup is taken in another thread
+            if region not in self._regions:
+                assert self._corrections is not None
+                self._regions[region] = self._corrections.read(region)
+                while len(self._regions) > _REGIONS:
+                    del self._regions[min(self._regions.keys() - {region})]
+            return self._regions[region]
+
+
+class Slot:
+    """The material of one slice: `take(request)` in the order it was dealt in."""
+
+    def __init__(self, store: StoreDealer, number: int, supply: ahead.Supply) -> None:
+        self._store, self.number, self._supply = store, number, supply
+        self._marked = False
+
+    def take(self, request: Request) -> list[Tensor]:
+        """This party's shares. DealerError for another request than was dealt for, and for damaged corrections."""
+        if not self._marked:
+            self._store.mark(self.number)
+            self._marked = True
+        return self._supply.take(request)
+
+
+def material_facts(facts: dict[str, str]) -> dict[str, str]:
+    """Those of a net's facts on which its requests depend: not its weights, nor whose they are."""
+    return {
+        "architecture": facts["architecture"],
+        "bits": facts["bits"],
+        "protocol": facts["protocol"],
+        "weights": "public" if facts["weights"] == "public" else "private",
+    }
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."

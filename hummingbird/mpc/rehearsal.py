@@ -1,0 +1,98 @@
+"""What a net will ask of the dealer: one run of its own layers on zeros, in a session where nobody answers.
+
+The layers decide by shapes alone what they take and send. So a party that receives zeros takes what it would take in
+earnest, and the list of its requests is the list of every party in every run on inputs of that shape.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc._crypten import from_share
+from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.dealer.ahead import Account, OnDemand
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.wire import meter
+from hummingbird.wire.channel import Channel
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """`setup`: what a net takes once, to share private weights; `batch`: what every slice takes."""
+
+    setup: list[Request]
+    batch: list[Request]
+
+
+class _Silence(Channel):
+    """A channel on which every other party says zeros, and agrees to everything."""
+
+    def __init__(self, rank: int, parties: int) -> None:
+        super().__init__(rank, parties, {}, {}, 0.0)
+
+    def exchange(self, *tensors: Tensor) -> dict[int, list[Tensor]]:
+        return {peer: self.receive(peer, tensors) for peer in self.others}
+
+    def exchange_text(self, text: str) -> dict[int, str]:
+        return dict.fromkeys(self.others, text)
+
+    def send(self, peer: int, *tensors: Tensor) -> None:
+        pass
+
+    def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.zeros_like(tensor) for tensor in like]
+
+
+class _Recorder(Account):
+    """A dealer of zeros that keeps what it was asked for."""
+
+    def __init__(self, slice_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.slice_shape = slice_shape
+        self.requests: list[Request] = []
+
+    def take(self, request: Request) -> list[Tensor]:
+        self.requests.append(request)
+        return [
+            torch.zeros(item.shape, dtype=torch.uint8 if item.kind == "packed" else torch.int64)
+            for item in request.shares
+        ]
+
+    def reserve(self, requests: Sequence[Request] | None) -> OnDemand:
+        return OnDemand(self.take)
+
+    def bind(self, name: str, digest: bytes) -> None:
+        pass
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def rehearse(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> Rehearsal:
+    """The requests that party `rank` of `parties` makes when the net runs on one slice of `input_shape`.
+
+    Needs no session, sends nothing, and works on a copy of the net: about the time and memory of one plain run.
+    InputError for a net whose private weights are shared already: its setup is over.
+
+        rehearse(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
+    """
+    if net._prepared_for is not None and "private" in net.facts["weights"]:
+        raise InputError("the weights are shared already", where="rehearse", hint="convert the net again")
+    recorder = _Recorder(tuple(input_shape))
+    session = sessions.Session(rank, parties, _Silence(rank, parties), recorder)
+    with meter.paused(), sessions.stand_in(session):
+        twin = copy.deepcopy(net, {id(net._prepared_for): None})
+        twin.prepare()
+        setup, recorder.requests = recorder.requests, []
+        twin(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)))
+    return Rehearsal(setup, recorder.requests)
