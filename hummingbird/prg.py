@@ -1,9 +1,11 @@
 """The only source of randomness for shares, masks and keys.
 
-A seed is 128 bits from the operating system. A stream expands one seed with AES-128 in counter mode (a PRF in counter
-mode is a PRG; the key is used for one stream only, so the counter starts at 0 and never repeats). Streams for
-different purposes come from different keys: `derive(seed, "purpose", 3)` hashes the seed with labels, encoded without
-ambiguity, by keyed BLAKE2b.
+A seed is 128 or 256 bits from the operating system, and its size says what expands it: 16 bytes are a key of AES-128
+in counter mode, the fastest on a CPU; 32 bytes are a key of ChaCha20 (RFC 8439), which every device computes alike, so
+that parties on GPUs draw their shares where they need them. A PRF in counter mode is a PRG; a key is used for one
+stream only, so the counter starts at 0 and never repeats. Streams for different purposes come from different keys:
+`derive(seed, "purpose", 3)` hashes the seed with labels, encoded without ambiguity, by keyed BLAKE2b. A derived seed
+has the size of its parent: who makes a session's first seeds chooses for all of them (`CIPHERS`).
 Never used here: torch's generators, which are Mersenne Twister (CPU) or Philox (CUDA), neither of them cryptographic.
 """
 
@@ -16,25 +18,27 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.chacha20 import BLOCK_BYTES, chacha20
 
-SEED_BYTES = 16
+CIPHERS = {"aes-128-ctr": 16, "chacha20": 32}  # bytes of a seed
+SEED_BYTES = CIPHERS["aes-128-ctr"]
 _BLOCK = 1 << 20
 _ZEROS = bytes(_BLOCK)
 
 
-def new_seed() -> bytes:
-    """A fresh 128-bit seed from the operating system."""
-    return secrets.token_bytes(SEED_BYTES)
+def new_seed(size: int = SEED_BYTES) -> bytes:
+    """A fresh seed of 16 or 32 bytes from the operating system."""
+    return secrets.token_bytes(size)
 
 
-def derive(seed: bytes, *labels: str | int) -> bytes:
-    """A 128-bit seed for one purpose, independent of every other purpose of the same parent.
+def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
+    """A seed for one purpose, independent of every other purpose of the same parent, and of its size (or `size`).
 
     Labels are length-prefixed, so ("a", "bc") and ("ab", "c") differ.
     """
     if len(seed) < SEED_BYTES:
         raise InputError(f"a seed has at least {SEED_BYTES} bytes, got {len(seed)}", where="prg.derive")
-    state = hashlib.blake2b(key=seed, digest_size=SEED_BYTES, person=b"hummingbird")
+    state = hashlib.blake2b(key=seed, digest_size=size or len(seed), person=b"hummingbird")
     for label in labels:
         data = label.to_bytes(8, "little", signed=True) if isinstance(label, int) else label.encode()
         state.update(bytes([isinstance(label, int)]) + len(data).to_bytes(8, "little") + data)
@@ -45,21 +49,39 @@ class Stream:
     """Uniform bits from one seed, read forward only: `Stream(seed).words(2, 3)`.
 
     Two streams of the same seed give the same values if and only if the same calls are made in the same order.
+    device: where the results are; a seed of 32 bytes is expanded there.
     """
 
-    def __init__(self, seed: bytes) -> None:
-        if len(seed) != SEED_BYTES:
-            raise InputError(f"a seed has {SEED_BYTES} bytes, got {len(seed)}", where="prg.Stream")
+    def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
+        if len(seed) not in CIPHERS.values():
+            raise InputError(f"a seed has 16 or 32 bytes, got {len(seed)}", where="prg.Stream")
+        self.device = torch.device(device)
+        self._seed, self._block = seed, 0
+        self._rest = torch.empty(0, dtype=torch.uint8, device=self.device)  # of the last block on a device
         # A zero nonce is safe: the key belongs to this stream alone.
-        self._encrypt = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
+        aes = len(seed) == SEED_BYTES
+        cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))) if aes else _chacha20_cipher(seed)
+        self._encrypt = cipher.encryptor()
+        self._on_device = not aes and self.device.type != "cpu"
 
     def bytes(self, count: int) -> torch.Tensor:
         """`count` uniform bytes, uint8 (count,)."""
+        if self._on_device:
+            return self._expand(count)
         out = torch.empty(count + 15, dtype=torch.uint8)  # update_into wants a block of slack
         view = out.numpy().data
         for start in range(0, count, _BLOCK):
             size = min(_BLOCK, count - start)
             self._encrypt.update_into(memoryview(_ZEROS)[:size], view[start : start + size + 15])
+        return out[:count].to(self.device)
+
+    def _expand(self, count: int) -> torch.Tensor:
+        """ChaCha20 on the device: whole blocks, what is left of the last one is kept for the next call."""
+        blocks = -(-max(0, count - self._rest.numel()) // BLOCK_BYTES)
+        fresh = chacha20(self._seed, self._block, blocks, self.device)
+        self._block += blocks
+        out = torch.cat([self._rest, fresh]) if self._rest.numel() else fresh
+        self._rest = out[count:].clone()
         return out[:count]
 
     def words(self, *shape: int) -> torch.Tensor:
@@ -71,4 +93,9 @@ class Stream:
         """Uniform bits, uint8 of zeros and ones of the given shape (one random byte in eight bits)."""
         count = torch.Size(shape).numel()
         packed = self.bytes((count + 7) // 8)
-        return ((packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).view(-1)[:count].reshape(shape)
+        places = torch.arange(8, dtype=torch.uint8, device=self.device)
+        return ((packed[:, None] >> places) & 1).view(-1)[:count].reshape(shape)
+
+
+def _chacha20_cipher(seed: bytes) -> Cipher[None]:
+    return Cipher(algorithms.ChaCha20(seed, bytes(16)), None)

@@ -1,8 +1,8 @@
 """CrypTen 0.4.1 as it is shipped, on the same net: its communicator, its provider, its random numbers, its ReLU.
 
 Only the import shim is ours. Its own reader of PyTorch nets (ONNX) does not work on current PyTorch, so the net's
-steps are called on CrypTen's tensors one by one. Bits are counted as one party sends them (CrypTen's own counter
-assumes more); the provider's time is taken apart, because CrypTen makes its triples while it computes.
+steps are called on CrypTen's tensors one by one. The meter counts bits as one party sends them (CrypTen's own counter
+assumes more), and takes the provider's time apart, because CrypTen makes its triples while it computes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,65 +20,72 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird import graph
+from hummingbird import cost, graph
+from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph import Step
 from hummingbird.mpc._crypten import MPCTensor, crypten
+from hummingbird.wire import meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load
 
 
-@dataclass
-class Counter:
-    """What one party sends, and the time its provider takes."""
+def _watch() -> None:
+    """Have the meter count what CrypTen's communicator sends and waits, and its provider's time; nothing else
+    changes.
+    """
+    communicator = crypten.communicator.DistributedCommunicator
 
-    rounds: int = 0
-    bits: int = 0
-    provider_seconds: float = 0.0
+    def counted(name: str) -> Callable[..., Any]:
+        original = getattr(communicator, name)
 
-    def watch(self) -> None:
-        """Wrap CrypTen's communicator and provider; nothing they do changes."""
-        communicator = crypten.communicator.DistributedCommunicator
-
-        def counted(name: str) -> Callable[..., Any]:
-            original = getattr(communicator, name)
-
-            def call(this: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                tensors = tensor if isinstance(tensor, list) else [tensor]
-                sends = name == "all_reduce" or this.get_rank() != (args[0] if args else kwargs["dst"])
-                self.rounds += 1
-                self.bits += 64 * sum(t.nelement() for t in tensors) * sends
+        def call(this: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            tensors = tensor if isinstance(tensor, list) else [tensor]
+            sends = name == "all_reduce" or this.get_rank() != (args[0] if args else kwargs["dst"])
+            started = time.perf_counter()
+            try:
                 return original(this, tensor, *args, **kwargs)
+            finally:
+                bits = 64 * sum(t.nelement() for t in tensors) * sends
+                meter.count(rounds=1, bits=bits, waited=time.perf_counter() - started)
 
-            return call
+        return call
 
-        for name in ("all_reduce", "reduce", "gather"):
-            setattr(communicator, name, counted(name))
-        provider = type(crypten.mpc.get_default_provider())
+    for name in ("all_reduce", "reduce", "gather"):
+        setattr(communicator, name, counted(name))
+    provider = type(crypten.mpc.get_default_provider())
 
-        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                started = time.perf_counter()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    self.provider_seconds += time.perf_counter() - started
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                meter.count(offline_seconds=time.perf_counter() - started)
 
-            return call
+        return call
 
-        for name in provider.TRACEABLE_FUNCTIONS:
-            setattr(provider, name, timed(getattr(provider, name)))
+    for name in provider.TRACEABLE_FUNCTIONS:
+        setattr(provider, name, timed(getattr(provider, name)))
 
 
-def start() -> tuple[int, Counter]:
-    """CrypTen's own init under torchrun; returns the rank."""
+def start() -> int:
+    """CrypTen's own init under torchrun, with the meter watching; returns the rank."""
     os.environ["RENDEZVOUS"] = "env://"  # its default is a file of its own at every rank
     crypten.init()
     atexit.register(torch.distributed.destroy_process_group)  # else Gloo's threads may abort the process as it ends
     torch.set_num_threads(1)  # CrypTen with more threads than cores per party is slower here
-    counter = Counter()
-    counter.watch()
-    return crypten.communicator.get().get_rank(), counter
+    _watch()
+    rank: int = crypten.communicator.get().get_rank()
+    return rank
+
+
+def relu_cost(n: int, parties: int) -> Cost:
+    """What n ReLUs take: `cost.crypten_relu` without the headers of our frames. Its offline bits are those a dealer
+    would send if it dealt the triples, which this provider lets every party draw.
+    """
+    here = cost.crypten_relu(n, parties)
+    return Cost(here.rounds, here.bits - 8 * cost.HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
 
 
 def _conv(x: MPCTensor, a: dict[str, Any]) -> MPCTensor:
@@ -120,10 +126,13 @@ def evaluate(step: Step, values: list[Any], x: MPCTensor) -> Any:
 
 
 def infer(steps: list[Step], x: MPCTensor) -> MPCTensor:
-    """The whole net."""
+    """The whole net, every step a row of the meter; ReLUs are priced."""
     values: list[Any] = []
+    parties = crypten.communicator.get().get_world_size()
     for step in steps:
-        values.append(evaluate(step, values, x))
+        priced = relu_cost(values[step.inputs[0].index].nelement(), parties) if step.op == "relu" else cost.FREE
+        with meter.layer(step.name, step.op, priced):
+            values.append(evaluate(step, values, x))
     return values[-1]
 
 
@@ -137,7 +146,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=100)
     p.add_argument("--json", type=Path)
     args = p.parse_args()
-    rank, counter = start()
+    rank = start()
     net = get_model(args.model, DATASETS[args.dataset].classes).eval()
     if args.checkpoint:
         load_checkpoint(args.checkpoint, net)
@@ -147,7 +156,7 @@ def main() -> None:
     logits: list[Tensor] = []
     crypten.communicator.get().barrier()
     started = time.perf_counter()
-    with crypten.no_grad(), tqdm(total=len(images), unit="image", disable=rank != 0) as bar:
+    with crypten.no_grad(), meter.meter() as m, tqdm(total=len(images), unit="image", disable=rank != 0) as bar:
         for begin in range(0, len(images), args.batch):
             batch = images[begin : begin + args.batch]
             out = infer(steps, crypten.cryptensor(batch, src=0)).get_plain_text(dst=0)
@@ -159,7 +168,7 @@ def main() -> None:
         got = torch.cat(logits)
         with torch.no_grad():
             plain = net(images)
-        batches = -(-len(images) // args.batch)
+        batches, total = -(-len(images) // args.batch), m.total
         figures = {
             "protocol": "CrypTen 0.4.1",
             "images": len(images),
@@ -168,10 +177,10 @@ def main() -> None:
             "largest_logit_error": float((plain - got).abs().max()),
             "largest_logit": float(plain.abs().max()),
             "seconds": seconds,
-            "online_seconds": seconds - counter.provider_seconds,
-            "offline_seconds": counter.provider_seconds,
-            "online_kilobytes_per_image": counter.bits / 8e3 / len(images),
-            "rounds_per_batch": counter.rounds / batches,
+            "online_seconds": seconds - total.offline_seconds,
+            "offline_seconds": total.offline_seconds,
+            "online_kilobytes_per_image": total.bits_sent / 8e3 / len(images),
+            "rounds_per_batch": total.rounds / batches,
         }
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,23 @@ import torch
 from hummingbird import kernels
 from hummingbird.errors import ConfigError, HummingbirdError
 from hummingbird.version import VERSION
+from scripts.link import Place
 
 ROOT = Path(__file__).resolve().parent.parent
+_GRACE = 10.0  # seconds for the other parties to end when one has failed
 
 
 def add_session_arguments(parser: argparse.ArgumentParser) -> None:
-    """--dealer, --tls-*, --timeout."""
+    """--dealer, --store, --tls-*, --timeout."""
     group = parser.add_argument_group("session")
-    group.add_argument(
+    source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "--store",
+        metavar="DIR",
+        help="no dealer: material that `python -m hummingbird deal` has dealt in advance, this party's folder or the "
+        "one that holds party-RANK ({rank} is replaced). Whoever can read two parties' folders can read their secrets",
+    )
+    source.add_argument(
         "--dealer",
         metavar="HOST:PORT",
         help="where the dealer of correlated randomness listens (`python -m hummingbird dealer`). It must not collude "
@@ -54,7 +64,7 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--tls-cert, --tls-key and --tls-ca go together")
     rank = os.environ.get("RANK", "0")
     tls = Tls(*(Path(str(path).replace("{rank}", rank)) for path in paths)) if all(paths) else None
-    return {"dealer": args.dealer, "tls": tls, "timeout": args.timeout}
+    return {"dealer": args.dealer, "store": args.store, "tls": tls, "timeout": args.timeout}
 
 
 def run_party(main: Callable[[], None]) -> None:
@@ -106,3 +116,56 @@ def torchrun(parties: int, module: str, arguments: Sequence[str], timeout: float
                 f"{module} {' '.join(arguments)} failed with code {ended.returncode}:\n{ended.stdout}"
             )
         return json.loads(result.read_text())
+
+
+def launch(where: Sequence[Place], module: str, arguments: Sequence[str], timeout: float = 3600.0) -> Any:
+    """Run `python -m module arguments --result FILE` as one party in each place; returns what party 0 wrote.
+
+    HummingbirdError, with what the parties said, if one fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result, outputs = Path(folder) / "result.json", [Path(folder) / f"{rank}.txt" for rank in range(len(where))]
+        command = [sys.executable, "-m", module, *arguments, "--result", str(result)]
+        processes = []
+        try:
+            for rank, (place, output) in enumerate(zip(where, outputs, strict=True)):
+                with output.open("w") as file:
+                    processes.append(
+                        subprocess.Popen(
+                            [*place.prefix, *command],
+                            cwd=ROOT,
+                            env={**os.environ, **place.environment, **_torchrun(rank, len(where))},
+                            stdout=file,
+                            stderr=subprocess.STDOUT,
+                        )
+                    )
+            failed = _wait(processes, time.monotonic() + timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        if failed:
+            said = "\n".join(f"party {rank}: {output.read_text()}" for rank, output in enumerate(outputs))
+            raise HummingbirdError(f"{module} {' '.join(arguments)} failed:\n{said}")
+        return json.loads(result.read_text())
+
+
+def _torchrun(rank: int, parties: int) -> dict[str, str]:
+    """torchrun's variables for parties that share a host; one thread each."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(parties),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(parties),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:
+    """Wait for all to end; whether one failed, or ran on at the deadline or `_GRACE` after another's failure."""
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if any(process.returncode for process in processes):
+            deadline = min(deadline, time.monotonic() + _GRACE)
+        time.sleep(0.02)
+    return any(process.poll() != 0 for process in processes)

@@ -26,6 +26,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import session as sessions
 from scripts import infer
 from scripts.party import run_party
+from tests import store_jobs
 
 SECRET = "4711.25"  # party 0's, in the text of an exception that no other party may read
 TIMEOUT = 8.0
@@ -256,6 +257,7 @@ JOBS: dict[str, Callable[..., None]] = {
     "failures": failures,
     "forever": forever,
     "meet": meet,
+    **store_jobs.JOBS,
 }
 
 
@@ -307,6 +309,12 @@ def _next_party() -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # PyTorch loads its shape functions at their first use, for two seconds. Triton, which comes along, complains at
+    # the end of every fork about what is frozen below.
+    sys.modules["triton"] = None  # type: ignore[assignment]
+    hummingbird.convert_model(net()).costs((1, 6), 2)
+    del sys.modules["triton"]
     gc.freeze()  # what is imported here is not the parties' garbage: half a second less at the end of each
+    print("ready", flush=True)
     if party := _next_party():
         _become(party)

@@ -16,7 +16,8 @@ from tests.correlation_checks import CASES, take_and_check
 
 
 def test_every_kind_has_a_case():
-    assert {request.kind for request, _ in CASES} == set(KINDS)
+    # A mask that outlives its request: tests/test_private_weights.py.
+    assert {request.kind for request, _ in CASES} == set(KINDS) - {"fixed", "linear"}
 
 
 def test_the_checks_can_fail():
@@ -34,8 +35,9 @@ def test_shares_satisfy_every_correlation(process, parties):
     clients = [DealerClient(address, session=session, rank=r, parties=parties) for r in range(parties)]
     take_and_check(clients)
     assert clients[0].offline_bits == sum(request.correction_bits for request, _ in CASES)
-    assert all(client.offline_bits == 0 and client.seconds_waiting == 0 for client in clients[1:])
-    assert 0 < clients[0].dealer_seconds < clients[0].seconds_waiting + clients[0].seconds_expanding + 1
+    assert all(client.offline_bits == 0 and client.dealer_seconds == 0 for client in clients[1:])
+    assert 0 < clients[0].dealer_seconds < clients[0].seconds_waiting + 1
+    assert all(0 < client.seconds_expanding < client.seconds_waiting for client in clients)  # all on demand
     for client in clients:
         client.close()
 
@@ -57,7 +59,7 @@ def test_exact_offline_bits_of_select(running):
     assert client.offline_bits == 5 * 10 * 64
 
 
-def test_prefetch_equals_on_demand(running):
+def test_reserved_equals_on_demand(running):
     seeds = [os.urandom(16) for _ in range(2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -67,22 +69,25 @@ def test_prefetch_equals_on_demand(running):
     for client, seed in zip(clients, seeds, strict=True):  # the same seeds as the local stand-in: the same shares
         client.seed = state.seeds[client.rank] = seed
     requests = [request for request, _ in CASES]
-    for client in clients:
-        client.prefetch(requests[2:9])
-        with pytest.raises(DealerError, match="square.*but additive .*conv2d.*was prefetched"):
-            client.take(Request("square", {"shape": [3, 5]}))
-        assert client.offline_bits == (0 if client.rank else sum(request.correction_bits for request in requests[2:9]))
-    for a, b in zip(clients, local, strict=True):
-        b._index = 0
-        for request in requests[2:9] + requests[:2] + requests[9:]:  # the last ones are on demand
-            assert all(torch.equal(x, y) for x, y in zip(a.take(request), b.take(request), strict=True))
+    for client, stand_in in zip(clients, local, strict=True):
+        supply = client.reserve(requests[2:9])
+        with pytest.raises(DealerError, match="square.*but additive .*conv2d.*was reserved"):
+            supply.take(Request("square", {"shape": [3, 5]}))
+        assert client.offline_bits == 0  # counted when it is handed out
+        later = client.reserve(None)
+        takes = [supply.take] * 7 + [later.take] * 2 + [client.take] * (len(requests) - 9)
+        for take, request in zip(takes, requests[2:9] + requests[:2] + requests[9:], strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(take(request), stand_in.take(request), strict=True))
+        assert client.offline_bits == (0 if client.rank else sum(request.correction_bits for request in requests))
+        with pytest.raises(DealerError, match="but nothing more was reserved"):
+            supply.take(requests[0])
 
 
 def test_takes_are_independent(running):
     client = running.all(1)[0]
     request = Request("square", {"shape": [4]})
-    client.prefetch([request, request])
-    first, second, third = (client.take(request)[0] for _ in range(3))
+    supply = client.reserve([request, request])
+    first, second, third = (take(request)[0] for take in (supply.take, client.take, supply.take))
     assert not (first == second).any() and not (first == third).any() and not (second == third).any()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import threading
 import time
 
@@ -13,6 +15,7 @@ import torch
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer import server as server_module
+from hummingbird.mpc.dealer.server import Used
 from hummingbird.version import VERSION
 from hummingbird.wire import service
 from tests.correlation_checks import CASES, take_and_check
@@ -41,14 +44,35 @@ def test_an_index_is_served_once(running):
     client = running.all(1)[0]
     client.take(Request("square", {"shape": [2]}))
     fields = {"session": client._session.hex(), "token": client._token.hex(), "wait": 1, "requests": [SQUARE, SQUARE]}
-    assert "index 0 has been served already, the next one is 1" in refusal(running, "Correct", first=0, **fields)
+    assert "index 0 has been served already" in refusal(running, "Correct", first=0, **fields)
     assert len(raw(running, "Correct", first=1, **fields)) == 2
-    assert "index 2 has been served already, the next one is 3" in refusal(running, "Correct", first=2, **fields)
+    assert "index 2 has been served already" in refusal(running, "Correct", first=2, **fields)
     assert len(raw(running, "Correct", first=7, **fields)) == 2  # gaps do no harm
-    with pytest.raises(DealerError, match="index 1 has been served already, the next one is 9"):
+    assert "index 7 has been served already" in refusal(running, "Correct", first=6, **fields)
+    assert len(raw(running, "Correct", first=3, **fields)) == 2  # and can be filled later
+    assert running.dealer._sessions[client._session].used_indices.spans == [(0, 5), (7, 9)]
+    with pytest.raises(DealerError, match="index 1 has been served already"):
         client.take(Request("square", {"shape": [2]}))
     with pytest.raises(DealerError, match="an earlier request failed"):
         client.take(Request("square", {"shape": [2]}))
+
+
+def test_used_indices_against_a_set():
+    """Random spans: refused exactly when one of the indices is in the set; the spans stay few and sorted."""
+    random.seed(7)
+    used, reference = Used(), set()
+    for _ in range(3000):
+        first, count = random.randrange(400), random.randrange(1, 6)
+        wanted = set(range(first, first + count))
+        if wanted & reference:
+            with pytest.raises(DealerError, match="served already") as caught:
+                used.mark(first, count)
+            assert int(caught.value.what.split()[1]) in wanted & reference
+        else:
+            used.mark(first, count)
+            reference |= wanted
+        assert {index for start, end in used.spans for index in range(start, end)} == reference
+        assert all(end < start for (_, end), (start, _) in itertools.pairwise(used.spans))
 
 
 def test_an_index_is_used_up_by_a_call_that_is_abandoned(running):
@@ -62,7 +86,7 @@ def test_an_index_is_used_up_by_a_call_that_is_abandoned(running):
     while running.dealer._sessions[client._session].busy:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    with pytest.raises(DealerError, match="index 0 has been served already, the next one is 20"):
+    with pytest.raises(DealerError, match="index 0 has been served already"):
         client.take(Request("square", {"shape": [2]}))
 
 
@@ -109,7 +133,13 @@ def test_malformed_requests_are_refused(running, fields):
 
 
 def test_malformed_joins_and_bytes_are_refused(running):
-    good = {"session": os.urandom(16).hex(), "rank": 0, "parties": 2, "version": VERSION}
+    good = {
+        "session": os.urandom(16).hex(),
+        "rank": 0,
+        "parties": 2,
+        "version": VERSION,
+        "cipher": "aes-128-ctr",
+    }
     for bad in (
         {"rank": 2},
         {"rank": -1},
@@ -118,6 +148,8 @@ def test_malformed_joins_and_bytes_are_refused(running):
         {"parties": 1000},
         {"session": "ab"},
         {"version": 1},
+        {"cipher": "des"},
+        {"cipher": 1},
     ):
         assert "malformed" in refusal(running, "Join", **{**good, **bad})
     channel = service.connect(running.address, timeout=5)
@@ -134,7 +166,7 @@ def test_bad_request_is_an_error_at_every_party(running):
         with pytest.raises(DealerError, match="unknown kind"):
             client.take(Request("cube", {}))
         with pytest.raises(DealerError, match="exceeds"):
-            client.prefetch([Request("square", {"shape": [1 << 40]})])
+            client.reserve([Request("square", {"shape": [1 << 40]})])
 
 
 def test_a_fault_in_the_dealer_is_an_error_of_the_client(running, monkeypatch):

@@ -115,6 +115,7 @@ def test_dealer_starts_without_crypten():
 import sys
 sys.modules["crypten"] = None  # an import of it would raise
 import hummingbird.mpc.dealer.command, hummingbird.mpc.dealer.client, hummingbird.mpc.dealer.local
+import hummingbird.mpc.dealer.deal, hummingbird.mpc.dealer.store
 assert "torchvision" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], timeout=60)
@@ -141,7 +142,9 @@ def test_killed_dealer_is_an_error_within_the_timeout():
     threading.Timer(0.5, process.kill).start()
     started = time.monotonic()
     with pytest.raises(DealerError, match="connection is lost") as caught:
-        client.prefetch([Request("square", {"shape": [1 << 20]})] * 2000)  # 16 GB: killed in the middle
+        supply = client.reserve([Request("square", {"shape": [1 << 20]})] * 2000)  # 16 GB: killed in the middle
+        for _ in range(2000):
+            supply.take(Request("square", {"shape": [1 << 20]}))
     assert time.monotonic() - started < 10
     assert address in str(caught.value) and caught.value.hint
     with pytest.raises(DealerError, match="an earlier request failed"):

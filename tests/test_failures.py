@@ -42,7 +42,7 @@ def seen(request: pytest.FixtureRequest, nursery: Nursery, dealer: str) -> Seen:
 
 DIFFERENCES = {
     "weights": "disagree on net: ",
-    "architecture": "disagree on net: ",
+    "architecture": "disagree on architecture: ",
     "bits": "disagree on bits: ",
     "bits of a layer": "disagree on bits: ",
     "owner": "disagree on weights: ",

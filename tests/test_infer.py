@@ -1,4 +1,4 @@
-"""The programs a user runs: inference under torchrun with every kind of dealer, the benchmarks, and the demo."""
+"""The programs a user runs: inference under torchrun with every kind of dealer, and the demo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.dealers import Authority
-from tests.parties import ROOT, free_port, succeed
+from tests.parties import ROOT, free_port, run, succeed
 
 DIGITS = ["--model", "digits", "--checkpoint", "checkpoints/digits.pt"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -48,6 +48,21 @@ def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
     assert "[21:13)" in printed and "relu1" in printed and "predicted kB" in printed
 
 
+def test_infer_from_a_store(tmp_path: Path) -> None:
+    """Dealt in advance for 40 images in slices of 8: a run of 20 takes three of them, and a second one has too few."""
+    bits, store, result = ["--bits", "checkpoints/digits.bits.json"], str(tmp_path / "store"), tmp_path / "result.json"
+    net = ["--model", "models:get_model", "digits", "10", "--input", "8x1x8x8"]
+    call("-m", "hummingbird", "deal", *net, *bits, "--protocol", "gmw", "--images", "40", "--out", store)
+    options = [*DIGITS, *bits, "--protocol", "gmw", "--images", "20", "--store", store, "--json", str(result)]
+    party, _ = succeed(["scripts/infer.py", *options], 2)
+    figures = json.loads(result.read_text())
+    assert figures["images"] == 20 and figures["bits_predicted_equal_bits_sent"]
+    assert figures["agreement_percent"] >= 95.0 and figures["offline_kilobytes_per_image"] > 100
+    assert "the store holds material for 40 images, in slices of 8" in party.out
+    for ended in run(["scripts/infer.py", *options], 2):
+        assert ended.code == 1 and "material for 2 more slices of 8, 3 are needed" in ended.err, ended.err
+
+
 def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ca")
     for name in ("dealer", "party-0", "party-1", "party-2"):
@@ -82,27 +97,6 @@ def test_demo(tmp_path: Path) -> None:
     assert crypten["online_kilobytes_per_image"] > 5 * exact["online_kilobytes_per_image"]
     assert exact["online_kilobytes_per_image"] > 2 * reduced["online_kilobytes_per_image"]
     assert crypten["rounds_per_batch"] > reduced["rounds_per_batch"]
-
-
-def test_bench_relu(tmp_path: Path) -> None:
-    result = tmp_path / "relu.json"
-    printed = call("-m", "scripts.bench_relu", "--count", "20000", "--repeats", "1", "--json", str(result))
-    rows = json.loads(result.read_text())
-    assert [row["window"] for row in rows] == ["[64:0)", "[64:0)", "[20:0)", "[20:12)", "[18:12)"]
-    assert rows[0]["online_bits_per_relu"] == 1856 and rows[0]["rounds"] == 9  # CrypTen, as published
-    assert rows[3]["online_bits_per_relu"] < 88 and rows[3]["rounds"] == 5
-    assert "offline us" in printed
-
-
-def test_bench_resnet_logits(tmp_path: Path) -> None:
-    result = tmp_path / "resnet.json"
-    options = ["--weights", "trained", "--epochs", "1", "--batch", "2", "--windows", "64:0"]
-    call("-m", "scripts.bench_resnet", *options, "--json", str(result))
-    rows = json.loads(result.read_text())
-    assert len(rows) == 2
-    for row in rows:
-        assert row["largest_logit_error_percent"] < 1.0, row
-        assert row["protocol"] == "gmw" or row["rounds"] == 154
 
 
 @pytest.mark.parametrize("program", ["infer", "train", "demo", "bench_relu", "bench_resnet", "torchvision_table"])

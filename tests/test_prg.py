@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.chacha20 import chacha20
 from hummingbird.prg import Stream, derive, new_seed
 
 SEED = bytes(range(16))
+CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def keystream(seed: bytes, count: int) -> bytes:
@@ -89,10 +96,114 @@ def test_same_seed_same_values_other_seed_others() -> None:
     assert int((Stream(SEED).words(1000) == Stream(other).words(1000)).sum()) == 0
 
 
-@pytest.mark.parametrize("length", [0, 1, 15, 17, 24, 32])
+@pytest.mark.parametrize("length", [0, 1, 15, 17, 24, 31, 33, 64])
 def test_seeds_of_another_length_are_refused(length: int) -> None:
-    with pytest.raises(InputError, match=f"16 bytes, got {length}"):
+    with pytest.raises(InputError, match=f"16 or 32 bytes, got {length}"):
         Stream(bytes(length))
+
+
+# ChaCha20 -------------------------------------------------------------------------------------------------------------
+
+LONG = bytes(range(32))
+
+
+def chacha_keystream(key: bytes, count: int, first: int = 0) -> bytes:
+    """The `cryptography` package's."""
+    nonce = first.to_bytes(4, "little") + bytes(12)
+    return Cipher(algorithms.ChaCha20(key, nonce), None).encryptor().update(bytes(count))
+
+
+# RFC 8439, appendix A.1, the vectors with a zero nonce: key, block counter, key stream.
+RFC_8439 = [
+    (
+        bytes(32),
+        0,
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586",
+    ),
+    (
+        bytes(32),
+        1,
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f",
+    ),
+    (
+        bytes(31) + b"\x01",
+        1,
+        "3aeb5224ecf849929b9d828db1ced4dd832025e8018b8160b82284f3c949aa5a"
+        "8eca00bbb4a73bdad192b5c42f73f2fd4e273644c8b36125a64addeb006c13a0",
+    ),
+    (
+        b"\x00\xff" + bytes(30),
+        2,
+        "72d54dfbf12ec44b362692df94137f328fea8da73990265ec1bbbea1ae9af0ca"
+        "13b25aa26cb4a648cb9b9d1be65b2c0924a66c54d545ec1b7374f4872e99f096",
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "block", "expected"), RFC_8439)
+def test_vectors_of_the_chacha20_standard(key: bytes, block: int, expected: str) -> None:
+    assert bytes(chacha20(key, block, 1, CPU).tolist()).hex() == expected
+    assert chacha_keystream(key, 64, block).hex() == expected
+
+
+@pytest.mark.parametrize(("first", "blocks"), [(0, 0), (0, 1), (0, 1000), (7, 3), ((1 << 32) - 2, 2)])
+def test_any_blocks_are_those_of_another_implementation(first: int, blocks: int) -> None:
+    assert bytes(chacha20(LONG, first, blocks, CPU).tolist()) == chacha_keystream(LONG, 64 * blocks, first)
+
+
+@pytest.mark.parametrize(("key", "first", "blocks"), [(bytes(16), 0, 1), (LONG, (1 << 32) - 1, 2), (LONG, -1, 1)])
+def test_what_chacha20_refuses(key: bytes, first: int, blocks: int) -> None:
+    with pytest.raises(InputError):
+        chacha20(key, first, blocks, CPU)
+
+
+def test_triton_computes_the_same(tmp_path: Path) -> None:
+    """In Triton's interpreter, which wants its variable set before Triton is imported."""
+    pytest.importorskip("triton")
+    program = (
+        "import torch\n"
+        "from hummingbird.kernels import chacha20, triton\n"
+        "cpu, key = torch.device('cpu'), bytes(range(32))\n"
+        "for first, blocks in ((0, 0), (0, 1), (0, 128), (3, 129), (2**32 - 2, 2), (77, 400)):\n"
+        "    expected = chacha20.reference_chacha20(key, first, blocks, cpu)\n"
+        "    assert torch.equal(triton.chacha20(key, first, blocks, cpu), expected), (first, blocks)\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_calls_of_any_size_continue_the_chacha20_stream(on_device: bool) -> None:
+    """By the package for CPUs, and by blocks as on a device."""
+    sizes = [1, 15, 16, 64, 3, 0, 63, 1000, 128, (1 << 20) + 5, 7]
+    stream = Stream(LONG)
+    stream._on_device = on_device
+    pieces = b"".join(stream.bytes(size).numpy().tobytes() for size in sizes)
+    assert pieces == chacha_keystream(LONG, sum(sizes))
+    words, bits = stream.words(3, 5), stream.bits(9)
+    raw = chacha_keystream(LONG, sum(sizes) + 122)[sum(sizes) :]
+    assert words.flatten().tolist() == [int.from_bytes(raw[i : i + 8], "little", signed=True) for i in range(0, 120, 8)]
+    assert bits.tolist() == [(raw[120 + i // 8] >> (i % 8)) & 1 for i in range(9)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_draws_what_a_cpu_draws() -> None:
+    here, there = Stream(LONG), Stream(LONG, "cuda")
+    for size in (1, 63, 1000, 1 << 20):
+        drawn = there.words(size)
+        assert drawn.is_cuda and torch.equal(drawn.cpu(), here.words(size))
+    short = Stream(SEED, "cuda").words(9)
+    assert short.is_cuda and torch.equal(short.cpu(), Stream(SEED).words(9))
+
+
+def test_derived_seeds_have_the_size_of_their_parent() -> None:
+    assert len(derive(LONG, "a")) == 32 and len(derive(SEED, "a")) == 16 and len(derive(LONG, "a", size=16)) == 16
+    assert len(new_seed(32)) == 32 and new_seed(32) != new_seed(32)
+    assert derive(LONG, "a") != derive(LONG, "b") and derive(LONG, "a")[:16] != derive(LONG, "a", size=16)
 
 
 def test_derived_seeds_differ_for_all_labels() -> None:

@@ -1,4 +1,4 @@
-"""Linear layers: local with public weights, one Beaver product with weights that belong to one party.
+"""Linear layers: local with public weights, one opening of the input with weights that belong to one party.
 
 Weights are fixed point with 16 bits of fraction; the result carries 16 bits more than the input, and nothing is cut
 here.
@@ -7,7 +7,7 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.fixed import FixedWeight
 from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
 from hummingbird.ring import SCALE
 
@@ -32,7 +33,7 @@ def beaver(op: str, x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
     """
     session = sessions.current()
     request = Request("additive", {"size0": list(x.shape), "size1": list(y.shape), "op": op, "kwargs": options})
-    a, b, c = session.take(request, x.device)
+    a, b, c = session.take(request)
     e, d = x - a, y - b
     for theirs in session.channel.exchange(e, d).values():
         e += theirs[0]
@@ -41,18 +42,34 @@ def beaver(op: str, x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
     return c + ring.bilinear(op, e, right, **options) + ring.bilinear(op, a, d, **options)
 
 
+def set_weight(layer: Layer, code: Tensor, owner: int | None) -> None:
+    """`layer.weight`, from its int64 code: a buffer if it is public, else its owner's."""
+    if owner is None:
+        layer.register_buffer("weight", code)
+    else:
+        layer.weight = FixedWeight(code, owner)
+
+
+def times(op: str, x: Tensor, weight: Tensor | FixedWeight, options: dict[str, Any], view: Sequence[int]) -> Tensor:
+    """Share of op(x, weight) mod 2^64, int64, with the weight in the shape `view`."""
+    if isinstance(weight, FixedWeight):
+        return weight.product(op, x, options, view)
+    return ring.bilinear(op, x, weight.view(*view), **options)
+
+
 class Linear(Layer):
     """op(x, weight) + bias for op of `ring.BILINEAR`.
 
     weight, bias: real tensors in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel). The
         bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
-    Public: no communication. Private: `cost.product`, 64 bits per element of input and weight, 1 round.
+    Public: no communication. Private: `cost.fixed_product`, 64 bits per element of the input, 1 round; the weights are
+    opened masked once, by `PrivateNet.prepare`.
     """
 
     input_limit = 24  # 24 + 16 = 40 bits of fraction leave 22 for the integer part, below the protocols' bound of 2^62
 
-    weight: Tensor
+    weight: Tensor | FixedWeight
     bias: Tensor | None
 
     def __init__(
@@ -60,14 +77,12 @@ class Linear(Layer):
     ) -> None:
         super().__init__()
         self.op, self.options, self.owner = op, options, owner
-        self.register_buffer("weight", ring.encode(weight, where="weight"))
+        set_weight(self, ring.encode(weight, where="weight"), owner)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, where="bias"))
 
     def share_weights(self) -> None:
-        if self.owner is not None:
-            self.weight = sessions.share_secret(self.weight, tuple(self.weight.shape), self.owner)
-            if self.bias is not None:
-                self.bias = sessions.share_secret(self.bias, tuple(self.bias.shape), self.owner)
+        if self.owner is not None and self.bias is not None:
+            self.bias = sessions.share_secret(self.bias, tuple(self.bias.shape), self.owner)
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + SCALE
@@ -76,20 +91,13 @@ class Linear(Layer):
         if self.owner is None:
             return cost.FREE
         n = inputs[0].numel
-        if self.op == "mul":
-            return cost.product(n, n, n, parties)
-        out = _numel(self.op, inputs[0].shape, tuple(self.weight.shape), self.options)
-        return cost.product(n, self.weight.numel(), out, parties)
+        out = n if self.op == "mul" else _numel(self.op, inputs[0].shape, tuple(self.weight.shape), self.options)
+        return cost.fixed_product(n, out, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x)
-        weight = self.weight
-        if self.op == "mul":  # one factor per channel
-            weight = weight.view(-1, *[1] * (share.dim() - 2)).expand(share.shape)
-        if self.owner is None:
-            out = ring.bilinear(self.op, share, weight, **self.options)
-        else:
-            out = beaver(self.op, share.contiguous(), weight.contiguous(), self.options)
+        view = (-1, *[1] * (share.dim() - 2)) if self.op == "mul" else tuple(self.weight.shape)  # a factor per channel
+        out = times(self.op, share, self.weight, self.options, view)
         # A public bias is added by one party, a private one by all, each its share.
         if self.bias is not None and (self.owner is not None or self.session().rank == 0):
             bias = self.bias << scale
@@ -130,6 +138,15 @@ class Scale(Layer):
 
     def extra_repr(self) -> str:
         return f"{self.factor:g}"
+
+
+def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
+    """`pool`, sums of up to 2^21 elements, on int64 where it takes floating point only (CUDA).
+
+    Exact mod 2^64: the halves are below 2^32 in magnitude, so sums of 2^21 of them stay within 2^53.
+    """
+    low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
+    return low.long() + (high.long() << 32)
 
 
 class AvgPool(Layer):
@@ -174,14 +191,18 @@ class AvgPool(Layer):
         )
         return out[:, :, 0] if flat else out
 
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums over the windows mod 2^64."""
+        return sums_by_halves(x, lambda half: self.pool(half, 1)) if x.is_cuda else self.pool(x, 1)
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x)
-        total = from_share(self.pool(share, 1), scale_of(x))
+        total = from_share(self.sums(share), scale_of(x))
         if self.division:
             return self.division(total)
         ones = torch.ones(1, 1, *share.shape[2:], dtype=torch.float64)
         reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones over sum of ones: 1 / places counted
-        return from_share(share_of(total) * ring.encode(reciprocal), scale_of(x) + SCALE)
+        return from_share(share_of(total) * ring.encode(reciprocal).to(share.device), scale_of(x) + SCALE)
 
     def extra_repr(self) -> str:
         return f"kernel {self.kernel}, stride {self.stride}"
@@ -214,7 +235,7 @@ class AdaptiveAvgPool(Layer):
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x)
         kernel = equal_windows(share.shape, self.output_size)
-        total = AvgPool(kernel, kernel, [0] * len(kernel)).pool(share, 1)
+        total = AvgPool(kernel, kernel, [0] * len(kernel)).sums(share)
         return from_share(total * int(ring.encode(torch.tensor([1 / math.prod(kernel)]))), scale_of(x) + SCALE)
 
     def extra_repr(self) -> str:
@@ -318,7 +339,7 @@ class Square(Layer):
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         session, share = self.session(), share_of(x)
-        r, square = session.take(Request("square", {"shape": list(share.shape)}), share.device)
+        r, square = session.take(Request("square", {"shape": list(share.shape)}))
         e = share - r
         for theirs in session.channel.exchange(e).values():
             e += theirs[0]

@@ -38,7 +38,7 @@ def select(session: Session, x: Tensor, bit: Tensor, shift: int) -> tuple[Tensor
         bits, 1 round.
     """
     count = x.numel()
-    shares = session.take(Request("select", {"count": count, "shift": shift}), x.device)
+    shares = session.take(Request("select", {"count": count, "shift": shift}))
     mask_bit, mask = shares[0], shares[1]
     if shift:
         flag, high, low, flag_high, flag_low = shares[2:]
@@ -54,7 +54,7 @@ def truncate(session: Session, x: Tensor, shift: int) -> Tensor:
     """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62. Cost: `cost.truncate`: 64 n
     bits, 1 round.
     """
-    mask, high, low = session.take(Request("truncate", {"count": x.numel(), "shift": shift}), x.device)
+    mask, high, low = session.take(Request("truncate", {"count": x.numel(), "shift": shift}))
     opened = x + mask
     _open(session, opened)
     return kernels.rescale(opened, high, low, shift, session.rank == 0, OFFSET)

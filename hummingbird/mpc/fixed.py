@@ -1,0 +1,107 @@
+"""Private weights: opened once behind a mask that stays; from then on a product opens its input only.
+
+The dealer shares B, uniform and the same for as long as the weights W are used, and the parties open d = W - B once.
+For every product it shares a fresh uniform a and c = op(a, B), and the parties open e = x - a:
+
+    op(x, W) = op(x, d) + op(e, B) + c          since op is linear in both operands, and W = d + B, x = e + a
+
+each party with its own shares of x, B and c. This is Beaver's product (CRYPTO 1991) with one mask kept, as in SecureML
+(Mohassel and Zhang, S&P 2017, section IV-A). d is uniform, and so is every e, whatever W and x are; but two weights
+behind one mask would show their difference. So every weight of a session has a key of its own, and a dealer that hands
+out the same masks in a later run, a store, is told first what they will hide (`bind`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import cost, ring
+from hummingbird.cost import Cost
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc.correlations import Request
+
+
+class FixedWeight(nn.Module):
+    """One weight of party `owner`; `product` works once `open_weights` has been called.
+
+    code: int64, the encoded weight at its owner, anything of that shape elsewhere.
+    """
+
+    code: Tensor | None
+    mask: Tensor | None  # this party's share of B
+    difference: Tensor | None  # d
+
+    def __init__(self, code: Tensor, owner: int) -> None:
+        super().__init__()
+        self.owner, self.shape, self.key = owner, tuple(code.shape), -1
+        self.register_buffer("code", code)
+        self.register_buffer("mask", None)
+        self.register_buffer("difference", None)
+
+    def cover(self, session: sessions.Session) -> Tensor:
+        """This party's summand of d; the weight itself is forgotten."""
+        assert self.code is not None, "a weight is covered once"
+        self.key = next(session.fixed_keys)
+        share = sessions.share_secret(self.code, self.shape, self.owner)
+        request = Request("fixed", {"shape": list(self.shape), "key": self.key})
+        (self.mask,) = session.take(request)
+        self.code = None
+        return share - self.mask
+
+    def product(self, op: str, x: Tensor, options: dict[str, Any], view: Sequence[int] | None = None) -> Tensor:
+        """Share of op(x, W, **options) mod 2^64 from a share of x, int64; `view`: of W in this product.
+
+        Cost: `cost.fixed_product`, 64 bits per element of x, 1 round.
+        """
+        assert self.mask is not None and self.difference is not None, "the weights have not been opened"
+        session, view = sessions.current(), self.shape if view is None else view
+        mask, difference = self.mask.view(*view), self.difference.view(*view)
+        sizes = {"size0": list(x.shape), "size1": list(mask.shape)}
+        request = Request("linear", {**sizes, "op": op, "kwargs": options, "key": self.key})
+        a, out = session.take(request)
+        e = x - a
+        for theirs in session.channel.exchange(e).values():
+            e += theirs[0]
+        out += ring.bilinear(op, x, difference, **options)
+        out += ring.bilinear(op, e, mask, **options)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.shape} private to party {self.owner}"
+
+
+def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
+    """Cost of `open_weights`: 64 bits per weight, 1 round, for any number of weights."""
+    count = sum(torch.Size(weight.shape).numel() for weight in weights)
+    return cost.opening(parties, 8 * count) if weights else cost.FREE
+
+
+def _digest(owned: Sequence[FixedWeight]) -> bytes:
+    """What these weights are, in 32 bytes; nothing for none."""
+    state = hashlib.blake2b(digest_size=32, person=b"hb weights")
+    for weight in owned:
+        assert weight.code is not None
+        state.update(f"{weight.shape};".encode())
+        state.update(weight.code.cpu().contiguous().numpy().data)
+    return state.digest() if owned else b""
+
+
+def open_weights(session: sessions.Session, weights: Sequence[FixedWeight]) -> None:
+    """Open all differences at once; the same weights in the same order at all parties.
+
+    DealerError, before anything is sent, if the masks are known to have hidden other weights.
+    """
+    digest = _digest([weight for weight in weights if weight.owner == session.rank])
+    summands = [weight.cover(session) for weight in weights]
+    if digest:
+        session.dealer.bind(f"weights {weights[0].key}", digest)
+    received = list(session.channel.exchange(*summands).values())
+    for number, (weight, summand) in enumerate(zip(weights, summands, strict=True)):
+        for theirs in received:
+            summand += theirs[number]
+        weight.difference = summand
