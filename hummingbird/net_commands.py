@@ -37,10 +37,12 @@ def deal(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, for runs without a dealer."""
     from tqdm import tqdm
 
+    from hummingbird.mpc import memory
     from hummingbird.mpc.dealer.deal import deal as write
     from hummingbird.mpc.dealer.store import material_facts
     from hummingbird.mpc.rehearsal import rehearse
 
+    memory.keep()
     private = _convert(args)
     plan = rehearse(private, args.input, args.parties)
     slots = -(-args.images // args.input[0])

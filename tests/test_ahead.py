@@ -38,7 +38,7 @@ class Maker:
                 self.gate.wait(20)
             if index == self.fail_at:
                 raise DealerError(f"no material {index}", where="the maker", hint="none")
-            yield Material([torch.tensor(index)], 0.5, 3)
+            yield Material([torch.tensor(index)], 0.5, 3, 0.25)
 
     @property
     def made(self) -> list[int]:
@@ -66,9 +66,10 @@ def test_in_order_and_counted_when_handed_out() -> None:
     ahead = begin(Maker())
     first, second = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)] * 3)
     time.sleep(0.05)
-    assert (ahead.account.offline_bits, ahead.account.seconds_expanding) == (0, 0.0)
+    account = ahead.account
+    assert (account.offline_bits, account.seconds_expanding, account.dealer_seconds) == (0, 0.0, 0.0)
     assert [number(first, square(1)) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert (ahead.account.offline_bits, ahead.account.seconds_expanding) == (15, 2.5)
+    assert (account.offline_bits, account.seconds_expanding, account.dealer_seconds) == (15, 2.5, 1.25)
     assert [number(second, square(1)) for _ in range(3)] == [5, 6, 7]
     ahead.close()
 

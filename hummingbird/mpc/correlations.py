@@ -133,9 +133,7 @@ def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Tensor:
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
 
-def expand(
-    request: Request, index: int, seed: bytes, rank: int, device: torch.device | str = "cpu"
-) -> list[Tensor]:
+def expand(request: Request, index: int, seed: bytes, rank: int, device: torch.device | str = "cpu") -> list[Tensor]:
     """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0, on `device`."""
     stream = _stream(seed, index, request, device)
     free = [_draw(item, seed, stream, rank) for item in request.free if not item.earlier]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import platform
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # M_TRIM_THRESHOLD and so on, of malloc.h
 _LARGEST = 1 << 30  # blocks above it are still mapped: a heap full of holes of this size would be worse than the faults
 
 
@@ -25,4 +25,5 @@ def keep() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
     # Both are ints. glibc before 2.35 refuses thresholds above 32 MiB, its own upper limit for adapting them.
     kept = bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) or bool(mallopt(_MMAP_THRESHOLD, 32 << 20))
-    return kept and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
+    # One heap for all threads: another thread's own could not hold blocks above 64 MiB, and would map them.
+    return bool(mallopt(_ARENA_MAX, 1)) and kept and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))

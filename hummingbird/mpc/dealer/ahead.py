@@ -29,11 +29,14 @@ _LEAVE = 2.0  # seconds for the thread to end
 
 
 class Material(NamedTuple):
-    """This party's shares for one request, the seconds it took to expand them, and the correction's bits."""
+    """This party's shares for one request, the seconds it took to expand them, the correction's bits, and what the
+    dealer has told with it of its own work, in seconds.
+    """
 
     shares: list[Tensor]
     seconds: float
     bits: int
+    dealer: float = 0.0
 
 
 class Account:
@@ -245,6 +248,7 @@ class Supply:
         account.seconds_waiting += time.perf_counter() - started
         account.seconds_expanding += material.seconds
         account.offline_bits += material.bits
+        account.dealer_seconds += material.dealer
         return material.shares
 
 

@@ -61,6 +61,7 @@ class DealerClient(Account):
         self._cipher, self._device = cipher, torch.device(device)
         self._index = 0
         self._call: Any = None  # the stream of corrections under way
+        self._told = 0.0  # the dealer's seconds for all answers that have come
         self._ahead = Ahead(self._make, self, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
         try:
             self._channel = service.connect(address, tls, timeout)
@@ -156,9 +157,9 @@ class DealerClient(Account):
                 seconds = time.perf_counter() - started
                 if self.rank == 0:
                     shares += received(request, self._receive(self._call, request))
-                    if index == first + len(requests) - 1:
-                        self._finish(self._call)
-                yield Material(shares, seconds, 0 if self.rank else request.correction_bits)
+                last = self.rank == 0 and index == first + len(requests) - 1
+                told = self._finish(self._call) if last else 0.0
+                yield Material(shares, seconds, 0 if self.rank else request.correction_bits, told)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         except GeneratorExit:
@@ -184,11 +185,13 @@ class DealerClient(Account):
             raise self._malformed(request)
         return out
 
-    def _finish(self, messages: Any) -> None:
+    def _finish(self, messages: Any) -> float:
+        """The end of an answer: the dealer's seconds for it."""
         if next(messages, None) is not None:
             raise DealerError("the dealer sent more than was asked for", where=f"dealer {self.address}")
         trailer = dict(messages.trailing_metadata() or ())
-        self.dealer_seconds = float(trailer.get("dealer-seconds", self.dealer_seconds))
+        before, self._told = self._told, float(trailer.get("dealer-seconds", self._told))
+        return self._told - before
 
     def _malformed(self, request: Request) -> DealerError:
         return DealerError(f"malformed corrections for {request_text(request)}", where=f"dealer {self.address}")

@@ -22,14 +22,12 @@ import time
 from pathlib import Path
 
 from hummingbird.errors import DealerError, HummingbirdError, InputError
+from hummingbird.mpc import memory
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.service import Tls, check_address, serve
 
 _READY = "dealer listening on "
 _FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
-# glibc returns blocks above 32 MB to the system at once, and touching fresh pages then costs twice the work (41 against
-# 14 ms for 40 MB of corrections). Other C libraries ignore these.
-_MALLOC = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 32)}
 _POLL = 0.2  # seconds between looks at what --once waits for
 
 
@@ -50,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
     files = (args.tls_cert, args.tls_key, args.tls_ca)
     if any(files) and not all(files):
         raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="dealer", hint="give all three or none")
+    memory.keep()
     parent = os.getppid()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,7 +97,7 @@ def spawn_local(parties: int, timeout: float) -> tuple[str, subprocess.Popen[byt
             [sys.executable, "-m", __name__, "--listen", address, "--parties", str(parties), "--once"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**_MALLOC, **os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # a Ctrl-C is for the parties; they take the dealer with them
         )
     except BaseException:

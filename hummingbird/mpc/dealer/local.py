@@ -20,9 +20,7 @@ from hummingbird.mpc.dealer.ahead import Account, OnDemand
 class LocalDealer(Account):
     """`take` as `DealerClient` has it, from all parties' seeds in order of rank. Warns unless there is one party."""
 
-    def __init__(
-        self, rank: int, parties: int, seeds: Sequence[bytes], device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, rank: int, parties: int, seeds: Sequence[bytes], device: torch.device | str = "cpu") -> None:
         if len(seeds) != parties or not 0 <= rank < parties:
             raise InputError(f"rank {rank} of {parties} parties with {len(seeds)} seeds", where="LocalDealer")
         if parties > 1:
