@@ -51,18 +51,22 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
     head = ("layer", "kind", "window", "sign by", "elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
     link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
     what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party"
-    return f"{what}\n\n{text_table(head, rows, left=4, total=True)}{_reasons(rows)}"
+    return "\n\n".join([what, text_table(head, rows, left=4, total=True), *_notes(net, parties, rows)])
 
 
-def _reasons(rows: Sequence[Sequence[str]]) -> str:
-    """Why `cost.tables` has chosen what the table shows."""
-    variants = " ".join(row[3] for row in rows)
-    out = ""
+def _notes(net: PrivateNet, parties: int, rows: Sequence[Sequence[str]]) -> list[str]:
+    """What private weights cost once, and why `cost.tables` has chosen what the table shows."""
+    variants, out, setup = " ".join(row[3] for row in rows), [], net.setup_cost(parties)
+    if setup != FREE:
+        out.append(
+            f"private weights, once: {setup.bits / 8e3:,.1f} kB sent in {setup.rounds} round, "
+            f"{setup.offline_bits / 8e3:,.1f} kB offline"
+        )
     if "table " in variants:
-        out += "\ntable w: one step table of 2^w bits, for every w <= 8: no other way sends less in fewer rounds"
+        out.append("table w: one step table of 2^w bits, for every w <= 8: no other way sends less in fewer rounds")
     if "tree " in variants:
-        out += (
-            "\ntree of n: n step tables below a tree: the fewest rounds for which the tables of one ReLU take at most "
-            f"{TABLE_BITS}\n  bits, and then the fewest bits, online and offline together"
+        out.append(
+            "tree of n: n step tables below a tree: the fewest rounds for which the tables of one ReLU take at most "
+            f"{TABLE_BITS}\nbits, and then the fewest bits, online and offline together"
         )
     return out

@@ -16,8 +16,8 @@ from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
 from hummingbird.errors import HummingbirdError, TrustError
 from hummingbird.mpc import _crypten
-from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc import slices as cutting
 from hummingbird.mpc.provider import DealerProvider
 from hummingbird.prg import Stream
 from hummingbird.wire.meter import Meter
@@ -339,7 +339,7 @@ def slices(weights: str) -> dict[str, float]:
     ).eval()
     private = hummingbird.convert_model(net, BitWindow(24, 0), weights if weights == "public" else int(weights))
     largest = max(step.elements for step in private.costs((2, 3, 6, 6), session.parties))
-    nets.SLICE_BYTES = largest * nets._ELEMENT_BYTES
+    cutting.SLICE_BYTES = largest * cutting.ELEMENT_BYTES
     x = torch.randn(7, 3, 6, 6)
     error, calls = 0.0, 0
     for _ in range(2):

@@ -64,7 +64,7 @@ def test_estimate_of_a_torchvision_net() -> None:
 
 def table(text: str) -> dict[str, list[str]]:
     """Cells by layer."""
-    return {line.split()[0]: line.split()[1:] for line in text.splitlines()[3:] if line.strip("- ")}
+    return {line.split()[0]: line.split()[1:] for line in text.split("\n\n")[1].splitlines()[1:] if line.strip("- ")}
 
 
 def test_estimate_of_our_own_net_by_hand(capsys: pytest.CaptureFixture[str]) -> None:

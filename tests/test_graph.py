@@ -97,6 +97,7 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("hardswish", (), [nn.Hardswish(), F.hardswish]),
     ("gelu", (), [nn.GELU(), F.gelu]),
     ("gelu", (), [nn.GELU("tanh"), lambda x: F.gelu(x, approximate="tanh")]),
+    ("argmax", (), [lambda x: x.argmax(-1), lambda x: torch.argmax(x, dim=-1), lambda x: x.argmax(axis=-1)]),
     ("softmax", (), [nn.Softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.softmax(x, dim=-1)]
      + [lambda x: x.softmax(-1)]),
     ("max_pool", ROW, [nn.MaxPool1d(3), lambda x: F.max_pool1d(x, 3), lambda x: torch.max_pool1d(x, 3)]),

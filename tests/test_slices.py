@@ -15,6 +15,7 @@ from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
 from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc import slices
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.turns import Turns, pass_on
@@ -33,7 +34,7 @@ def block() -> nn.Module:
 def images_per_slice(monkeypatch: pytest.MonkeyPatch, net: nets.PrivateNet, images: int) -> None:
     """Let memory be enough for this many images at once."""
     largest = max(step.elements for step in net.costs((1, *SHAPE), 1))
-    monkeypatch.setattr(nets, "SLICE_BYTES", images * largest * nets._ELEMENT_BYTES)
+    monkeypatch.setattr(slices, "SLICE_BYTES", images * largest * slices.ELEMENT_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +89,10 @@ def test_nets_that_mix_images_are_not_cut(
     alone: sessions.Session, monkeypatch: pytest.MonkeyPatch, function: object
 ) -> None:
     private = convert_model(Function(function), BitWindow(24, 0))  # type: ignore[arg-type]
-    monkeypatch.setattr(nets, "SLICE_BYTES", 1)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 1)
     assert len(private._slices(alone, (4, *SHAPE))) == 1
-    assert len(convert_model(block())._slices(alone, (4, *SHAPE))) == 4
+    for net in (block(), nn.Sequential(block(), Function(lambda x: x.argmax(1)), Function(lambda x: x + 1))):
+        assert len(convert_model(net)._slices(alone, (4, *SHAPE))) == 4
 
 
 # Turns --------------------------------------------------------------------------------------------------------------

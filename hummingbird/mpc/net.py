@@ -18,17 +18,15 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Ref, Step, run_all
 from hummingbird.graph.steps import refs
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc import slices
+from hummingbird.mpc._crypten import MPCTensor, scale_of
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.fixed import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.mpc.slices import Slice
 from hummingbird.ring import SCALE
 from hummingbird.version import VERSION
 from hummingbird.wire import meter, turns
-
-LANES = 2  # slices under way at a time
-SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
-_ELEMENT_BYTES = 200  # of these per element: a table of 32, ten words of 8, and what passes through
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,6 @@ class PlanStep:
     scale: int
     source: int
     valid: int
-
-
-class Slice(NamedTuple):
-    """Images start .. start + images of a batch, filled up with zeros to `shape`."""
-
-    start: int
-    images: int
-    shape: tuple[int, ...]
-
-    def of(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)[self.start : self.start + self.images]
-        missing = self.shape[0] - self.images
-        if missing:
-            share = torch.cat([share, share.new_zeros(missing, *self.shape[1:])])
-        return from_share(share, scale_of(x))
 
 
 class PlannedCost(NamedTuple):
@@ -87,7 +70,7 @@ class PrivateNet(nn.Module):
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._prepared_for: object = None
         self._requests: dict[tuple[tuple[int, ...], int], list[Request]] = {}  # by slice shape and parties
-        self._independent: dict[tuple[int, ...], bool] = {}
+        self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of an image
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         last_use = {ref.index: number for number, step in enumerate(self.plan) for ref in refs(step.inputs)}
         self._dead: list[list[int]] = [[] for _ in self.plan]
@@ -189,55 +172,27 @@ class PrivateNet(nn.Module):
         outputs: list[Any] = [None] * len(parts)
 
         def lane(start: int) -> None:
-            for number in range(start, len(parts), LANES):
+            for number in range(start, len(parts), slices.LANES):
                 with session.supplied_by(supplies[number]) as taken:
                     outputs[number] = self._run(session, parts[number].of(x))
                 self._requests[parts[number].shape, session.parties] = taken
                 if progress is not None:
                     progress(parts[number].images)
 
-        lanes = min(LANES, len(parts))
+        lanes = min(slices.LANES, len(parts))
         turns.Turns().run([lambda start=start: lane(start) for start in range(lanes)])  # type: ignore[misc]
-        if len(parts) == 1 and parts[0].images == parts[0].shape[0]:
-            return outputs[0]
-        shares = [share_of(out)[: part.images] for out, part in zip(outputs, parts, strict=True)]
-        return from_share(torch.cat(shares), scale_of(outputs[0]))
+        return slices.join(outputs, parts)
 
     def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
-        """Cut a batch into slices: of the size there is material for, or else of at most `SLICE_BYTES`."""
-        dealt = session.dealer.slice_shape
-        if dealt is not None and dealt[1:] == shape[1:] and self._rowwise(shape):
-            return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
-        largest = max((step.elements for step in self.costs(shape, session.parties)), default=0)
-        count = -(-largest * _ELEMENT_BYTES // SLICE_BYTES)
-        if count < 2 or not self._rowwise(shape):
+        """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""
+        if shape[1:] not in self._rowwise:
+            self._rowwise[shape[1:]] = slices.rowwise(self._graph, shape)
+        if not self._rowwise[shape[1:]]:
             return [Slice(0, shape[0], shape)]
-        size = -(-shape[0] // count)
-        return [
-            Slice(at, min(size, shape[0] - at), (min(size, shape[0] - at), *shape[1:]))
-            for at in range(0, shape[0], size)
-        ]
-
-    def _rowwise(self, shape: tuple[int, ...]) -> bool:
-        """Whether every image of a batch is computed by itself, as far as shapes tell."""
-        if shape[1:] not in self._independent:
-            fixed = any(step.op == "custom" for step in self._graph)
-            try:
-                runs = [run_all(self._graph, torch.empty((n, *shape[1:]), device="meta")) for n in (2, 3)]
-            except (RuntimeError, IndexError, ValueError):
-                fixed, runs = True, []
-            across = any(
-                step.op in ("softmax", "argmax") and step.attrs["dim"] % runs[0][number].dim() == 0
-                for number, step in enumerate(self._graph if runs else ())
-            )
-            self._independent[shape[1:]] = not (fixed or across) and all(
-                part.dim() > 0 and part.shape[0] == n
-                for n, values in zip((2, 3), runs, strict=True)
-                for value in values
-                for part in (value if isinstance(value, (tuple, list)) else (value,))
-                if isinstance(part, Tensor)
-            )
-        return self._independent[shape[1:]]
+        dealt = session.dealer.slice_shape
+        if dealt is not None and dealt[1:] == shape[1:]:
+            return slices.fill(shape, dealt)
+        return slices.cut(shape, max((step.elements for step in self.costs(shape, session.parties)), default=0))
 
     def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
         """One slice through all layers."""

@@ -1,0 +1,78 @@
+"""Cutting a batch into slices: how many images fit in memory, and whether a net computes each image by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph import Step, run_all
+from hummingbird.graph.steps import refs
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+
+LANES = 2  # slices under way at a time (wire/turns.py)
+SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
+ELEMENT_BYTES = 200  # of these per element: a table of 32, ten words of 8, and what passes through
+
+
+class Slice(NamedTuple):
+    """Images start .. start + images of a batch, filled up with zeros to `shape`."""
+
+    start: int
+    images: int
+    shape: tuple[int, ...]
+
+    def of(self, x: MPCTensor) -> MPCTensor:
+        """This slice of a shared batch."""
+        share = share_of(x)[self.start : self.start + self.images]
+        missing = self.shape[0] - self.images
+        if missing:
+            share = torch.cat([share, share.new_zeros(missing, *self.shape[1:])])
+        return from_share(share, scale_of(x))
+
+
+def cut(shape: tuple[int, ...], largest: int) -> list[Slice]:
+    """Equal slices of a batch whose largest layer has this many elements, each of at most `SLICE_BYTES`."""
+    size = -(-shape[0] // max(1, -(-largest * ELEMENT_BYTES // SLICE_BYTES)))
+    starts = range(0, shape[0], max(1, size))
+    return [Slice(at, min(size, shape[0] - at), (min(size, shape[0] - at), *shape[1:])) for at in starts]
+
+
+def fill(shape: tuple[int, ...], dealt: tuple[int, ...]) -> list[Slice]:
+    """Slices of the shape that there is material for; the last one is filled up."""
+    return [Slice(at, min(dealt[0], shape[0] - at), dealt) for at in range(0, shape[0], dealt[0])]
+
+
+def join(outputs: Sequence[MPCTensor], slices: Sequence[Slice]) -> MPCTensor:
+    """The results of all slices as those of one batch."""
+    if len(slices) == 1 and slices[0].images == slices[0].shape[0]:
+        return outputs[0]
+    shares = [share_of(out)[: part.images] for out, part in zip(outputs, slices, strict=True)]
+    return from_share(torch.cat(shares), scale_of(outputs[0]))
+
+
+def rowwise(graph: Sequence[Step], shape: tuple[int, ...]) -> bool:
+    """Whether every image of a batch is computed by itself: all values of batches of 2 and of 3 keep that dimension.
+
+    False where shapes cannot tell: layers of `register_converter`, and maxima over the batch itself.
+    """
+    if any(step.op == "custom" for step in graph):
+        return False
+    try:
+        runs = {n: run_all(graph, torch.empty((n, *shape[1:]), device="meta")) for n in (2, 3)}
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    for step in graph:
+        if step.op in ("softmax", "argmax"):
+            (source,) = refs(step.inputs)
+            if step.attrs["dim"] % runs[2][source.index].dim() == 0:
+                return False
+    return all(
+        part.dim() > 0 and part.shape[0] == n
+        for n, values in runs.items()
+        for value in values
+        for part in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(part, Tensor)
+    )
