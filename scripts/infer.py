@@ -17,6 +17,7 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc.compare import PROTOCOLS
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire.meter import Meter
@@ -49,13 +50,18 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--data", type=Path, help="folder of the data sets (or HUMMINGBIRD_DATA); party 0 only")
     p.add_argument("--images", type=int, help="how many test images (default: all)")
-    p.add_argument("--batch", type=int, default=100, help="images per batch (default 100)")
+    p.add_argument("--batch", type=int, default=100, help="most images at a time, two such batches in turns (100)")
     p.add_argument("--bits", type=Path, help="windows per layer (docs/bit-config.md); default: exact comparisons")
     p.add_argument("--window", metavar="K:M", help="one window for all layers instead, e.g. 20:12")
     p.add_argument(
         "--weights", default="public", help='"public" (default), or the rank of the party that owns the weights'
     )
-    p.add_argument("--protocol", default="gmw", help="gmw (default): HummingBird's reduced-ring ReLU")
+    p.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        default=PROTOCOLS[0],
+        help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
+    )
     p.add_argument("--layers", action="store_true", help="print the meter's table layer by layer")
     p.add_argument("--json", type=Path, help="write the figures to a file")
     add_session_arguments(p)
@@ -84,6 +90,7 @@ def main() -> None:
     if args.checkpoint is not None and owner in (None, session.rank):
         load_checkpoint(args.checkpoint, net)
     private = hummingbird.convert_model(net, windows(args), args.weights if owner is None else owner, args.protocol)
+    private.images_per_slice = args.batch
     private.costs((args.batch, *data.shape), session.parties)  # says at once if the net cannot take such images
     images = labels = torch.empty(0)
     if session.rank == 0:
@@ -93,30 +100,25 @@ def main() -> None:
     said = session.channel.exchange_text(str(len(images)))
     total = len(images) if session.rank == 0 else int(said[0])
 
-    check_store(args, private, data.shape, total)
+    check_store(private, data.shape, total)
 
     session.channel.exchange_text("ready")
     started = time.perf_counter()
-    logits = []
     with hummingbird.meter() as meter, tqdm(total=total, unit="image", disable=session.rank != 0) as bar:
-        for start in range(0, total, args.batch):
-            batch = images[start : start + args.batch] if session.rank == 0 else None
-            out = private(hummingbird.cryptensor(batch, src=0)).get_plain_text(dst=0)
-            if session.rank == 0:
-                logits.append(out)
-            bar.update(min(args.batch, total - start))
+        shared = hummingbird.cryptensor(images if session.rank == 0 else None, src=0)
+        logits = private(shared, progress=bar.update).get_plain_text(dst=0)
     seconds = time.perf_counter() - started
     if session.rank == 0:
         with torch.no_grad():
             # With private weights party 0 has no net to compare with, unless they are its own.
             plain = net(images) if owner in (None, 0) else None
-        figures = summary(args, torch.cat(logits), plain, labels, meter, seconds, session.parties)
+        figures = summary(args, logits, plain, labels, meter, seconds, session.parties)
         show(figures, meter, args.layers)
         if args.json:
             args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def check_store(args: argparse.Namespace, private: PrivateNet, shape: tuple[int, ...], total: int) -> None:
+def check_store(private: PrivateNet, shape: tuple[int, ...], total: int) -> None:
     """Say how much material a store holds; DealerError if it is for another net or shape, or too little."""
     store = sessions.current().dealer
     if not isinstance(store, StoreDealer):
@@ -124,8 +126,7 @@ def check_store(args: argparse.Namespace, private: PrivateNet, shape: tuple[int,
     size = store.header.shape[0]
     if store.rank == 0:
         print(f"the store holds material for {store.slots_left * size} images, in slices of {size}")
-    batches = [min(args.batch, total - start) for start in range(0, total, args.batch)]
-    store.admit(private.facts, [(size, *shape)] * sum(-(-batch // size) for batch in batches))
+    store.admit(private.facts, [(size, *shape)] * -(-total // size))
 
 
 def summary(

@@ -186,12 +186,14 @@ def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
     rows = {what: [cell.partition(" ")[0].replace(",", "") for cell in cells] for what, *cells in lines}
     n = 10**6
     crypten = cost.crypten_relu(n, 2)
-    for label, window in (("window [20:12)", BitWindow(20, 12)), ("exact [64:0)", BitWindow(64, 0))):
-        here = cost.relu(n, window.w, 0, 2)
+    for label, window in (("window [20:12)", BitWindow(20, 12)), ("window [20:0)", BitWindow(20, 0))):
+        here = cost.masked_relu(n, window.k, window.m, 36, 2)  # 36: a ReLU behind a convolution, before another one
         published = (cost.published_relu_bits(window.w), (window.w - 1).bit_length() + 3)
         bits = [crypten.bits // n, published[0], here.bits // n]
         assert [float(x) for x in rows[f"bits per ReLU and party, {label}"]] == pytest.approx(bits, abs=0.5)
         assert [int(x) for x in rows[f"rounds, {label}"]] == [crypten.rounds, published[1], here.rounds]
+        offline = rows[f"offline bits per ReLU to party 0, {label}"]
+        assert float(offline[2]) == pytest.approx(here.offline_bits / n, abs=0.5)
 
 
 # What is shown runs ---------------------------------------------------------------------------------------------------

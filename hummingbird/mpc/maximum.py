@@ -53,7 +53,6 @@ class MaxPool(_Maximum):
     the ring.
     """
 
-
     def __init__(
         self,
         kernel: Sequence[int],
@@ -107,7 +106,6 @@ class MaxPool(_Maximum):
 class AdaptiveMaxPool(_Maximum):
     """Maximum over equal windows, `output_size` of them per dimension; the size must divide the input's."""
 
-
     def __init__(self, output_size: Sequence[int | None], comparison: Comparison) -> None:
         super().__init__()
         self.output_size, self.comparison = output_size, comparison
@@ -127,7 +125,6 @@ class AdaptiveMaxPool(_Maximum):
 
 class Softmax(_Maximum):
     """exp(x - max) / sum along `dim`: a maximum tree, two splines and a product; absolute error about 2e-3."""
-
 
     whole_ring = True
 
@@ -191,6 +188,9 @@ class Argmax(_Maximum):
         if self.comparison.drops:
             raise ConfigError("argmax needs bits to compare", hint="give it a window, or leave it out of the net")
         return 64
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64  # the window is widened: simpler than to say by how much
 
     def _widened(self, length: int) -> tuple[int, Comparison]:
         """c, and the comparison of the integers: c bits more, and one for their differences."""

@@ -63,7 +63,10 @@ class PrivateNet(nn.Module):
 
     graph: the canonical steps, on the meta device: shapes only, no weights.
     facts: what all parties must agree on. settings: for printing.
+    images_per_slice: the most images that run at a time, the same at all parties; None: as memory allows.
     """
+
+    images_per_slice: int | None = None
 
     def __init__(self, plan: Sequence[PlanStep], graph: Sequence[Step], facts: dict[str, str], settings: str) -> None:
         super().__init__()
@@ -192,7 +195,8 @@ class PrivateNet(nn.Module):
         dealt = session.dealer.slice_shape
         if dealt is not None and dealt[1:] == shape[1:]:
             return slices.fill(shape, dealt)
-        return slices.cut(shape, max((step.elements for step in self.costs(shape, session.parties)), default=0))
+        largest = max((step.elements for step in self.costs(shape, session.parties)), default=0)
+        return slices.cut(shape, largest, self.images_per_slice)
 
     def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
         """One slice through all layers."""

@@ -33,9 +33,10 @@ class Slice(NamedTuple):
         return from_share(share, scale_of(x))
 
 
-def cut(shape: tuple[int, ...], largest: int) -> list[Slice]:
-    """Equal slices of a batch whose largest layer has this many elements, each of at most `SLICE_BYTES`."""
-    size = -(-shape[0] // max(1, -(-largest * ELEMENT_BYTES // SLICE_BYTES)))
+def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
+    """Equal slices of a batch whose largest layer has this many elements, of at most `SLICE_BYTES` and `most` images."""
+    count = max(-(-largest * ELEMENT_BYTES // SLICE_BYTES), -(-shape[0] // most) if most else 1, 1)
+    size = -(-shape[0] // count)
     starts = range(0, shape[0], max(1, size))
     return [Slice(at, min(size, shape[0] - at), (min(size, shape[0] - at), *shape[1:])) for at in starts]
 

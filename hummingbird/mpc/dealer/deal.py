@@ -124,6 +124,6 @@ class _Writer:
             view = self._buffer.numpy().data[: self._fill]
             state = chunk_state(self._seed, len(self.checksums))
             state.update(view)
-            self.checksums.append(state.digest())
+            self.checksums.append(state.finalize())
             self._file.write(view)
             self._fill = 0

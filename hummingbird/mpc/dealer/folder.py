@@ -10,14 +10,15 @@
 A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory anywhere. Sizes and
 offsets follow from the requests. The index of a request is its place: setup, slot 0, slot 1, ...
 
-Checksums are BLAKE2b keyed from the seed, and the header's covers the others. They find damage, files of another store,
-and changes by somebody who could write the files but not read the seed. Whoever can read the seed needs no forgery: it
-opens this party's shares.
+Checksums of chunks are Poly1305, each with a key of its own from the seed, used for that one message; the header's is
+keyed BLAKE2b and covers the others. They find damage, files of another store, and changes by somebody who could write
+the files but not read the seed. Whoever can read the seed needs no forgery: it opens this party's shares.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import mmap
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
 from hummingbird.errors import DealerError, HummingbirdError
@@ -90,10 +92,9 @@ def _digest(fields: dict[str, Any], seed: bytes) -> str:
     return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_DIGEST).hexdigest()
 
 
-def chunk_state(seed: bytes, number: int) -> Any:
-    """The checksum of chunk `number` of a store's corrections, to be updated with its bytes."""
-    key, salt = derive(seed, "store", "chunks"), number.to_bytes(16, "little")
-    return hashlib.blake2b(key=key, salt=salt, digest_size=_DIGEST)
+def chunk_state(seed: bytes, number: int) -> Poly1305:
+    """The checksum of chunk `number` of a store's corrections, to be updated with its bytes: 15 GB/s."""
+    return Poly1305(derive(seed, "store", "chunk", number, 0)[:16] + derive(seed, "store", "chunk", number, 1)[:16])
 
 
 def checksums_digest(checksums: bytes) -> str:
@@ -212,7 +213,7 @@ class Corrections:
                 except OSError as error:
                     raise DealerError(f"cannot be read: {error.strerror}", where=str(self.path), hint=_OTHER) from None
                 state.update(piece[:count])
-            if state.digest() != self._checksums[number * _DIGEST : (number + 1) * _DIGEST]:
+            if not hmac.compare_digest(state.finalize(), self._checksums[number * _DIGEST : (number + 1) * _DIGEST]):
                 what = f"bytes {start + begin:,} to {start + end:,} are damaged (wrong checksum)"
                 raise DealerError(what, where=str(self.path), hint=_OTHER)
 
