@@ -34,7 +34,7 @@ class Slice(NamedTuple):
 
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
-    """Equal slices of a batch whose largest layer has this many elements, of at most `SLICE_BYTES` and `most` images."""
+    """Equal slices of at most `SLICE_BYTES` and `most` images; `largest`: elements of the batch's largest layer."""
     count = max(-(-largest * ELEMENT_BYTES // SLICE_BYTES), -(-shape[0] // most) if most else 1, 1)
     size = -(-shape[0] // count)
     starts = range(0, shape[0], max(1, size))
