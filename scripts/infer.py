@@ -58,7 +58,6 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--protocol",
-        choices=PROTOCOLS,
         default=PROTOCOLS[0],
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
     )

@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 
+import scripts.bench_linear
 import scripts.bench_relu
 import scripts.bench_resnet
 import scripts.demo
@@ -82,11 +83,12 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
     return out.getvalue()
 
 
-COMMANDS = ("info", "check", "estimate", "dealer")
+COMMANDS = ("info", "check", "estimate", "dealer", "deal")
 HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in COMMANDS},
     "scripts.infer": lambda: scripts.infer.parser().format_help(),
     "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
     "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
@@ -271,6 +273,19 @@ def test_info_and_estimate_lines_run(
     assert command.main(shlex.split(line)[3:]) == 0
     out = capsys.readouterr().out
     assert f"hummingbird    {VERSION}" in out if " info" in line else "total" in out
+
+
+def test_the_deal_line_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On fewer images; tests/test_infer.py runs a net from what it deals."""
+    monkeypatch.chdir(ROOT)
+    (line,) = [line for line in shell_lines() if "-m hummingbird deal " in line]
+    words = shlex.split(line.replace("--images 500", "--images 50"))[3:]
+    words[words.index("--out") + 1] = str(tmp_path / "store")
+    assert command.main(words) == 0
+    assert "1 slices of 50 images for 2 parties" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "store").iterdir()} == {"party-0", "party-1"}
 
 
 def test_the_worked_example_is_what_cost_says(capsys: pytest.CaptureFixture[str]) -> None:
