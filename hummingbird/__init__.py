@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.convert import convert_model, register_converter, validate_model
     from hummingbird.mpc.session import cryptensor, init, uninit
+    from hummingbird.search import search_bits
+    from hummingbird.twin.simulate import simulate
     from hummingbird.wire.meter import meter
 
 _HOMES = {
@@ -31,6 +33,8 @@ _HOMES = {
     "init": "mpc.session",
     "meter": "wire.meter",
     "register_converter": "convert",
+    "search_bits": "search",
+    "simulate": "twin.simulate",
     "uninit": "mpc.session",
     "validate_model": "convert",
 }
@@ -44,6 +48,8 @@ __all__ = [
     "init",
     "meter",
     "register_converter",
+    "search_bits",
+    "simulate",
     "uninit",
     "validate_model",
 ]

@@ -90,6 +90,19 @@ def convert_model(
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net, AgreementError if, after
     `init`, the parties differ.
     """
+    private = build(net, bits, weights, protocol)
+    if sessions.is_initialized():
+        private.prepare()
+    return private
+
+
+def build(
+    net: nn.Module,
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    weights: str | int = "public",
+    protocol: str = "masked",
+) -> PrivateNet:
+    """`convert_model` without a word to the other parties."""
     config = _config(bits)
     owner = _owner(weights)
     if protocol not in PROTOCOLS:
@@ -114,12 +127,7 @@ def convert_model(
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }
-    private = PrivateNet(
-        plan, [_bare(step) for step in steps], facts, f"protocol {protocol}, weights {facts['weights']}"
-    )
-    if sessions.is_initialized():
-        private.prepare()
-    return private
+    return PrivateNet(plan, [_bare(step) for step in steps], facts, f"protocol {protocol}, weights {facts['weights']}")
 
 
 def _config(bits: BitConfig | BitWindow | str | PathLike[str] | None) -> BitConfig:

@@ -44,24 +44,39 @@ def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> lis
     return _convert(net, custom)[1]
 
 
+def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> Walk:
+    """The walk behind `trace`, before batch norms are folded: which step each traced call became. Raises as `trace`."""
+    walked, found = _walk(net, custom)
+    if found or walked is None:
+        raise ModelError(found)
+    return walked
+
+
 def _convert(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[list[Step], list[Problem]]:
+    walked, found = _walk(net, custom)
+    return ([] if walked is None else walked.builder.steps), found
+
+
+def _walk(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[Walk | None, list[Problem]]:
     if not isinstance(net, nn.Module):
         raise InputError(f"expected a torch.nn.Module, got {type(net).__name__}", where="net")
     try:
         twin = copy.deepcopy(net).eval()  # forward() runs once below, and may write to anything
     except Exception as error:  # the net may hold anything, and its own __deepcopy__ runs
         hint = "remove what cannot be copied: weight_norm and other computed weights, open files, locks"
-        return [], [Problem("net", f"it cannot be copied: {str(error).partition(chr(10))[0]}", hint)]
+        return None, [Problem("net", f"it cannot be copied: {str(error).partition(chr(10))[0]}", hint)]
     with torch.no_grad():
         captured = capture(twin, tuple(custom))
         if captured.graph is None:
-            return [], captured.problems
-        walk = _Walk(captured, tuple(custom))
-        walk.nodes()
-    return walk.builder.steps, list(dict.fromkeys(captured.problems + walk.problems))
+            return None, captured.problems
+        walked = Walk(captured, tuple(custom))
+        walked.nodes()
+    return walked, list(dict.fromkeys(captured.problems + walked.problems))
 
 
-class _Walk:
+class Walk:
+    """made: the step of each call that became one. renamed: the nodes that a call in place gives a new value."""
+
     def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...]) -> None:
         assert captured.graph is not None
         self.captured, self.custom = captured, custom
@@ -70,14 +85,19 @@ class _Walk:
         self.problems: list[Problem] = []
         self.values: dict[fx.Node, Any] = {}
         self.calls: Counter[str] = Counter()
+        self.made: dict[fx.Node, Step] = {}
+        self.renamed: dict[fx.Node, list[fx.Node]] = {}
         self.taken = {name for name, _ in captured.root.named_modules()}
 
     def nodes(self) -> None:
         """Convert every live node."""
         for node in self.live:
             self.builder.name = self._name(node)
+            before = len(self.builder.steps)
             try:
                 value = self._value(node)
+                if len(self.builder.steps) == before + 1:
+                    self.made[node] = self.builder.steps[-1]
                 self.values[node] = value
                 self._remember(node, value)
             except Unsupported as problem:
@@ -162,7 +182,8 @@ class _Walk:
         elif written and value != self.values[base] and self.builder.kind(value) in (TENSOR, UNKNOWN):
             if not isinstance(self.values[base], Ref):
                 raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
-            for other in self.aliases.written(node, base):
+            self.renamed[node] = self.aliases.written(node, base)
+            for other in self.renamed[node]:
                 self.values[other] = value
             self.aliases.same(node, base)
         elif value == self.values[base] and _function_name(node) not in ("clone", "contiguous"):

@@ -30,7 +30,7 @@ def pass_on() -> None:
     place = _place.get()
     if place is not None:
         started = time.perf_counter()
-        place[0]._pass_on(place[1])
+        place[0].pass_on_as(place[1])
         meter.away(time.perf_counter() - started)
 
 
@@ -81,7 +81,8 @@ class Turns:
             if self._failed is not None:
                 raise _Stopped
 
-    def _pass_on(self, number: int) -> None:
+    def pass_on_as(self, number: int) -> None:
+        """Let the next one run, in the name of function `number`, whose turn it is."""
         with self._changed:
             self._running.append(self._running.pop(0))
             self._changed.notify_all()

@@ -1,0 +1,146 @@
+"""The net itself, call by call, with the steps that its calls become: for a twin that trains with the net.
+
+`trace` gives copies of weights and folds batch norms; here every call is made on the live modules, as forward() would,
+except those of chosen ops. They are found by the same walk, so they have the same names. A call in place is
+replaced by one that is not; all names of the tensor get the new value, as in the list of steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hummingbird.errors import InputError
+from hummingbird.graph.capture import capture
+from hummingbird.graph.steps import Step
+from hummingbird.graph.trace import walk
+from hummingbird.graph.vocabulary import module_rule
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node of the traced net; `step` is what it becomes. renamed: nodes that stand for its result from here on.
+
+    training: arguments where they differ in training mode. dead: values that nothing reads any more.
+    """
+
+    node: fx.Node
+    step: Step | None
+    renamed: tuple[fx.Node, ...]
+    training: tuple[Any, Any]
+    dead: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class LiveNet:
+    """All calls in order; wrapped: the net is a single layer, named "0"."""
+
+    calls: tuple[Call, ...]
+    wrapped: bool
+    trains: bool  # whether forward() makes the same calls in training
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LiveNet:
+        return self  # it holds no weights and never changes
+
+    def run(self, net: nn.Module, x: Any, instead: Mapping[str, Callable[..., Any]]) -> Any:
+        """forward(x), with `instead[name](tensor, weight of a PReLU)` for the steps of these names."""
+        if net.training and not self.trains:
+            hint = "fine-tune the net in eval mode, or take the test of self.training out of forward()"
+            raise InputError("forward() takes another way in training mode", where="simulate", hint=hint)
+        values: dict[fx.Node, Any] = {}
+        for call in self.calls:
+            values[call.node] = value = self._value(net, call, x, values, instead)
+            for other in call.renamed if call.step is not None and call.step.name in instead else ():
+                values[other] = value
+            if call.node.op == "output":
+                return value
+            for node in call.dead:
+                values.pop(node, None)
+        raise AssertionError("a graph ends with its output")
+
+    def _value(
+        self, net: nn.Module, call: Call, x: Any, values: dict[fx.Node, Any], instead: Mapping[str, Callable[..., Any]]
+    ) -> Any:
+        node = call.node
+        if node.op == "placeholder":
+            return x
+        target = str(node.target)
+        path = target.partition(".")[2] if self.wrapped else target
+        if node.op == "get_attr":
+            return _attribute(net, path)
+        given: Any = call.training if net.training else (node.args, node.kwargs)
+        args: Any
+        kwargs: Any
+        args, kwargs = (fx.node.map_arg(part, lambda source: values[source]) for part in given)
+        if node.op == "output":
+            return args[0]
+        module = net.get_submodule(path) if node.op == "call_module" else None
+        if call.step is not None and call.step.name in instead:
+            tensor = args[0] if args else kwargs["input"]
+            if call.step.op != "prelu":
+                return instead[call.step.name](tensor)
+            weight = module.weight if module is not None else args[1] if len(args) > 1 else kwargs["weight"]
+            return instead[call.step.name](tensor, weight)
+        if module is not None:
+            return module(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _attribute(net: nn.Module, path: str) -> Any:
+    value: Any = net
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
+    """The calls of a net that `trace` accepts; the net is not touched. Raises ModelError as `trace` does."""
+    walked = walk(net, custom=custom)
+    nodes, graph = walked.live, walked.captured.graph
+    assert graph is not None
+    with torch.no_grad():
+        other = capture(copy.deepcopy(net).train(), custom).graph
+    training = _arguments(graph, other) if other is not None else None
+    last = {source: node for node in nodes for source in node.all_input_nodes}
+    place = {node: number for number, node in enumerate(nodes)}
+
+    def renamed(node: fx.Node) -> tuple[fx.Node, ...]:
+        return tuple(x for x in walked.renamed.get(node, ()) if x in last and place[last[x]] > place[node])
+
+    calls = tuple(
+        Call(
+            node,
+            _without_weights(walked.made.get(node)),
+            renamed(node),
+            (training or {}).get(node, (node.args, node.kwargs)),
+            tuple(source for source in node.all_input_nodes if last[source] is node),
+        )
+        for node in nodes
+    )
+    return LiveNet(calls, module_rule(net) is not None or type(net) in custom, training is not None)
+
+
+def _without_weights(step: Step | None) -> Step | None:
+    if step is None:
+        return None
+    return replace(step, attrs={key: x for key, x in step.attrs.items() if not isinstance(x, (Tensor, nn.Module))})
+
+
+def _arguments(graph: fx.Graph, other: fx.Graph) -> dict[fx.Node, tuple[Any, Any]] | None:
+    """The arguments that each node of `graph` has in `other`; None unless both make the same calls."""
+    if len(graph.nodes) != len(other.nodes):
+        return None
+    pairs = dict(zip(other.nodes, graph.nodes, strict=True))
+    if any((a.op, a.target) != (b.op, b.target) for a, b in pairs.items()):
+        return None
+    return {
+        mine: tuple(fx.node.map_arg(part, lambda node: pairs[node]) for part in (theirs.args, theirs.kwargs))
+        for theirs, mine in pairs.items()
+    }

@@ -1,0 +1,36 @@
+"""The windows of a net, found by a pure algorithm over `evaluate(config) -> accuracy` (HummingBird, section 4.3).
+
+layers = [ComparingLayer("relu1", 65536, largest=300_000), ComparingLayer("relu2", 16384, largest=90_000)]
+eco = search_bits(group_layers(layers, "layer"), evaluate)                       # m = 0: nothing changes
+bits = search_bits(group_layers(layers, "layer"), evaluate, budget=8 / 64)       # HummingBird-b
+
+problem.py      what is searched: layers, groups, windows worth a trial
+groups.py       groups by layer, block, stage or patterns
+objective.py    what an assignment costs: the paper's bits, online bytes, seconds
+evaluator.py    what answers: a plain function, or an object that caches activations
+journal.py      every answer in a file, which a restarted search replays
+questions.py    asking: checks, counts, progress
+tree.py         the depth-first search and its prunings
+find.py         `search_bits`
+net.py          layers, prices and limits of a real net (needs CrypTen, so it is not loaded from here)
+"""
+
+from hummingbird.search.evaluator import Evaluator
+from hummingbird.search.find import search_bits
+from hummingbird.search.groups import group_layers
+from hummingbird.search.objective import Objective, bit_budget, online_bytes, predicted_seconds
+from hummingbird.search.problem import ComparingLayer, Group
+from hummingbird.search.questions import Progress
+
+__all__ = [
+    "ComparingLayer",
+    "Evaluator",
+    "Group",
+    "Objective",
+    "Progress",
+    "bit_budget",
+    "group_layers",
+    "online_bytes",
+    "predicted_seconds",
+    "search_bits",
+]

@@ -1,0 +1,116 @@
+"""A real net as the search sees it: comparing layers, the highest k of each, what windows cost, what can be run.
+
+The net is built once. Windows are then put into its layers and the plan is made anew, which takes milliseconds; no
+session is needed and nothing is sent. A plan with windows of no bits has other scales and fewer valid bits behind
+them (mpc/planner.py): `accepts` tells what still fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from hummingbird import convert, graph
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.cost import FREE, Cost
+from hummingbird.errors import ConfigError, InputError, ModelError
+from hummingbird.graph.steps import refs
+from hummingbird.mpc.compare import PROTOCOLS, Comparison
+from hummingbird.mpc.layer import Layer
+from hummingbird.mpc.net import PlanStep, PrivateNet
+from hummingbird.mpc.planner import Built, Planner
+from hummingbird.ring import SCALE
+from hummingbird.search.objective import Prices
+from hummingbird.search.problem import ComparingLayer
+
+
+class SearchedNet:
+    """A plain net for images of `image_shape`, without the batch: (C, H, W).
+
+    Raises ModelError for a net that cannot be converted, InputError for one that has nothing to search or does not
+    take such images, ConfigError for an unknown protocol.
+
+        searched = SearchedNet(net, (3, 32, 32))
+        groups = group_layers(searched.layers(largest), "stage")
+        search_bits(groups, evaluate, 8 / 64, accepts=searched.accepts, identity=searched.fingerprint)
+    """
+
+    def __init__(self, net: nn.Module, image_shape: Sequence[int], protocol: str = "masked") -> None:
+        if protocol not in PROTOCOLS:
+            raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
+        if problems := convert.validate_model(net):
+            raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
+        self.image_shape, self.protocol = tuple(image_shape), protocol
+        steps = graph.trace(net, custom=tuple(convert._custom))
+        build = convert._builder(protocol, BitConfig(EXACT), None)
+        self._built: dict[str, Built] = {step.name: build(step) for step in steps}
+        self._steps = [convert._bare(step) for step in steps]
+        self._comparisons: dict[str, Comparison] = {
+            name: built.layer.comparison
+            for name, built in self._built.items()
+            if isinstance(built.layer, Layer) and built.layer.comparison is not None
+        }
+        if not self._comparisons:
+            hint = "a net without ReLU or another comparing layer needs no windows"
+            raise InputError("no comparing layers", where="net", hint=hint)
+        self.fingerprint = graph.fingerprint(steps)
+        plan = self._plan(BitConfig(EXACT))
+        costs = PrivateNet(plan, self._steps, {}, "").costs((1, *self.image_shape), 2)
+        self._outputs = {planned.name: planned.elements for planned in costs}
+        self._limits = {step.name: self._limit(plan, step) for step in plan if step.name in self._comparisons}
+        self._costs: dict[tuple[BitWindow, int, int], dict[str, Cost]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Qualified names of the comparing layers, in the order of execution."""
+        return list(self._comparisons)
+
+    def layers(self, largest: Mapping[str, int]) -> list[ComparingLayer]:
+        """The comparing layers; `largest`: for each of them the largest |x| it compares, in ring units.
+
+        InputError for a layer without magnitude, or a magnitude without layer.
+        """
+        if set(largest) != set(self.names):
+            wrong = sorted(set(largest) ^ set(self.names))
+            hint = f"one for each of {', '.join(self.names)}"
+            raise InputError(f"magnitudes and layers differ in {', '.join(wrong)}", where="largest", hint=hint)
+        return [ComparingLayer(name, self._outputs[name], largest[name], self._limits[name]) for name in self.names]
+
+    def accepts(self, config: BitConfig) -> bool:
+        """Whether the net can be converted with these windows."""
+        try:
+            self._plan(config)
+        except ConfigError:
+            return False
+        return True
+
+    def prices(self, parties: int) -> Prices:
+        """What a layer of this net costs with a window, whatever its kind: for `online_bytes`, `predicted_seconds`."""
+
+        def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
+            if window.w == 0:
+                return FREE
+            key = window, images, parties
+            if key not in self._costs:
+                self._costs[key] = self._priced(*key)
+            return self._costs[key][layer.name]
+
+        return price
+
+    def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
+        """Price of every comparing layer with this window, on the shares of the exact net."""
+        plan = self._plan(BitConfig(EXACT))
+        for comparison in self._comparisons.values():
+            comparison.window = window
+        costs = PrivateNet(plan, self._steps, {}, "").costs((images, *self.image_shape), parties)
+        return {planned.name: planned.cost for planned in costs if planned.name in self._comparisons}
+
+    def _plan(self, config: BitConfig) -> list[PlanStep]:
+        for name, comparison in self._comparisons.items():
+            comparison.window, comparison.valid, comparison.ring = config.window(name), 64, 64
+        return Planner(lambda step: self._built[step.name], self.protocol).plan(self._steps)
+
+    def _limit(self, plan: Sequence[PlanStep], step: PlanStep) -> int:
+        scale = max(plan[ref.index].scale for ref in refs(step.inputs))
+        return self._comparisons[step.name].valid - (scale - SCALE)

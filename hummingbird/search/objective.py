@@ -1,0 +1,118 @@
+"""What an assignment of windows costs: a sum over its layers, exact in rationals so that ties are ties.
+
+    bits       sum of w x outputs / sum of 64 x outputs, HummingBird's budget (section 4.3): 8/64 keeps 8 bits of each
+    bytes      what a party sends online per image, frames included
+    seconds    on the wire, for a batch of images at a bandwidth and a round-trip time
+
+The last two are cost.py's closed forms. The masked opening sends k + 2 bits whatever m is, so there a lower k pays,
+not a narrower window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from hummingbird import cost
+from hummingbird.bits import BitWindow
+from hummingbird.cost import FREE, Cost
+from hummingbird.errors import ConfigError
+from hummingbird.search.problem import ComparingLayer
+
+Prices = Callable[[ComparingLayer, BitWindow, int], Cost]  # of a layer with a window, for a number of images
+
+LEAST_WIDTH = {"masked": 2, "gmw": 1}  # bits that a window must keep if it keeps any
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A price for every layer and window. facts: what it was made from, for provenance and resumed searches."""
+
+    name: str
+    unit: str
+    price: Callable[[ComparingLayer, BitWindow], Fraction]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    least_width: int = 2
+
+    def total(self, layers: Iterable[ComparingLayer], window: BitWindow) -> Fraction:
+        """Price of the same window in all of these layers."""
+        return sum((self.price(layer, window) for layer in layers), Fraction(0))
+
+
+def relu_prices(protocol: str, parties: int) -> Prices:
+    """Price of a layer of ReLUs on the shares behind a linear layer. ConfigError for an unknown protocol."""
+    _least_width(protocol)
+    if type(parties) is not int or parties < 2:
+        raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
+
+    def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
+        n = layer.outputs * images
+        if window.w == 0:
+            return FREE
+        if protocol == "gmw":
+            return cost.relu(n, window.w, 16, parties)
+        return cost.masked_relu(n, window.k, window.m, 64, parties)
+
+    return price
+
+
+def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Objective:
+    """The paper's budget: the fraction of bits kept, over all of these layers."""
+    whole = 64 * sum(layer.outputs for layer in layers)
+
+    def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
+        return Fraction(window.w * layer.outputs, whole)
+
+    return Objective("bits", "of 64 bits per output", price, {"protocol": protocol}, _least_width(protocol))
+
+
+def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
+    """Bytes that a party sends online per image, in batches of `images`, which share the headers of their frames.
+
+    prices: of other layers than ReLUs behind a linear layer, see `hummingbird.search.net`.
+    """
+    priced = prices or relu_prices(protocol, parties)
+    _positive("images", images)
+
+    def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
+        return Fraction(priced(layer, window, images).bits, 8 * images)
+
+    facts = {"protocol": protocol, "parties": parties, "images": images}
+    return Objective("bytes", "bytes sent per party and image", price, facts, _least_width(protocol))
+
+
+def predicted_seconds(
+    protocol: str,
+    parties: int,
+    *,
+    bandwidth: float,
+    rtt: float,
+    images: int = 1,
+    prices: Prices | None = None,
+) -> Objective:
+    """Seconds on the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back."""
+    priced = prices or relu_prices(protocol, parties)
+    _positive("images", images)
+    _positive("bandwidth", bandwidth)
+    if not 0 <= rtt < float("inf"):
+        raise ConfigError(f"a round-trip time of {rtt!r}", where="rtt", hint="seconds, 0 or more")
+
+    def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
+        return Fraction(priced(layer, window, images).seconds(bandwidth, rtt))
+
+    facts = {"protocol": protocol, "parties": parties, "images": images, "bandwidth": bandwidth, "rtt": rtt}
+    return Objective("seconds", "seconds per batch", price, facts, _least_width(protocol))
+
+
+def _least_width(protocol: str) -> int:
+    if protocol not in LEAST_WIDTH:
+        hint = f"one of {', '.join(LEAST_WIDTH)}"
+        raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=hint)
+    return LEAST_WIDTH[protocol]
+
+
+def _positive(what: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise ConfigError(f"{what} is {value!r}", where=what, hint="a positive number")

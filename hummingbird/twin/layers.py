@@ -1,0 +1,176 @@
+"""The layers that compare, on real tensors: the formulas of mpc/activations.py and mpc/maximum.py over the law.
+
+Each is built from the private layer itself, so that windows, knots, pooling places and rounded constants are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph import OPS, Step
+from hummingbird.mpc import activations as act
+from hummingbird.mpc.layer import Layer
+from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.ring import SCALE
+from hummingbird.twin.compare import Compare, leaves
+from hummingbird.twin.law import UNIT, Law
+
+Twin = Callable[..., Tensor]  # (value, the slopes of a PReLU) -> value
+
+
+def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) -> Twin:
+    """The twin of a private layer whose input has this scale."""
+    comparison = layer.comparison
+    assert comparison is not None
+    if comparison.drops:
+        return _first_places(layer) if isinstance(layer, (MaxPool, AdaptiveMaxPool)) else lambda x, *_: x.clone()
+    law = Law.of(comparison, scale, parties)
+    if isinstance(layer, Argmax):
+        return _argmax(layer, parties)
+    if isinstance(layer, Softmax):
+        return _softmax(layer, law, parties, compare)
+    if isinstance(layer, (MaxPool, AdaptiveMaxPool)):
+        return _max_pool(layer, step, law, compare)
+    if isinstance(layer, act.PReLU):
+        return _prelu(law, compare)
+    if isinstance(layer, act.LeakyReLU):
+        return _leaky(layer.slope * UNIT, law, compare)
+    if isinstance(layer, act.Hardtanh):
+        return _hardtanh(layer, law, compare)
+    if isinstance(layer, act.Hardswish):
+        return _hardswish(law, compare)
+    if isinstance(layer, act.Spline):
+        return lambda x: _spline(layer, law, compare, x)
+    assert isinstance(layer, act.ReLU), f"no twin of {type(layer).__name__}"
+    return lambda x: compare.relu(x, law)
+
+
+def _common(compare: Compare, x: Tensor, law: Law) -> Tensor | None:
+    """gmw: comparisons of x - t for several t cut the same shares: party 0 alone adds t. Masks are fresh for each."""
+    return compare.draw(x, law) if law.protocol == "gmw" and law.draws else None
+
+
+def _leaky(slope: float, law: Law, compare: Compare) -> Twin:
+    def leaky(x: Tensor) -> Tensor:
+        y, z = compare.both(x, law)
+        return z * slope + y * (1 - slope)
+
+    return leaky
+
+
+def _prelu(law: Law, compare: Compare) -> Twin:
+    def prelu(x: Tensor, weight: Tensor) -> Tensor:
+        y, z = compare.both(x, law)
+        return y + (z - y) * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
+
+    return prelu
+
+
+def _hardtanh(layer: act.Hardtanh, law: Law, compare: Compare) -> Twin:
+    def hardtanh(x: Tensor) -> Tensor:
+        u = _common(compare, x, law)
+        above = [compare.both(x - bound, law, u)[0] for bound in (layer.low, layer.high)]
+        return layer.low + above[0] - above[1]
+
+    return hardtanh
+
+
+def _hardswish(law: Law, compare: Compare) -> Twin:
+    sixth = round(2**SCALE / 6) * UNIT
+
+    def hardswish(x: Tensor) -> Tensor:
+        u = _common(compare, x, law)
+        (lower, z), (upper, _) = (compare.both(x + bound, law, u) for bound in (3.0, -3.0))
+        return (z - 3.0) * (lower - upper) * sixth
+
+    return hardswish
+
+
+def _spline(layer: act.Spline, law: Law, compare: Compare, x: Tensor) -> Tensor:
+    """value + slope z_0 + sum of bends y_j; in float32, for the sum has terms that cancel."""
+    u, real = _common(compare, x, law), x.float()
+    out = torch.full_like(real, float(layer.value))
+    for number, (knot, bend) in enumerate(zip(layer.knots.tolist(), layer.bends.tolist(), strict=True)):
+        y, z = compare.both(real - knot, law, u)
+        out = out + y * bend + (z * float(layer.slope) if number == 0 else 0.0)
+    return out.to(x.dtype)
+
+
+def _maximum(taps: Tensor, law: Law, compare: Compare) -> Tensor:
+    """`mpc.maximum.maximum`: a tree of b + relu(a - b) over dimension 0."""
+    while taps.shape[0] > 1:
+        pairs = taps.shape[0] // 2
+        a, b = taps[:pairs], taps[pairs : 2 * pairs]
+        taps = torch.cat([b + compare.relu(a - b, law), taps[2 * pairs :]])
+    return taps[0]
+
+
+def _taps(layer: Layer, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """One dimension after the other, as the private layer goes through them."""
+    pool = layer.pool(x.shape) if isinstance(layer, AdaptiveMaxPool) else layer
+    assert isinstance(pool, MaxPool)
+    for d in reversed(range(len(pool.kernel))):
+        axis = x.dim() - len(pool.kernel) + d
+        places = pool.places(x.shape[axis], d).to(x.device)
+        x = reduce(torch.stack([x.index_select(axis, row) for row in places]))
+    return x
+
+
+def _first_places(layer: Layer) -> Twin:
+    return lambda x: _taps(layer, x, lambda taps: taps[0])
+
+
+def _max_pool(layer: Layer, step: Step, law: Law, compare: Compare) -> Twin:
+    def max_pool(x: Tensor) -> Tensor:
+        # Every difference lies within the spread of all values: then torch's own pooling is what the tree computes.
+        if not law.draws and x.numel():
+            least, most = torch.aminmax(x.detach())
+            if not leaves(torch.stack([least - most, most - least]).float(), law):
+                return OPS[step.op](step.attrs, x)
+        return _taps(layer, x, lambda taps: _maximum(taps, law, compare))
+
+    return max_pool
+
+
+def _softmax(layer: Softmax, law: Law, parties: int, compare: Compare) -> Twin:
+    assert layer.comparison is not None
+    late = Law.of(layer.comparison, 2 * SCALE, parties)
+
+    def softmax(x: Tensor) -> Tensor:
+        values = x.float().movedim(layer.dim, 0)
+        exp = _spline(layer.exp, law, compare, values - _maximum(values, law, compare))
+        inverse = _spline(layer.reciprocal(len(values)), late, compare, exp.sum(0))
+        return (exp * inverse).movedim(0, layer.dim).to(x.dtype)
+
+    return softmax
+
+
+def _argmax(layer: Argmax, parties: int) -> Twin:
+    """On integers, as the private layer does it; its window has m = 0: nothing is random."""
+
+    def argmax(x: Tensor, *_: Any) -> Tensor:
+        values = x.detach().movedim(layer.dim, 0)
+        length = len(values)
+        places = torch.arange(length, device=x.device).view(-1, *[1] * (values.dim() - 1))
+        bits, comparison = layer._widened(length)
+        law = Law.of(comparison, SCALE, parties)
+
+        def relu(r: Tensor) -> Tensor:
+            bit, z = law.decide(r, torch.zeros_like(r))
+            return z * bit
+
+        # Below 2^30 as reals, so that c more bits stay inside the ring.
+        numbers = (law.ring(values) << bits) + (length - 1 - places)
+        most = numbers
+        while most.shape[0] > 1:
+            pairs = most.shape[0] // 2
+            a, b = most[:pairs], most[pairs : 2 * pairs]
+            most = torch.cat([b + relu(a - b), most[2 * pairs :]])
+        index = (relu(numbers - most[0] + 1) * places).sum(0)
+        return (index.unsqueeze(layer.dim) if layer.keepdim else index).to(x.dtype)
+
+    return argmax

@@ -1,0 +1,162 @@
+"""`simulate(net, bits)`: the plaintext twin of `convert_model(net, bits)`, with no shares, no network and no session.
+
+The net itself runs, live modules and parameters; only what compares is replaced, by the law of its comparison
+(twin/law.py), under the same names. So windows can be tried on a whole validation set, and a net can be trained with
+them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from os import PathLike
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import convert, graph
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.errors import ConfigError
+from hummingbird.graph.live import live
+from hummingbird.graph.steps import Step, refs
+from hummingbird.mpc.compare import Comparison
+from hummingbird.mpc.layer import Layer
+from hummingbird.mpc.linear import Linear
+from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.planner import Built, Planner
+from hummingbird.twin.compare import Compare
+from hummingbird.twin.exact import Parties
+from hummingbird.twin.layers import Twin, build
+
+MODES = ("fast", "exact")
+
+
+def simulate(
+    net: nn.Module,
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    protocol: str = "masked",
+    parties: int = 2,
+    mode: str = "fast",
+    seed: int | None = None,
+    clamp: bool = False,
+) -> nn.Module:
+    """A module on plain tensors that computes what private inference of `net` with these windows computes.
+
+    bits, protocol: as for `convert_model`. parties: 2 or more.
+    mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
+        parameters are the net's, gradients pass where values passed. Only comparisons follow the protocol; rounding
+        of inputs and weights to 2^-16 is not modelled. "exact" runs all parties' code in this process: the integers
+        of private inference, without gradients, always as in eval mode.
+    seed: repeats the same random numbers; None: from torch's generator ("fast"), or fresh ("exact").
+    clamp: in training mode, move what is compared into the window, with gradient zero outside: values beyond
+        +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
+
+    Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
+
+        twin = hummingbird.simulate(net, "bits.json")
+        accuracy = (twin(images).argmax(1) == labels).float().mean()
+    """
+    if type(parties) is not int or parties < 2:
+        raise ConfigError(f"parties={parties!r}", where="simulate", hint="the number of parties: 2 or more")
+    if mode not in MODES:
+        raise ConfigError(f"unknown mode {mode!r}", where="simulate", hint=f"one of {', '.join(MODES)}")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+        raise ConfigError(f"seed={seed!r}", where="simulate", hint="None, or an integer from 0 to 2^63 - 1")
+    if mode == "exact" and clamp:
+        raise ConfigError("clamp with mode='exact'", where="simulate", hint="clamping is for training: mode='fast'")
+    private = convert.build(net, bits, protocol=protocol)
+    if mode == "exact":
+        return ExactTwin(net, bits, protocol, parties, seed)
+    return FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp))
+
+
+class FastTwin(nn.Module):
+    """The net with the laws of its comparisons in place; `net` is a child, with its parameters and its mode.
+
+    plan: of its private form.
+    """
+
+    def __init__(self, net: nn.Module, plan: Sequence[PlanStep], protocol: str, parties: int, compare: Compare) -> None:
+        super().__init__()
+        self.net = net
+        self.training = net.training
+        self._protocol, self._parties, self._compare = protocol, parties, compare
+        self._calls = live(net, tuple(convert._custom))
+        self._graph: list[tuple[Step, Built]] = []
+        self._layers = self._twins(plan)
+
+    def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
+        """Of all layers that compare, by name."""
+        steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
+        scales = [step.scale for step in plan]
+        return {
+            step.name: build(
+                step.layer, steps[step.name], scales[next(refs(step.inputs)).index], self._parties, self._compare
+            )
+            for step in plan
+            if isinstance(step.layer, Layer) and step.layer.comparison is not None
+        }
+
+    def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
+        """Other windows for the same net, in milliseconds after the first time: for those who try many.
+
+        Raises ConfigError as `simulate` does; the twin then keeps the windows it has.
+        """
+        config = convert._config(bits)
+        config.check_names(self.comparing_layers)
+        if not self._graph:
+            make = convert._builder(self._protocol, BitConfig(EXACT), None)
+            for step in graph.trace(self.net, custom=tuple(convert._custom)):
+                built = make(step)
+                if isinstance(built.layer, Linear):
+                    built.layer.to("meta")  # a plan asks for no weights
+                self._graph.append((step, built))
+        found = {step.name: built for step, built in self._graph}
+        for name in self.comparing_layers:
+            layer = found[name].layer
+            assert isinstance(layer, Layer) and layer.comparison is not None
+            # A copy: twins of the windows before may hold the layer.
+            layer = found[name].layer = copy.copy(layer)
+            layer.comparison = Comparison(self._protocol, config.window(name))
+        plan = Planner(lambda step: found[step.name], self._protocol).plan([step for step, _ in self._graph])
+        self._layers = self._twins(plan)
+
+    @property
+    def comparing_layers(self) -> list[str]:
+        """Names of the layers that have a window, as in `PrivateNet`."""
+        return list(self._layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: real, the net's own input."""
+        self._compare.training = self.net.training
+        out: Tensor = self._calls.run(self.net, x, self._layers)
+        return out
+
+
+class ExactTwin(nn.Module):
+    """All parties of a private inference in one process. The net is converted anew for every call: it may have
+    changed.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        bits: BitConfig | BitWindow | str | PathLike[str] | None,
+        protocol: str,
+        parties: int,
+        seed: int | None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.training = net.training
+        self._bits, self._protocol = convert._config(bits), protocol
+        self._parties, self._seed = parties, seed
+        self._running: dict[torch.device, Parties] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: real, |x| < 2^30; float32 result. InputError for other values, and for shapes that the net cannot take."""
+        if x.device not in self._running:
+            self._running[x.device] = Parties(self._parties, self._seed, x.device)
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            private = convert.build(self.net, self._bits, protocol=self._protocol)
+            return self._running[x.device].run(private, x)
