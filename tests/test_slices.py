@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -132,6 +134,28 @@ def test_an_error_ends_both_and_is_raised(failing: int) -> None:
     with pytest.raises(ValueError, match=f"number {failing}"):
         Turns().run([lambda: work(0), lambda: work(1)])
     assert reached == []
+
+
+def test_a_signal_does_not_wait_for_the_other_ones_message() -> None:
+    waiting, message = threading.Event(), threading.Event()
+
+    def first() -> None:
+        pass_on()
+
+    def second() -> None:
+        waiting.set()
+        message.wait(20)
+
+    def interrupt() -> None:
+        waiting.wait(5)
+        signal.raise_signal(signal.SIGINT)
+
+    started = time.monotonic()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        Turns().run([first, second])
+    assert time.monotonic() - started < 5
+    message.set()
 
 
 def test_the_time_of_the_other_one_is_not_counted_as_computing() -> None:

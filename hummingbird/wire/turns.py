@@ -68,8 +68,10 @@ class Turns:
         for thread in threads:
             thread.start()
         contextvars.copy_context().run(work, 0)
-        for thread in threads:
-            thread.join()  # ends: a turn waits for a message at most, and that wait is bounded
+        if self._failed is None or isinstance(self._failed, Exception):
+            for thread in threads:
+                thread.join()  # ends: a turn waits for a message at most, and that wait is bounded
+        # A signal (Ctrl-C, SIGTERM) does not wait for a message: closing the channel ends the other computation too.
         if self._failed is not None:
             raise self._failed
         return results
