@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -148,7 +149,7 @@ def test_a_signal_does_not_wait_for_the_other_ones_message() -> None:
 
     def interrupt() -> None:
         waiting.wait(5)
-        signal.raise_signal(signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
 
     started = time.monotonic()
     threading.Thread(target=interrupt).start()
