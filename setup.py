@@ -12,7 +12,7 @@ README = Path(__file__).with_name("README.md")
 
 NATIVE = Extension(
     "hummingbird.kernels._native",
-    sources=[f"hummingbird/kernels/csrc/{name}.cpp" for name in ("kernels", "masked", "products")],
+    sources=[f"hummingbird/kernels/csrc/{name}.cpp" for name in ("kernels", "masked", "products", "twin")],
     depends=["hummingbird/kernels/csrc/common.h"],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],
     extra_link_args=["-pthread"],

@@ -1,4 +1,5 @@
-"""Machine operations on shares: bit planes, packed bits and words, the masked selection, the masked opening.
+"""Machine operations on shares: bit planes, packed bits and words, the masked selection, the masked opening; and the
+plaintext twin's comparison.
 
 Every function here checks its arguments and then runs the fastest version that can take them: C++ (`native`) for
 contiguous tensors on the CPU, plain torch (`reference`, the definition) for all others. Nothing above chooses.
@@ -13,8 +14,10 @@ import torch
 from hummingbird.errors import InputError
 from hummingbird.kernels import native, reference
 from hummingbird.kernels.products import conv2d, matmul
+from hummingbird.kernels.twin import Cut, twin_relu
 
 __all__ = [
+    "Cut",
     "active",
     "conv2d",
     "from_bits",
@@ -29,6 +32,7 @@ __all__ = [
     "select",
     "step_table",
     "to_planes",
+    "twin_relu",
     "unpack_words",
 ]
 

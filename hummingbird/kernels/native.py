@@ -13,16 +13,19 @@ import warnings
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hummingbird.errors import EnvironmentProblem
 
-ISAS = ("portable", "avx2", "avx512")
-_ABI = 2  # the same number as hb_abi() in csrc/kernels.cpp
+if TYPE_CHECKING:
+    from hummingbird.kernels.twin import Cut
 
-_pointer, _long, _int = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+ISAS = ("portable", "avx2", "avx512")
+_ABI = 3  # the same number as hb_abi() in csrc/kernels.cpp
+
+_pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_isa": (_int, []),
     "hb_set_isa": (_int, [_int]),
@@ -38,6 +41,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_lookup": (None, [_pointer, _long, _pointer, _int, _int, _int, _pointer]),
     "hb_lift": (None, [_long, *[_pointer] * 7, _int, _int, _pointer, _pointer]),
     "hb_conv2d": (None, [_pointer, _pointer, _pointer, _int, _pointer]),
+    "hb_twin_relu": (None, [_pointer, _long, _int, _word, *[_int] * 3, _word, _word, _int, _pointer, _pointer]),
 }
 
 
@@ -213,3 +217,11 @@ def conv2d(
     shape = (ctypes.c_int64 * len(numbers))(*numbers)
     _library.hb_conv2d(x.data_ptr(), weight.data_ptr(), shape, torch.get_num_threads(), out.data_ptr())
     return out
+
+
+def twin_relu(v: torch.Tensor, key: int, cut: Cut, both: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `twin.reference_twin_relu`; v is float32 or bfloat16."""
+    y, z = torch.empty_like(v), torch.empty_like(v) if both and cut.wraps else None
+    half, out = v.dtype == torch.bfloat16, None if z is None else z.data_ptr()
+    _library.hb_twin_relu(v.data_ptr(), v.numel(), half, key, *cut, y.data_ptr(), out)
+    return y, v if both and z is None else z

@@ -1,7 +1,7 @@
-"""The law on whole tensors: ReLU as fast as memory allows, with the gradient of the kept sign.
+"""The law on whole tensors: a ReLU in one pass over memory (kernels/twin.py), with the gradient of the kept sign.
 
-Values pass through in pieces that stay in the processor's cache and below the size from which torch starts threads;
-numbers for a piece come from one call of the generator, four to a 64-bit word where m <= 16.
+Every comparison draws its random numbers from a key of its own. With a seed, keys are SplitMix64's outputs from a state
+that is a hash of the seed: key number i is a function of (seed, i), on every device.
 """
 
 from __future__ import annotations
@@ -9,70 +9,56 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hummingbird.twin.law import UNIT, Law
-
-PIECE = 1 << 15  # elements: torch's grain size, and 0.5 MB of scratch
+from hummingbird.kernels import twin_relu
+from hummingbird.kernels.twin import Cut, word
+from hummingbird.twin.law import Law
 
 
 class Compare:
     """relu(v) and v itself, as a protocol computes them.
 
-    seed: None takes torch's own generator. clamp: values are moved to the nearest one that is surely inside the
-    window, in training.
+    seed: None takes a key from torch's own generator (the CPU's) for each comparison. clamp: values are moved to the
+    nearest one that is surely inside the window, in training.
     """
 
     def __init__(self, seed: int | None, clamp: bool) -> None:
         self.seed, self.clamp = seed, clamp
         self.training = False
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._calls = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compare:
         return self  # the layers of a copied twin hold it too; every forward sets its mode
 
-    def generator(self, device: torch.device) -> torch.Generator | None:
-        """This twin's generator on a device."""
+    def restart(self, seed: int) -> None:
+        """Let the calls that follow draw as those of a new twin of this seed."""
+        self.seed, self._calls = seed, 0
+
+    def draw(self) -> int:
+        """The key of the next u: 64 bits."""
         if self.seed is None:
-            return None
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self.seed)
-        return self._generators[device]
+            return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
+        self._calls += 1
+        return word(word(self.seed, 0), self._calls)
 
     def relu(self, v: Tensor, law: Law) -> Tensor:
         """bit z, of v's type and memory format; real v of any shape."""
-        v = self._clamped(v, law)
-        far = leaves(v, law)
-        if not law.draws and not far:
-            return F.relu(v)
-        out: Tensor = _ReLU.apply(v, law, self.generator(v.device), far)
+        out: Tensor = _Compare.apply(self._clamped(v, law), law.cut, self.draw() if law.draws else 0, False)[0]
         return out
 
-    def both(self, v: Tensor, law: Law, u: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """bit z and z; u: as drawn before (gmw: shares moved by a public constant keep their low bits)."""
-        v = self._clamped(v, law)
-        far = leaves(v, law)
-        if not law.draws and not far:
-            return F.relu(v), v
-        with torch.no_grad():
-            u = self.draw(v, law) if u is None else u.clone()  # in float32, as the law has it
-            bit, moved = law.anywhere(v.float(), u) if far else (law.inside(v.float(), u), None)
-            bit = bit.to(v.dtype)
-        z = v if moved is None else v + moved.to(v.dtype)
-        return z * bit, z
-
-    def draw(self, v: Tensor, law: Law) -> Tensor:
-        """u for every element of v."""
-        u = torch.empty(v.numel(), dtype=torch.float32, device=v.device)
-        words = torch.empty(law.words(v.numel()), dtype=torch.int64, device=v.device)
-        return law.draw(u, words, self.generator(v.device)).view(v.shape)
+    def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
+        """bit z and z; u: its key as drawn before (gmw: shares moved by a public constant keep their low bits)."""
+        v, cut = self._clamped(v, law), law.cut
+        key = 0 if not law.draws else self.draw() if u is None else u
+        y, z = _Compare.apply(v, cut, key, cut.wraps)
+        return y, z if cut.wraps else v
 
     def _clamped(self, v: Tensor, law: Law) -> Tensor:
         if not (self.clamp and self.training):
             return v
         low, high = law.range
-        return v.clamp(_inner(low, v.dtype), _inner(high - UNIT, v.dtype))
+        return v.clamp(_inner(low, v.dtype), _inner(high, v.dtype))
 
 
 def _inner(bound: float, dtype: torch.dtype) -> float:
@@ -83,15 +69,6 @@ def _inner(bound: float, dtype: torch.dtype) -> float:
     return float(near)
 
 
-def leaves(v: Tensor, law: Law) -> bool:
-    """Whether a value may leave the window."""
-    low, high = law.range
-    if high == float("inf") or not v.numel():
-        return False
-    least, most = torch.aminmax(_in_memory_order(v.detach())[0])
-    return not (float(least) >= low and float(most) < high)
-
-
 def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
     """The same elements, contiguous: channels_last is read in its own order (True)."""
     if v.dim() == 4 and not v.is_contiguous() and v.is_contiguous(memory_format=torch.channels_last):
@@ -99,41 +76,29 @@ def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
     return v.contiguous(), False
 
 
-class _ReLU(torch.autograd.Function):
-    """bit z with one pass over memory; the gradient goes where the value went."""
+class _Compare(torch.autograd.Function):
+    """bit z and, where `both`, z; the gradient of bit z goes where the value went."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, law: Law, generator: torch.Generator | None, far: bool) -> Tensor:
+    def forward(ctx: Any, v: Tensor, cut: Cut, key: int, both: bool) -> tuple[Tensor, Tensor | None]:
         ordered, swapped = _in_memory_order(v)
-        flat = ordered.view(-1)
-        count, out = flat.numel(), torch.empty_like(flat)
-        kept = torch.empty(count, dtype=torch.bool, device=v.device) if ctx.needs_input_grad[0] else None
-        piece = PIECE if torch.get_num_threads() > 1 else 4 * PIECE  # more per call where there are no threads to start
-        size = min(piece, count) if v.device.type == "cpu" else count
-        words = torch.empty(law.words(size), dtype=torch.int64, device=v.device)
-        scratch, real = torch.empty(2, max(1, size), dtype=torch.float32, device=v.device)
-        for start in range(0, count, max(1, size)):
-            part, result = flat[start : start + size], out[start : start + size]
-            number = part.numel()
-            single = part if v.dtype == torch.float32 else real[:number].copy_(part)
-            u = law.draw(scratch[:number], words, generator)
-            # Bits are 0. and 1.: torch multiplies floats by bools several times more slowly.
-            bit, moved = law.anywhere(single, u) if far else (law.inside(single, u), None)
-            if kept is not None:
-                kept[start : start + size] = bit
-            if moved is not None:
-                part = moved.to(v.dtype).add_(part)
-            torch.mul(part, bit.to(v.dtype), out=result)
 
         def shaped(x: Tensor) -> Tensor:
             x = x.view(ordered.shape)
             return x.permute(0, 3, 1, 2) if swapped else x
 
-        if kept is not None:
-            ctx.save_for_backward(shaped(kept))
-        return shaped(out)
+        flat, z = twin_relu(ordered.view(-1), key, cut, both)
+        y = shaped(flat)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(y)
+        ctx.wraps = cut.wraps
+        return y, None if z is None else shaped(z)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        (kept,) = ctx.saved_tensors
-        return gradient * kept, None, None, None
+    def backward(ctx: Any, to_y: Tensor | None, to_z: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        if to_y is None:
+            return to_z, None, None, None
+        (y,) = ctx.saved_tensors
+        # Where bit = 1, y is not 0, or v is. masked: r >= 1 there, so y > 0; gmw passes values below the window too.
+        passed = torch.ops.aten.threshold_backward(to_y, y if ctx.wraps else y.abs(), 0.0)
+        return passed if to_z is None else passed + to_z, None, None, None

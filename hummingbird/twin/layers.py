@@ -16,7 +16,7 @@ from hummingbird.mpc import activations as act
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
 from hummingbird.ring import SCALE
-from hummingbird.twin.compare import Compare, leaves
+from hummingbird.twin.compare import Compare
 from hummingbird.twin.law import UNIT, Law
 
 Twin = Callable[..., Tensor]  # (value, the slopes of a PReLU) -> value
@@ -49,9 +49,9 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
     return lambda x: compare.relu(x, law)
 
 
-def _common(compare: Compare, x: Tensor, law: Law) -> Tensor | None:
+def _common(compare: Compare, law: Law) -> int | None:
     """gmw: comparisons of x - t for several t cut the same shares: party 0 alone adds t. Masks are fresh for each."""
-    return compare.draw(x, law) if law.protocol == "gmw" and law.draws else None
+    return compare.draw() if law.protocol == "gmw" and law.draws else None
 
 
 def _leaky(slope: float, law: Law, compare: Compare) -> Twin:
@@ -72,7 +72,7 @@ def _prelu(law: Law, compare: Compare) -> Twin:
 
 def _hardtanh(layer: act.Hardtanh, law: Law, compare: Compare) -> Twin:
     def hardtanh(x: Tensor) -> Tensor:
-        u = _common(compare, x, law)
+        u = _common(compare, law)
         above = [compare.both(x - bound, law, u)[0] for bound in (layer.low, layer.high)]
         return layer.low + above[0] - above[1]
 
@@ -83,7 +83,7 @@ def _hardswish(law: Law, compare: Compare) -> Twin:
     sixth = round(2**SCALE / 6) * UNIT
 
     def hardswish(x: Tensor) -> Tensor:
-        u = _common(compare, x, law)
+        u = _common(compare, law)
         (lower, z), (upper, _) = (compare.both(x + bound, law, u) for bound in (3.0, -3.0))
         return (z - 3.0) * (lower - upper) * sixth
 
@@ -92,7 +92,7 @@ def _hardswish(law: Law, compare: Compare) -> Twin:
 
 def _spline(layer: act.Spline, law: Law, compare: Compare, x: Tensor) -> Tensor:
     """value + slope z_0 + sum of bends y_j; in float32, for the sum has terms that cancel."""
-    u, real = _common(compare, x, law), x.float()
+    u, real = _common(compare, law), x.float()
     out = torch.full_like(real, float(layer.value))
     for number, (knot, bend) in enumerate(zip(layer.knots.tolist(), layer.bends.tolist(), strict=True)):
         y, z = compare.both(real - knot, law, u)
@@ -128,8 +128,8 @@ def _max_pool(layer: Layer, step: Step, law: Law, compare: Compare) -> Twin:
     def max_pool(x: Tensor) -> Tensor:
         # Every difference lies within the spread of all values: then torch's own pooling is what the tree computes.
         if not law.draws and x.numel():
-            least, most = torch.aminmax(x.detach())
-            if not leaves(torch.stack([least - most, most - least]).float(), law):
+            least, most = (float(end) for end in torch.aminmax(x.detach()))
+            if law.holds(least - most, most - least):
                 return OPS[step.op](step.attrs, x)
         return _taps(layer, x, lambda taps: _maximum(taps, law, compare))
 

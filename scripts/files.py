@@ -1,0 +1,56 @@
+"""Files that are whole or not there: written under another name beside the place, then renamed (POSIX rename(2))."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hummingbird.errors import InputError
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Write all of these files or none: an error or Ctrl-C on the way leaves what was there before.
+
+    Raises InputError for a place that cannot be written. A process killed between two renames leaves the old files
+    that it had moved away as `NAME.old`.
+    """
+    before = [path for path in contents if path.is_file()]
+    begun: list[Path] = []
+    try:
+        for path, content in contents.items():
+            _beside(path, "new").write_bytes(content)
+            _beside(path, "old").unlink(missing_ok=True)
+        for path in contents:
+            begun.append(path)
+            if path in before:
+                os.replace(path, _beside(path, "old"))
+            os.replace(_beside(path, "new"), path)
+    except BaseException as problem:
+        for path in begun:
+            if path not in before:
+                path.unlink(missing_ok=True)
+            elif _beside(path, "old").is_file():
+                os.replace(_beside(path, "old"), path)
+        if isinstance(problem, OSError):
+            hint = "name a file in a folder that can be written"
+            raise InputError(f"cannot write: {problem.strerror}", where=str(problem.filename), hint=hint) from None
+        raise
+    finally:
+        for path in contents:
+            _beside(path, "new").unlink(missing_ok=True)
+            _beside(path, "old").unlink(missing_ok=True)
+
+
+def check_writable(path: Path, where: str) -> None:
+    """InputError, said before hours of work, if `path`, the value of the option `where`, is no place for a file."""
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}", where=where, hint="make it first")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder", where=where, hint="name a file in it")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path.parent} cannot be written", where=where, hint="name a file in another folder")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
