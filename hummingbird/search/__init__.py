@@ -11,8 +11,14 @@ evaluator.py    what answers: a plain function, or an object that caches activat
 journal.py      every answer in a file, which a restarted search replays
 questions.py    asking: checks, counts, progress
 tree.py         the depth-first search and its prunings
+spend.py        wider windows for what is left of a budget
 find.py         `search_bits`
-net.py          layers, prices and limits of a real net (needs CrypTen, so it is not loaded from here)
+
+Of real nets; these need CrypTen, so they are not loaded from here:
+
+net.py          layers, prices and limits
+cached.py       an evaluator that runs only what a window changes
+study.py        all of it in one object: `Study(net, images, labels).search(8 / 64)`
 """
 
 from hummingbird.search.evaluator import Evaluator

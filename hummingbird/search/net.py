@@ -1,8 +1,8 @@
 """A real net as the search sees it: comparing layers, the highest k of each, what windows cost, what can be run.
 
-The net is built once. Windows are then put into its layers and the plan is made anew, which takes milliseconds; no
-session is needed and nothing is sent. A plan with windows of no bits has other scales and fewer valid bits behind
-them (mpc/planner.py): `accepts` tells what still fits.
+The net is built once and planned anew for other windows, which takes milliseconds; no session is needed and nothing is
+sent. A plan with windows of no bits has other scales and fewer valid bits behind them (mpc/planner.py): `accepts` tells
+what still fits.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from hummingbird import convert, graph
+from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.cost import FREE, Cost
-from hummingbird.errors import ConfigError, InputError, ModelError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.steps import refs
-from hummingbird.mpc.compare import PROTOCOLS, Comparison
-from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.net import PlanStep, PrivateNet
-from hummingbird.mpc.planner import Built, Planner
+from hummingbird.mpc.net import PrivateNet
 from hummingbird.ring import SCALE
 from hummingbird.search.objective import Prices
 from hummingbird.search.problem import ComparingLayer
+from hummingbird.twin.windows import Windows, check_protocol, comparisons, traced
 
 
 class SearchedNet:
@@ -37,34 +35,27 @@ class SearchedNet:
     """
 
     def __init__(self, net: nn.Module, image_shape: Sequence[int], protocol: str = "masked") -> None:
-        if protocol not in PROTOCOLS:
-            raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
-        if problems := convert.validate_model(net):
-            raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
+        check_protocol(protocol, 2)
         self.image_shape, self.protocol = tuple(image_shape), protocol
-        steps = graph.trace(net, custom=tuple(convert._custom))
-        build = convert._builder(protocol, BitConfig(EXACT), None)
-        self._built: dict[str, Built] = {step.name: build(step) for step in steps}
-        self._steps = [convert._bare(step) for step in steps]
-        self._comparisons: dict[str, Comparison] = {
-            name: built.layer.comparison
-            for name, built in self._built.items()
-            if isinstance(built.layer, Layer) and built.layer.comparison is not None
-        }
-        if not self._comparisons:
+        steps = traced(net)
+        self._windows = Windows(steps, protocol)
+        if not self._windows.names:
             hint = "a net without ReLU or another comparing layer needs no windows"
             raise InputError("no comparing layers", where="net", hint=hint)
         self.fingerprint = graph.fingerprint(steps)
-        plan = self._plan(BitConfig(EXACT))
-        costs = PrivateNet(plan, self._steps, {}, "").costs((1, *self.image_shape), 2)
+        plan = self._windows.plan(BitConfig(EXACT))
+        costs = PrivateNet(plan, self._windows.steps, {}, "").costs((1, *self.image_shape), 2)
         self._outputs = {planned.name: planned.elements for planned in costs}
-        self._limits = {step.name: self._limit(plan, step) for step in plan if step.name in self._comparisons}
+        self._limits = {
+            step.name: comparison.valid - (max(plan[ref.index].scale for ref in refs(step.inputs)) - SCALE)
+            for step, comparison in comparisons(plan)
+        }
         self._costs: dict[tuple[BitWindow, int, int], dict[str, Cost]] = {}
 
     @property
     def names(self) -> list[str]:
         """Qualified names of the comparing layers, in the order of execution."""
-        return list(self._comparisons)
+        return self._windows.names
 
     def layers(self, largest: Mapping[str, int]) -> list[ComparingLayer]:
         """The comparing layers; `largest`: for each of them the largest |x| it compares, in ring units.
@@ -80,7 +71,7 @@ class SearchedNet:
     def accepts(self, config: BitConfig) -> bool:
         """Whether the net can be converted with these windows."""
         try:
-            self._plan(config)
+            self._windows.plan(config)
         except ConfigError:
             return False
         return True
@@ -100,17 +91,8 @@ class SearchedNet:
 
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
         """Price of every comparing layer with this window, on the shares of the exact net."""
-        plan = self._plan(BitConfig(EXACT))
-        for comparison in self._comparisons.values():
+        plan = self._windows.plan(BitConfig(EXACT))
+        for _, comparison in comparisons(plan):
             comparison.window = window
-        costs = PrivateNet(plan, self._steps, {}, "").costs((images, *self.image_shape), parties)
-        return {planned.name: planned.cost for planned in costs if planned.name in self._comparisons}
-
-    def _plan(self, config: BitConfig) -> list[PlanStep]:
-        for name, comparison in self._comparisons.items():
-            comparison.window, comparison.valid, comparison.ring = config.window(name), 64, 64
-        return Planner(lambda step: self._built[step.name], self.protocol).plan(self._steps)
-
-    def _limit(self, plan: Sequence[PlanStep], step: PlanStep) -> int:
-        scale = max(plan[ref.index].scale for ref in refs(step.inputs))
-        return self._comparisons[step.name].valid - (scale - SCALE)
+        costs = PrivateNet(plan, self._windows.steps, {}, "").costs((images, *self.image_shape), parties)
+        return {planned.name: planned.cost for planned in costs if planned.name in self.names}

@@ -1,4 +1,4 @@
-"""What a search leaves of its budget buys wider windows, as long as the accuracy does not fall.
+"""What a search leaves of its budget buys wider windows, as long as the accuracy does not fall below the score.
 
 The tree takes the cheapest window that loses nothing on the images it is shown, so a small validation set that is
 nearly all right leaves much of a budget. The bits that it does not ask for help others: first upper bits, as a value
@@ -24,7 +24,7 @@ def spend(
     measure: Measure,
     accepts: Callable[[Sequence[BitWindow]], bool],
 ) -> Full:
-    """`found` with windows that contain its own, within the budget, at its accuracy or a higher one.
+    """`found` with windows that contain its own, within the budget, and an accuracy not below its score.
 
     A direction in which a group is too dear, cannot be run or loses is not tried again.
     """
@@ -39,8 +39,8 @@ def spend(
             layers = groups[depth].layers
             price = full.price - objective.total(layers, before) + objective.total(layers, window)
             if price <= budget and accepts(windows):
-                accuracy = measure(windows[:-1], windows[-1:], full.accuracy)[0]
-                if accuracy >= full.accuracy:
+                accuracy = measure(windows[:-1], windows[-1:], full.score)[0]
+                if accuracy >= full.score:
                     return Full(windows, price, accuracy, full.score)
             closed.add((depth, direction))
         return None

@@ -18,6 +18,7 @@ of equal scores the first one found counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -102,32 +103,49 @@ class Tree:
 
     def _children(self, chosen: tuple[BitWindow, ...], spent: Fraction, score: float) -> Iterator[Child]:
         """The best window of every price, cheap ones first, without those that the prunings rule out."""
-        enough, highest = self._floor(), -1.0
+        floor, near = self._floor(), 0
         for price, windows in self._classes[len(chosen)]:
             if "budget" in self.prunings and spent + price + self.least[len(chosen) + 1] > self.budget:
                 return
             runnable = [window for window in windows if self.accepts((*chosen, window))]
-            if not runnable:
+            found = self._best(chosen, runnable, floor, near)
+            if found is None:
                 continue
-            floor = max(enough, highest)
-            accuracies = self.measure(chosen, runnable, floor)
-            pairs = zip(accuracies, runnable, strict=True)
-            accuracy, window = max(pairs, key=lambda pair: (pair[0], pair[1].k, -pair[1].m))
-            if accuracy < floor:
-                continue  # told inexactly, for it is pruned
-            if "dominated" in self.prunings:
-                if accuracy <= highest:
-                    continue
-                highest = accuracy
+            accuracy, window = found
+            near = window.k
             yield Child(window, price, accuracy)
-            if "dominated" in self.prunings and accuracy >= score:
-                return
+            if "dominated" in self.prunings:
+                floor = max(floor, _above(accuracy))
+                if accuracy >= score:
+                    return
+
+    def _best(
+        self, chosen: Sequence[BitWindow], windows: Sequence[BitWindow], floor: float, near: int
+    ) -> tuple[float, BitWindow] | None:
+        """The most accurate window, of equals that with the highest k and then the lowest m; None below the floor.
+
+        Windows whose k is near to a good one come first: they raise the floor for the others.
+        """
+        best: tuple[float, int, int] | None = None
+        for window in sorted(windows, key=lambda window: (abs(window.k - near), -window.k, window.m)):
+            rank = (window.k, -window.m)
+            if best is not None:
+                floor = best[0] if rank > best[1:] else _above(best[0])
+            accuracy = self.measure(chosen, [window], floor)[0]
+            if accuracy >= floor:
+                best = (accuracy, *rank)
+        return None if best is None else (best[0], BitWindow(best[1], -best[2]))
 
     def _floor(self) -> float:
         """Accuracies below this need not be known: their nodes are hopeless."""
         threshold = self.threshold if "threshold" in self.prunings else 0.0
-        best = self.best.score if self.best is not None and "best" in self.prunings else 0.0
+        best = _above(self.best.score) if self.best is not None and "best" in self.prunings else 0.0
         return max(0.0, threshold, best)
+
+
+def _above(accuracy: float) -> float:
+    """The least number above it: a tie is pruned, and need not be told from what is worse."""
+    return math.nextafter(accuracy, math.inf)
 
 
 def _by_price(choices: Sequence[tuple[Fraction, BitWindow]]) -> list[tuple[Fraction, list[BitWindow]]]:

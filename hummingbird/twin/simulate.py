@@ -7,7 +7,6 @@ them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from os import PathLike
 
@@ -15,18 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import convert, graph
-from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph.live import live
-from hummingbird.graph.steps import Step, refs
-from hummingbird.mpc.compare import Comparison
-from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
-from hummingbird.mpc.planner import Built, Planner
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.exact import Parties
-from hummingbird.twin.layers import Twin, build
+from hummingbird.twin.layers import Twin
+from hummingbird.twin.windows import Windows, check_protocol, twins
 
 MODES = ("fast", "exact")
 
@@ -56,8 +51,7 @@ def simulate(
         twin = hummingbird.simulate(net, "bits.json")
         accuracy = (twin(images).argmax(1) == labels).float().mean()
     """
-    if type(parties) is not int or parties < 2:
-        raise ConfigError(f"parties={parties!r}", where="simulate", hint="the number of parties: 2 or more")
+    check_protocol(protocol, parties)
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}", where="simulate", hint=f"one of {', '.join(MODES)}")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
@@ -82,20 +76,13 @@ class FastTwin(nn.Module):
         self.training = net.training
         self._protocol, self._parties, self._compare = protocol, parties, compare
         self._calls = live(net, tuple(convert._custom))
-        self._graph: list[tuple[Step, Built]] = []
+        self._windows: Windows | None = None
         self._layers = self._twins(plan)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
         """Of all layers that compare, by name."""
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
-        scales = [step.scale for step in plan]
-        return {
-            step.name: build(
-                step.layer, steps[step.name], scales[next(refs(step.inputs)).index], self._parties, self._compare
-            )
-            for step in plan
-            if isinstance(step.layer, Layer) and step.layer.comparison is not None
-        }
+        return twins(plan, steps, self._parties, self._compare)
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
         """Other windows for the same net, in milliseconds after the first time: for those who try many.
@@ -104,22 +91,9 @@ class FastTwin(nn.Module):
         """
         config = convert._config(bits)
         config.check_names(self.comparing_layers)
-        if not self._graph:
-            make = convert._builder(self._protocol, BitConfig(EXACT), None)
-            for step in graph.trace(self.net, custom=tuple(convert._custom)):
-                built = make(step)
-                if isinstance(built.layer, Linear):
-                    built.layer.to("meta")  # a plan asks for no weights
-                self._graph.append((step, built))
-        found = {step.name: built for step, built in self._graph}
-        for name in self.comparing_layers:
-            layer = found[name].layer
-            assert isinstance(layer, Layer) and layer.comparison is not None
-            # A copy: twins of the windows before may hold the layer.
-            layer = found[name].layer = copy.copy(layer)
-            layer.comparison = Comparison(self._protocol, config.window(name))
-        plan = Planner(lambda step: found[step.name], self._protocol).plan([step for step, _ in self._graph])
-        self._layers = self._twins(plan)
+        if self._windows is None:
+            self._windows = Windows(graph.trace(self.net, custom=tuple(convert._custom)), self._protocol)
+        self._layers = self._twins(self._windows.plan(config))
 
     @property
     def comparing_layers(self) -> list[str]:

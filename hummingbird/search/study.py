@@ -1,0 +1,146 @@
+"""A trained net's windows, asked for in one line: magnitudes, layers, groups, prices and accuracies of one net.
+
+study = Study(net, images, labels)                    # validation images
+eco = study.search()                                  # m = 0: no prediction changes
+bits = study.search(8 / 64)                           # HummingBird-b
+fast = study.search(2e5, objective=study.objective("bytes"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.bits import BitConfig
+from hummingbird.errors import ConfigError
+from hummingbird.search.cached import CachedEvaluator
+from hummingbird.search.find import search_bits
+from hummingbird.search.groups import group_layers
+from hummingbird.search.net import SearchedNet
+from hummingbird.search.objective import Objective, bit_budget, online_bytes, predicted_seconds
+from hummingbird.search.questions import Progress
+from hummingbird.twin.observe import magnitudes
+from hummingbird.version import VERSION
+
+OBJECTIVES = ("bits", "bytes", "seconds")
+
+
+class Study:
+    """A trained net, validation images (N, ...) and labels int64 (N,), and what private inference of it costs.
+
+    by: how layers are grouped, as for `group_layers`. seed: of the protocol's random numbers. batch: images at a time.
+    progress: told (images done, of all) while magnitudes are measured. Cost: two passes of the exact net.
+    Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
+    converted, ConfigError for the other arguments.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        by: str | Mapping[str, Sequence[str]] = "stage",
+        protocol: str = "masked",
+        parties: int = 2,
+        seed: int = 0,
+        batch: int = 128,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.evaluator = CachedEvaluator(
+            net, images, labels, protocol=protocol, parties=parties, seed=seed, batch=batch
+        )
+        self.searched = SearchedNet(net, images.shape[1:], protocol)
+        largest = magnitudes(net, images, protocol=protocol, parties=parties, batch=batch, progress=progress)
+        self.layers = self.searched.layers(largest)
+        self.groups = group_layers(self.layers, by)
+        self.protocol, self.parties, self.seed = protocol, parties, seed
+        data = hashlib.sha256()
+        for tensor in (images, labels):
+            data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+            data.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        self._facts = {
+            "net": self.searched.fingerprint,
+            "data": data.hexdigest(),
+            "samples": len(images),
+            "batch": batch,
+            "protocol": protocol,
+            "parties": parties,
+        }
+
+    def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
+        """What a budget counts: "bits", the fraction kept; "bytes", sent online by a party per image; "seconds", on
+        the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back.
+        """
+        prices = self.searched.prices(self.parties)
+        if name == "bits":
+            return bit_budget(self.layers, self.protocol)
+        if name == "bytes":
+            return online_bytes(self.protocol, self.parties, images=images, prices=prices)
+        if name == "seconds":
+            return predicted_seconds(
+                self.protocol, self.parties, bandwidth=bandwidth, rtt=rtt, images=images, prices=prices
+            )
+        raise ConfigError(f"unknown objective {name!r}", where="objective", hint=f"one of {', '.join(OBJECTIVES)}")
+
+    def search(
+        self,
+        budget: float | Fraction | None = None,
+        *,
+        objective: Objective | None = None,
+        margin: float = 0.05,
+        spare: int = 1,
+        widths: Sequence[int] | None = None,
+        reach: int = 4,
+        thrifty: bool = False,
+        state: str | Path | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> BitConfig:
+        """Windows within a budget, None: eco's, as `search_bits` finds them; its arguments and errors.
+
+        The provenance says of what net and data they are, and for each layer the largest |x| seen, in ring units, and
+        how many bits the window has above it.
+        """
+        started = time.perf_counter()
+        config = search_bits(
+            self.groups,
+            self.evaluator,
+            budget,
+            objective=objective or self.objective(),
+            margin=margin,
+            spare=spare,
+            widths=widths,
+            reach=reach,
+            accepts=self.searched.accepts,
+            thrifty=thrifty,
+            seed=self.seed,
+            identity=" ".join(str(fact) for fact in self._facts.values()),
+            provenance=provenance,
+            state=state,
+            progress=progress,
+        )
+        seen = {layer.name: self._seen(layer.largest, config.window(layer.name).k) for layer in self.layers}
+        told = {
+            **config.provenance,
+            **self._facts,
+            "groups": {group.name: [layer.name for layer in group.layers] for group in self.groups},
+            "layers": seen,
+            "seconds": round(time.perf_counter() - started, 3),
+            "versions": {"hummingbird": VERSION, "torch": torch.__version__},
+        }
+        return BitConfig(config.default, config.layers, told)
+
+    @staticmethod
+    def _seen(largest: int, k: int) -> dict[str, float | None]:
+        """margin_bits: log2 of 2^(k-1) / largest; below 0, values wrap. None without bits, or of zeros."""
+        margin = k - 1 - math.log2(largest) if k and largest else None
+        return {"largest": largest, "margin_bits": margin if margin is None else round(margin, 3)}

@@ -1,0 +1,91 @@
+"""The net as private inference has it, batch norms folded, on real tensors, run from anywhere to anywhere.
+
+What the steps of `graph.trace` compute, in float32, with given functions in place of the layers that compare. A state
+is where a run stands: no step writes into what it reads, so one state may be gone on from several times. Folded
+convolutions take about two thirds of the time of convolutions and batch norms (ResNet-18, one CPU core).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph.steps import refs
+from hummingbird.twin.windows import traced
+
+
+class State(NamedTuple):
+    """The number of steps made, and the values that later ones read."""
+
+    place: int
+    values: Mapping[int, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the values; what two of them share is counted twice."""
+        return sum(value.nbytes for value in self.values.values() if isinstance(value, Tensor))
+
+
+class FoldedNet:
+    """A net's steps, on its device; the net is copied. Raises ModelError for a net that cannot be converted."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
+        self.traced = traced(net)
+        self._steps = [
+            replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()}) for step in self.traced
+        ]
+        self._input = next(number for number, step in enumerate(self._steps) if step.op == "input")
+        last: dict[int, int] = {}
+        for number, step in enumerate(self._steps):
+            last |= {ref.index: number for ref in refs(step.inputs)}
+        self._dead = [[index for index, end in last.items() if end == number] for number in range(len(self._steps))]
+        self._places = {step.name: number for number, step in enumerate(self._steps)}
+
+    def _placed(self, value: Any) -> Any:
+        if isinstance(value, nn.Module) or (isinstance(value, Tensor) and value.is_floating_point()):
+            return value.to(self.device, torch.float32)
+        return value.to(self.device) if isinstance(value, Tensor) else value
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        """All steps, by name."""
+        return {step.name: step for step in self._steps}
+
+    def start(self, x: Tensor) -> State:
+        """Before the first step, with this batch as the net's input."""
+        return State(0, {self._input: x.to(self.device, torch.float32)})
+
+    def advance(self, state: State, instead: Mapping[str, Callable[..., Any]], stop: str | None = None) -> State:
+        """Go on up to the step of this name, or to the end; `instead[name](tensor, weight of a PReLU)` for those
+        that compare. The state given stays as it is.
+        """
+        values = dict(state.values)
+
+        def value(item: Any) -> Any:
+            if isinstance(item, Ref):
+                return values[item.index]
+            return tuple(value(part) for part in item) if isinstance(item, tuple) else item
+
+        end = len(self._steps) if stop is None else self._places[stop]
+        for number in range(state.place, end):
+            step = self._steps[number]
+            arguments = (values[number],) if step.op == "input" else tuple(value(item) for item in step.inputs)
+            if step.name not in instead:
+                values[number] = OPS[step.op](step.attrs, *arguments)
+            elif step.op == "prelu":
+                values[number] = instead[step.name](*arguments, step.attrs["weight"])
+            else:
+                values[number] = instead[step.name](*arguments)
+            for index in self._dead[number]:
+                del values[index]
+        return State(end, values)
+
+    def finish(self, state: State, instead: Mapping[str, Callable[..., Any]]) -> Any:
+        """The net's output."""
+        return self.advance(state, instead).values[len(self._steps) - 1]

@@ -1,0 +1,119 @@
+"""How large the values are that a net compares, on given images: what HummingBird-eco takes its windows from.
+
+A window [k:m) holds x in ring units (2^16 is one) if -2^(k-1) <= x < 2^(k-1), so the largest |x| of a layer says which
+k it needs (Maeng and Suh, 2023, section 4.1). A layer that compares differences or shifted values (max pooling,
+hardtanh, splines) is measured at those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird import convert
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.ring import SCALE
+from hummingbird.twin.compare import Compare
+from hummingbird.twin.folded import FoldedNet
+from hummingbird.twin.law import Law
+from hummingbird.twin.layers import Twin
+from hummingbird.twin.windows import Windows, check_protocol, twins
+
+
+class _Watched(Compare):
+    """Comparisons that note the largest |v| they see."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, clamp=False)
+        self.largest = -1.0  # nothing seen
+
+    def see(self, v: Tensor) -> None:
+        """Note |v|; NaN stays."""
+        if v.numel():
+            seen = max((abs(float(end)) for end in torch.aminmax(v)), key=lambda size: (math.isnan(size), size))
+            self.largest = seen if math.isnan(seen) else max(self.largest, seen)
+
+    def relu(self, v: Tensor, law: Law) -> Tensor:
+        self.see(v)
+        return super().relu(v, law)
+
+    def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
+        self.see(v)
+        return super().both(v, law, u)
+
+
+def magnitudes(
+    net: nn.Module,
+    images: Tensor,
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    *,
+    protocol: str = "masked",
+    parties: int = 2,
+    seed: int = 0,
+    batch: int = 128,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, int]:
+    """The largest |x| that each comparing layer of `net` compares over `images` (N, ...), by name, in ring units.
+
+    Rounded up. bits: windows in place meanwhile, None: exact. A layer without bits compares nothing: 0. A max pooling
+    that no chance and no window's end can change is done by torch; its differences are then bounded by the largest
+    value of an image less the smallest, and so are argmax's.
+    progress: told (images done, of all) after every batch. One pass over the images, as fast as plain inference.
+    Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
+    """
+    check_protocol(protocol, parties)
+    check_images(images, batch)
+    folded, config = FoldedNet(net), convert._config(bits)
+    windows = Windows(folded.traced, protocol)
+    config.check_names(windows.names)
+    compare = _Watched(seed)
+    found = dict.fromkeys(windows.names, 0.0)
+
+    def watched(name: str, twin: Twin) -> Twin:
+        def run(x: Tensor, *others: Any) -> Tensor:
+            compare.largest = -1.0
+            out = twin(x, *others)
+            if compare.largest < 0 and config.window(name).w:
+                compare.see(_spread(x))
+            if not math.isfinite(compare.largest):
+                raise InputError("compares values that are not finite", where=name, hint="scale the net's weights down")
+            found[name] = max(found[name], compare.largest)
+            return out
+
+        return run
+
+    layers = twins(windows.plan(config), folded.steps, parties, compare)
+    instead = {name: watched(name, twin) for name, twin in layers.items()}
+    done = 0
+    with torch.inference_mode():
+        for part in images.split(batch):
+            folded.finish(folded.start(part), instead)
+            done += len(part)
+            if progress is not None:
+                progress(done, len(images))
+    return {name: math.ceil(largest * 2**SCALE) for name, largest in found.items()}
+
+
+def check_images(images: Tensor, batch: int) -> None:
+    """InputError unless `images` holds finite real numbers and an image; ConfigError unless `batch` is positive."""
+    if type(batch) is not int or batch < 1:
+        raise ConfigError(f"{batch!r} images at a time", where="batch", hint="a positive integer")
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        got = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"expected a floating-point tensor, got {got}", where="images", hint="images.float()")
+    if images.dim() < 2 or not images.numel():
+        hint = "a batch of at least one image, (N, C, H, W)"
+        raise InputError(f"no images in a tensor of shape {tuple(images.shape)}", where="images", hint=hint)
+    if not all(bool(end.isfinite()) for end in torch.aminmax(images)):
+        raise InputError("images hold NaN or infinity", where="images", hint="look at how they are normalised")
+
+
+def _spread(x: Tensor) -> Tensor:
+    flat = x.flatten(1)
+    return flat.amax(1) - flat.amin(1)

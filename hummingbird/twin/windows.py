@@ -1,0 +1,85 @@
+"""The layers of a net that compare, under windows that change: built once, planned anew in milliseconds.
+
+A plan is made without weights, and with layers of its own: those of an earlier one may still be in use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
+
+from hummingbird import convert, graph
+from hummingbird.bits import EXACT, BitConfig
+from hummingbird.errors import ConfigError, ModelError
+from hummingbird.graph.steps import Step, refs
+from hummingbird.mpc.compare import PROTOCOLS, Comparison
+from hummingbird.mpc.layer import Layer
+from hummingbird.mpc.linear import Linear
+from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.planner import Built, Planner
+from hummingbird.twin.compare import Compare
+from hummingbird.twin.layers import Twin, build
+
+
+def check_protocol(protocol: str, parties: int) -> None:
+    """ConfigError for an unknown protocol, or fewer than two parties."""
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
+    if type(parties) is not int or parties < 2:
+        raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
+
+
+def traced(net: nn.Module) -> list[Step]:
+    """`graph.trace` of a net that has a private form; ModelError with all problems for one that has not."""
+    if problems := convert.validate_model(net):
+        raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
+    return graph.trace(net, custom=tuple(convert._custom))
+
+
+class Windows:
+    """Plans of one net; steps: as `graph.trace` gives them."""
+
+    def __init__(self, steps: Sequence[Step], protocol: str) -> None:
+        self.protocol = protocol
+        self.steps = [convert._bare(step) for step in steps]
+        make = convert._builder(protocol, BitConfig(EXACT), None)
+        self._built: dict[str, Built] = {}
+        for step in steps:
+            built = self._built[step.name] = make(step)
+            if isinstance(built.layer, Linear):
+                built.layer.to("meta")
+        self.names = [
+            name
+            for name, built in self._built.items()
+            if isinstance(built.layer, Layer) and built.layer.comparison is not None
+        ]
+
+    def plan(self, config: BitConfig) -> list[PlanStep]:
+        """The private net with these windows; ConfigError for those that do not fit, naming the layer."""
+        built = dict(self._built)
+        for name in self.names:
+            old = self._built[name]
+            layer = copy.copy(old.layer)
+            assert isinstance(layer, Layer)
+            layer.comparison = Comparison(self.protocol, config.window(name))
+            built[name] = Built(layer, old.function, old.limit, old.whole)
+        return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
+
+
+def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison]]:
+    """The steps of a plan that compare, and how."""
+    for step in plan:
+        if isinstance(step.layer, Layer) and step.layer.comparison is not None:
+            yield step, step.layer.comparison
+
+
+def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
+    """What stands in for each layer of the plan that compares, by name; steps: of the net, by name."""
+    found = {}
+    for step, _ in comparisons(plan):
+        assert isinstance(step.layer, Layer)
+        scale = plan[next(refs(step.inputs)).index].scale
+        found[step.name] = build(step.layer, steps[step.name], scale, parties, compare)
+    return found
