@@ -25,6 +25,7 @@ import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError
 
+SPLITS = ("train", "validation", "test")
 _CACHE = Path("~/.cache/hummingbird")
 _DIGITS_TRAIN = 1297  # of 1797 images; the other 500 are the test split
 
@@ -33,7 +34,8 @@ _DIGITS_TRAIN = 1297  # of 1797 images; the other 500 are the test split
 class Dataset:
     """What is known of a data set before reading it; mean and std are of the training pixels in [0, 1].
 
-    shift and flip say how training images may be moved: up to `shift` pixels each way, mirrored or not.
+    shift and flip say how training images may be moved: up to `shift` pixels each way, mirrored or not. One
+    training image in `held_out` is in the split "validation", for choices that the test images must not make; 0: none.
     """
 
     shape: tuple[int, int, int]
@@ -42,18 +44,23 @@ class Dataset:
     std: tuple[float, ...]
     shift: int
     flip: bool
+    held_out: int = 0
 
 
 DATASETS: dict[str, Dataset] = {
     "digits": Dataset((1, 8, 8), 10, (0.3056,), (0.3758,), shift=1, flip=False),
-    "mnist": Dataset((1, 28, 28), 10, (0.1307,), (0.3081,), shift=2, flip=False),
-    "cifar10": Dataset((3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), shift=4, flip=True),
-    "cifar100": Dataset((3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), shift=4, flip=True),
+    "mnist": Dataset((1, 28, 28), 10, (0.1307,), (0.3081,), shift=2, flip=False, held_out=25),
+    "cifar10": Dataset(
+        (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), shift=4, flip=True, held_out=25
+    ),
+    "cifar100": Dataset(
+        (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), shift=4, flip=True, held_out=10
+    ),
 }
 
 
 def load(name: str, split: str, data: str | Path | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load the "train" or "test" split: images float32 (N, C, H, W), normalised, and labels int64 (N,).
+    """Load the "train", "validation" or "test" split: images float32 (N, C, H, W), normalised, and labels int64 (N,).
 
     data: folder laid out as above; by default HUMMINGBIRD_DATA, else a download. Digits ignores it.
     Raises InputError for an unknown name or split and for a missing or damaged file, EnvironmentProblem when
@@ -65,9 +72,13 @@ def load(name: str, split: str, data: str | Path | None = None) -> tuple[torch.T
         raise InputError(
             f"there is no data set {name!r}", where="name", hint=f"the data sets are {', '.join(DATASETS)}"
         )
-    if split not in ("train", "test"):
-        raise InputError(f"there is no split {split!r}", where="split", hint="the splits are train and test")
-    dataset = DATASETS[name]
+    if split not in SPLITS:
+        raise InputError(f"there is no split {split!r}", where="split", hint=f"the splits are {', '.join(SPLITS)}")
+    dataset, wanted = DATASETS[name], split
+    if wanted == "validation":
+        if not dataset.held_out:
+            raise InputError(f"{name} holds no images out for validation", where="split", hint="take train or test")
+        split = "train"
     folder = data if data is not None else os.environ.get("HUMMINGBIRD_DATA") or None
     if name == "digits":
         pixels, labels, top = *_digits(split), 16.0
@@ -87,6 +98,10 @@ def load(name: str, split: str, data: str | Path | None = None) -> tuple[torch.T
         raise InputError(
             f"{name} {split} has a label {labels.max()}, expected below {dataset.classes}", where=str(folder)
         )
+    if split == "train" and dataset.held_out:
+        apart = np.arange(len(labels)) % dataset.held_out == 0
+        kept = apart if wanted == "validation" else ~apart
+        pixels, labels = pixels[kept], labels[kept]
     mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
     images = torch.from_numpy(np.array(pixels, dtype=np.float32))
     return images.div_(top).sub_(mean).div_(std), torch.from_numpy(labels.astype(np.int64))

@@ -1,26 +1,28 @@
-"""Train one of the networks of `models` and save its weights.
+"""Train one of the networks of `models` and save its weights; scripts/training.py has the recipe.
 
-The recipe is the usual one for small images: SGD with Nesterov momentum (He et al., CVPR 2016, section 4.2) or AdamW,
-one learning-rate cycle (Smith and Topin, "Super-Convergence", 2018) or a cosine, label smoothing, shifted and mirrored
-images. On a GPU, and on a CPU for three-channel nets, forward and backward run in bfloat16 with channels-last memory;
-bfloat16 has the exponent range of float32, so that no loss scaling is needed. Weights stay float32.
+After every epoch the state of the training goes to OUT.state, so that it can be stopped and resumed: the weights are
+those of a run that was not disturbed, on the same machine with the same number of threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import io
+import pickle
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 from tqdm import tqdm
 
 from hummingbird.errors import HummingbirdError, InputError
 from models import MODELS, get_model, load_checkpoint
-from scripts.data import DATASETS, Dataset, load
+from scripts.data import DATASETS, load
+from scripts.files import check_writable, write_together
+from scripts.training import RATES, SCHEDULES, Recipe, Training, evaluate, weights_file
 
 _EPILOG = """examples:
   the digits checkpoint of this repository (ten seconds on one CPU core, no download):
@@ -30,107 +32,52 @@ _EPILOG = """examples:
     python -m scripts.train --model resnet18 --option pool=none --dataset cifar10 --data DATA \\
         --epochs 30 --half --out resnet18.pt
 
-The weights go to --out as a state dict; models.load_checkpoint reads them back. The data folder is described in
-scripts/data.py; HUMMINGBIRD_DATA gives it once for all programs.
+The weights go to --out as a state dict; models.load_checkpoint reads them back. A training that was interrupted goes on
+with the same command and --resume. The data folder is described in scripts/data.py; HUMMINGBIRD_DATA gives it once for
+all programs.
 """
-_RATES = {"sgd": 0.1, "adamw": 2e-3}
+_FORMAT = "hummingbird-training"
 
 
-def augment(images: torch.Tensor, dataset: Dataset, generator: torch.Generator) -> torch.Tensor:
-    """Shift each image by up to `dataset.shift` pixels each way, filling with black, and mirror half where allowed.
-
-    images: (B, C, H, W), normalised, on any device; the result has the same shape.
-    """
-    count, _, height, width = images.shape
-    shift, device = dataset.shift, images.device
-    mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
-    black = -mean / std
-    padded = F.pad(images - black, (shift,) * 4) + black
-    top, left = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
-    rows = top + torch.arange(height)
-    columns = left + torch.arange(width)
-    if dataset.flip:
-        mirrored = torch.rand(count, 1, generator=generator) < 0.5
-        columns = torch.where(mirrored, columns.flip(1), columns)
-    index = torch.arange(count, device=device)[:, None, None]
-    return padded[index, :, rows.to(device)[:, :, None], columns.to(device)[:, None, :]].permute(0, 3, 1, 2)
+def train(training: Training, state: Path, command: dict[str, Any]) -> None:
+    """Train to the last epoch of the recipe, keeping the state of every other one, and of this `command`, in a file."""
+    recipe = training.recipe
+    done, total = training.epoch * training.steps, recipe.epochs * training.steps
+    with tqdm(initial=done, total=total, desc=f"{recipe.epochs} epochs", unit="step", mininterval=1) as progress:
+        while training.epoch < recipe.epochs:
+            loss = training.run_epoch(progress.update)
+            progress.set_postfix(loss=f"{loss:.3f}")
+            file = io.BytesIO()
+            torch.save({"format": _FORMAT, "command": command, **training.state()}, file)
+            write_together({state: file.getvalue()})
 
 
-def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, batch: int = 500) -> float:
-    """The share of images (N, C, H, W) whose largest logit is at labels (N,), in float32 on the model's device."""
-    device = next(model.parameters()).device
-    model.eval()
-    with torch.inference_mode():
-        hits = sum(
-            int((model(x.to(device)).argmax(1) == y.to(device)).sum())
-            for x, y in zip(images.split(batch), labels.split(batch), strict=True)
-        )
-    return hits / len(labels)
+def read_state(path: Path, command: dict[str, Any]) -> dict[str, Any]:
+    """The state that `train` has kept; InputError if there is none, or that of another command."""
+    if not path.is_file():
+        hint = "leave out --resume: the training was not begun, or its first epoch not ended, or it is done"
+        raise InputError("there is no training to resume", where=str(path), hint=hint)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError):
+        state = None
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        hint = "remove it and start again without --resume"
+        raise InputError("not the state of a training", where=str(path), hint=hint)
+    theirs = state["command"]
+    different = [
+        f"{key} was {theirs.get(key)}, is {command.get(key)}"
+        for key in {**theirs, **command}
+        if theirs.get(key) != command.get(key)
+    ]
+    if different:
+        hint = "give the same options as before, or another --out"
+        raise InputError(f"the state of another training: {'; '.join(different)}", where=str(path), hint=hint)
+    return state
 
 
-def train(
-    model: nn.Module, images: torch.Tensor, labels: torch.Tensor, dataset: Dataset, options: argparse.Namespace
-) -> None:
-    """Train `model` in place on images (N, C, H, W) and labels (N,); `options` are those of `parser`.
-
-    Raises InputError after the first epoch that leaves the loss or a weight not finite.
-    """
-    device = next(model.parameters()).device
-    half = options.amp == "on" or (options.amp == "auto" and (device.type == "cuda" or images.shape[1] == 3))
-    layout = torch.channels_last if half else torch.contiguous_format
-    model.to(memory_format=layout).train()
-    rate = options.rate if options.rate is not None else _RATES[options.optimizer]
-    optimizer: torch.optim.Optimizer
-    if options.optimizer == "sgd":
-        optimizer = torch.optim.SGD(
-            model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=options.weight_decay
-        )
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=options.weight_decay)
-    batch = min(options.batch, len(labels))
-    steps = options.epochs * (len(labels) // batch)  # the last, smaller batch of each shuffle is left out
-    schedule: torch.optim.lr_scheduler.LRScheduler
-    if options.schedule == "onecycle":
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
-    else:
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    criterion = nn.CrossEntropyLoss(label_smoothing=options.label_smoothing)
-    generator = torch.Generator().manual_seed(options.seed)
-    images, labels = images.to(device), labels.to(device)
-    with tqdm(total=steps, desc=f"{options.epochs} epochs", unit="step", mininterval=1) as progress:
-        for _ in range(options.epochs):
-            order = torch.randperm(len(labels), generator=generator).to(device)
-            for chosen in order[: len(labels) // batch * batch].split(batch):
-                x = augment(images[chosen], dataset, generator).contiguous(memory_format=layout)
-                with torch.autocast(device.type, torch.bfloat16, enabled=half):
-                    loss = criterion(model(x), labels[chosen])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                progress.update()
-            progress.set_postfix(loss=f"{loss.item():.3f}")
-            if not all(torch.isfinite(value).all() for value in (loss, *model.state_dict().values())):
-                hint = f"try less than {rate}, or --optimizer adamw"
-                raise InputError("training diverged: the loss or a weight is not finite", where="--rate", hint=hint)
-
-
-def save(model: nn.Module, path: Path, *, half: bool) -> None:
-    """Write the state dict of `model` to `path`, floating-point values as float16 when `half`, else float32."""
-    kind = torch.float16 if half else torch.float32
-    state = {
-        key: (value.to(kind) if value.is_floating_point() else value).cpu().contiguous()
-        for key, value in model.state_dict().items()
-    }
-    large = [key for key, value in state.items() if not torch.isfinite(value).all()]
-    if large:
-        raise InputError("a value is above 65504, the largest float16", where=large[0], hint="save without --half")
-    # Through a file object: given a path, torch.save writes the file's name into the archive and so into its hash.
-    with path.open("wb") as file:
-        torch.save(state, file)
-
-
-def _option(text: str) -> tuple[str, str | int]:
+def key_value(text: str) -> tuple[str, str | int]:
+    """The value of an --option."""
     key, equals, value = text.partition("=")
     if not (key and equals and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
@@ -150,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
         "--option",
         action="append",
         default=[],
-        type=_option,
+        type=key_value,
         metavar="KEY=VALUE",
         help="option of the network, such as pool=none or activation=relu; may be repeated",
     )
@@ -159,8 +106,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights")
     made.add_argument("--epochs", type=int, default=30, help="passes over the training images (default: %(default)s)")
     made.add_argument("--batch", type=int, default=128, help="images per step (default: %(default)s)")
-    made.add_argument("--optimizer", choices=tuple(_RATES), default="sgd", help="default: %(default)s")
-    made.add_argument("--schedule", choices=("onecycle", "cosine"), default="onecycle", help="default: %(default)s")
+    made.add_argument("--optimizer", choices=tuple(RATES), default="sgd", help="default: %(default)s")
+    made.add_argument("--schedule", choices=SCHEDULES, default="onecycle", help="default: %(default)s")
     made.add_argument("--rate", type=float, help="largest learning rate (default: 0.1 for sgd, 0.002 for adamw)")
     made.add_argument("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
     made.add_argument("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
@@ -172,13 +119,34 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     made.add_argument("--half", action="store_true", help="store float16 weights, half the size")
+    made.add_argument("--resume", action="store_true", help="go on from the last whole epoch of an interrupted run")
     made.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation (default: %(default)s)")
     return made
 
 
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """The recipe on the command line."""
+    return Recipe(
+        options.epochs,
+        options.batch,
+        options.optimizer,
+        options.schedule,
+        RATES[options.optimizer] if options.rate is None else options.rate,
+        options.weight_decay,
+        options.label_smoothing,
+        options.amp,
+        options.seed,
+    )
+
+
+def state_of(out: Path) -> Path:
+    """Where the state of a training to `out` is kept."""
+    return out.with_name(f"{out.name}.state")
+
+
 def run(options: argparse.Namespace) -> None:
     """Train, save, and report the accuracy of the file that was saved."""
-    dataset, spec = DATASETS[options.dataset], MODELS[options.model]
+    dataset, spec, recipe = DATASETS[options.dataset], MODELS[options.model], recipe_of(options)
     if spec.input_shape != dataset.shape:
         fitting = [name for name, other in MODELS.items() if other.input_shape == dataset.shape]
         raise InputError(
@@ -186,31 +154,49 @@ def run(options: argparse.Namespace) -> None:
             where="--model",
             hint=f"for {options.dataset} take {', '.join(fitting)}",
         )
-    if options.epochs < 1 or options.batch < 1:
-        raise InputError("--epochs and --batch are at least 1", where=f"{options.epochs}, {options.batch}")
-    if not options.out.parent.is_dir():
-        raise InputError(f"there is no folder {options.out.parent}", where="--out", hint="make it first")
+    check_writable(options.out, "--out")
+    state = state_of(options.out)
+    if state.exists() and not options.resume:
+        hint = "go on with it by --resume, or remove it"
+        raise InputError("there is the state of an interrupted training", where=str(state), hint=hint)
+    chosen = {"model": options.model, "options": dict(options.option), "dataset": options.dataset}
+    command = {**chosen, **asdict(recipe), "device": options.device}
+    kept = read_state(state, command) if options.resume else None
     torch.manual_seed(options.seed)
     try:
         model = get_model(options.model, dataset.classes, **dict(options.option))
     except (TypeError, ValueError) as problem:
         raise InputError(str(problem), where="--option") from problem
+    try:
+        model.to(options.device)
+    except (RuntimeError, AssertionError) as problem:
+        raise InputError(f"cannot be used: {problem}", where=f"--device {options.device}") from problem
     train_images, train_labels = load(options.dataset, "train", options.data)
     test_images, test_labels = load(options.dataset, "test", options.data)
-    train(model.to(options.device), train_images, train_labels, dataset, options)
-    save(model, options.out, half=options.half)
+    training = Training(model, train_images, train_labels, dataset, recipe)
+    if kept is not None:
+        training.restore(kept)
+    train(training, state, command)
+    write_together({options.out: weights_file(model, half=options.half)})
+    state.unlink(missing_ok=True)
     accuracy = evaluate(load_checkpoint(options.out, model), test_images, test_labels)
     print(f"test accuracy {100 * accuracy:.2f} % of {len(test_labels)} images")
     print(f"saved {options.out} sha256 {hashlib.sha256(options.out.read_bytes()).hexdigest()}")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; 0 on success, 1 after an `error:` line."""
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    options = parser().parse_args(arguments)
     try:
-        run(parser().parse_args(arguments))
+        run(options)
     except HummingbirdError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        kept = state_of(options.out).is_file()
+        how = "go on with the same command and --resume" if kept else "nothing was saved yet"
+        print(f"interrupted: {how}", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -19,7 +19,8 @@ from hummingbird.errors import InputError
 from models import get_model, load_checkpoint
 from models.resnet import resnet18
 from scripts.data import DATASETS, Dataset, load
-from scripts.train import augment, evaluate, main, parser, save, train
+from scripts.train import main, parser, recipe_of
+from scripts.training import Recipe, Training, augment, evaluate, weights_file
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -98,9 +99,27 @@ def _write_cifar(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
 def test_difference_coding_is_undone(tmp_path: Path) -> None:
     pixels = np.random.RandomState(1).randint(0, 256, (5, 3, 32, 32))
     _write_cifar(tmp_path, pixels, np.array([0, 9, 3, 3, 1]))
-    images, labels = load("cifar10", "train", tmp_path)
+    parts = [load("cifar10", split, tmp_path) for split in ("validation", "train")]
+    images, labels = (torch.cat(part) for part in zip(*parts, strict=True))
     assert labels.tolist() == [0, 9, 3, 3, 1]
     assert torch.equal(_pixels(images, "cifar10"), torch.from_numpy(pixels).to(torch.uint8))
+
+
+def test_one_training_image_in_25_is_held_out(tmp_path: Path) -> None:
+    pixels = np.arange(76, dtype=np.uint8).repeat(3 * 32 * 32).reshape(76, 3, 32, 32)
+    _write_cifar(tmp_path, pixels, np.arange(76) % 10)
+    rows = {}
+    for split in ("train", "validation"):
+        images, labels = load("cifar10", split, tmp_path)
+        rows[split] = _pixels(images, "cifar10")[:, 0, 0, 0].tolist()
+        assert labels.tolist() == [row % 10 for row in rows[split]]
+    assert rows["validation"] == [0, 25, 50, 75]
+    assert rows["train"] == [row for row in range(76) if row % 25]
+
+
+def test_digits_hold_nothing_out() -> None:
+    with pytest.raises(InputError, match="digits holds no images out for validation"):
+        load("digits", "validation")
 
 
 def test_missing_files_say_where_and_how(tmp_path: Path) -> None:
@@ -142,7 +161,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_unknown_data_sets_and_splits_are_named() -> None:
     with pytest.raises(InputError, match="the data sets are digits, mnist, cifar10, cifar100"):
         load("imagenet", "test")
-    with pytest.raises(InputError, match="the splits are train and test"):
+    with pytest.raises(InputError, match="the splits are train, validation, test"):
         load("digits", "valid")
 
 
@@ -175,7 +194,7 @@ def test_every_recipe_learns_one_epoch(optimizer: str, schedule: str, amp: str) 
     torch.manual_seed(0)
     net = get_model("digits", 10)
     options = _options("--optimizer", optimizer, "--schedule", schedule, "--amp", amp)
-    train(net, images, labels, DATASETS["digits"], options)
+    Training(net, images, labels, DATASETS["digits"], recipe_of(options)).run_epoch()
     assert all(value.dtype in (torch.float32, torch.int64) for value in net.state_dict().values())
     # Chance is 10 %; six standard deviations of 500 draws are 8 %.
     assert evaluate(net, *load("digits", "test")) > 0.18
@@ -189,7 +208,7 @@ def test_three_channel_nets_train_in_bfloat16_and_channels_last() -> None:
             (output.dtype, output.is_contiguous(memory_format=torch.channels_last))
         )
     )
-    train(net, torch.randn(8, 3, 32, 32), torch.arange(8), DATASETS["cifar10"], _options("--batch", "4"))
+    Training(net, torch.randn(8, 3, 32, 32), torch.arange(8), DATASETS["cifar10"], Recipe(1, batch=4)).run_epoch()
     assert seen == [(torch.bfloat16, True)] * 2
 
 
@@ -203,18 +222,17 @@ def test_evaluate_counts_the_last_smaller_batch() -> None:
 
 def test_training_that_diverges_is_an_error() -> None:
     images, labels = torch.randn(256, 1, 28, 28), torch.arange(256) % 10
-    options = _options("--rate", "1e6", "--schedule", "cosine")
+    net, recipe = get_model("cryptonets", 10), Recipe(1, rate=1e6, schedule="cosine")
     with pytest.raises(InputError, match="training diverged"):
-        train(get_model("cryptonets", 10), images, labels, DATASETS["mnist"], options)
+        Training(net, images, labels, DATASETS["mnist"], recipe).run_epoch()
 
 
 def test_half_refuses_what_float16_cannot_hold(tmp_path: Path) -> None:
     net = torch.nn.Linear(1, 1)
     torch.nn.init.constant_(net.weight, 65536.0)
     with pytest.raises(InputError, match="save without --half"):
-        save(net, tmp_path / "net.pt", half=True)
-    assert not (tmp_path / "net.pt").exists()
-    save(net, tmp_path / "net.pt", half=False)
+        weights_file(net, half=True)
+    (tmp_path / "net.pt").write_bytes(weights_file(net, half=False))
     assert load_checkpoint(tmp_path / "net.pt", torch.nn.Linear(1, 1)).weight.item() == 65536.0
 
 
@@ -224,7 +242,10 @@ def test_wrong_arguments_are_one_error_and_a_hint(tmp_path: Path, capsys: pytest
         ("--model resnet18 --dataset digits", "hint: for digits take digits"),
         ("--model cryptonets --dataset mnist --option activation=gelu", "activation is 'gelu'"),
         ("--model digits --dataset digits --option pool=avg", "unexpected keyword argument 'pool'"),
-        ("--model digits --dataset digits --epochs 0", "--epochs and --batch are at least 1"),
+        ("--model digits --dataset digits --epochs 0", "0 epochs of batches of 128 (at --epochs, --batch)"),
+        ("--model digits --dataset digits --rate -1", "a learning rate of -1.0 (at --rate)"),
+        ("--model digits --dataset digits --device abacus", "(at --device abacus)"),
+        ("--model digits --dataset digits --resume", "there is no training to resume"),
         (f"--model cryptonets --dataset mnist --data {tmp_path}", f"(at {tmp_path / 'mnist'})"),
     ):
         assert main([*arguments.split(), "--out", out]) == 1

@@ -1,0 +1,198 @@
+"""Epochs of training: the loop that training from scratch and fine-tuning share.
+
+SGD with Nesterov momentum (He et al., CVPR 2016, section 4.2) or AdamW, one learning-rate cycle (Smith and Topin,
+"Super-Convergence", 2018) or a cosine, label smoothing, shifted and mirrored images. On a GPU, and on a CPU for
+three-channel nets, forward and backward run in bfloat16 with channels-last memory; bfloat16 has the exponent range of
+float32, so that no loss scaling is needed. Weights stay float32.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hummingbird.errors import InputError
+from scripts.data import Dataset
+
+RATES = {"sgd": 0.1, "adamw": 2e-3}  # largest learning rates from scratch
+SCHEDULES = ("onecycle", "cosine")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; InputError for numbers that cannot be meant.
+
+    batch: images per step. rate: the largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or
+    "auto", on for a GPU and for three-channel images. seed: of order and augmentation.
+    """
+
+    epochs: int
+    batch: int = 128
+    optimizer: str = "sgd"
+    schedule: str = "onecycle"
+    rate: float = 0.1
+    weight_decay: float = 5e-4
+    label_smoothing: float = 0.1
+    amp: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch < 1:
+            raise InputError(
+                f"{self.epochs} epochs of batches of {self.batch}", where="--epochs, --batch", hint="at least 1"
+            )
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"a learning rate of {self.rate}", where="--rate", hint="a number above 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"a weight decay of {self.weight_decay}", where="--weight-decay", hint="0 or more")
+        if not 0 <= self.label_smoothing <= 1:
+            raise InputError(f"smoothing by {self.label_smoothing}", where="--label-smoothing", hint="from 0 to 1")
+
+
+class Training:
+    """A net with its optimizer and its schedule, trained in place one epoch after the other.
+
+    images: (N, C, H, W), normalised; labels: int64 (N,). `epoch` counts the epochs done, `steps` the steps of each.
+
+        training = Training(net, images, labels, DATASETS["digits"], Recipe(epochs=60))
+        while training.epoch < 60:
+            loss = training.run_epoch()
+    """
+
+    def __init__(
+        self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, dataset: Dataset, recipe: Recipe
+    ) -> None:
+        device = next(model.parameters()).device
+        self.half = recipe.amp == "on" or (recipe.amp == "auto" and (device.type == "cuda" or images.shape[1] == 3))
+        self.layout = torch.channels_last if self.half else torch.contiguous_format
+        self.model, self.dataset, self.recipe = model.to(memory_format=self.layout), dataset, recipe
+        self.images, self.labels, self.device = images.to(device), labels.to(device), device
+        self.batch = min(recipe.batch, len(labels))
+        self.steps = len(labels) // self.batch  # the last, smaller batch of each shuffle is left out
+        self.epoch = 0
+        self.optimizer = self._optimizer()
+        self.schedule = self._schedule(recipe.epochs * self.steps)
+        self.criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        recipe, parameters = self.recipe, self.model.parameters()
+        if recipe.optimizer == "sgd":
+            decay = recipe.weight_decay
+            return torch.optim.SGD(parameters, recipe.rate, momentum=0.9, nesterov=True, weight_decay=decay)
+        return torch.optim.AdamW(parameters, recipe.rate, weight_decay=recipe.weight_decay)
+
+    def _schedule(self, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+        if self.recipe.schedule == "onecycle":
+            return torch.optim.lr_scheduler.OneCycleLR(self.optimizer, self.recipe.rate, total_steps=steps)
+        return torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+
+    def run_epoch(self, after_step: Callable[[], object] = lambda: None) -> float:
+        """Train for one epoch and give the mean loss of its steps.
+
+        Raises InputError if the loss or a weight is then not finite.
+        """
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
+        for chosen in order[: self.steps * self.batch].split(self.batch):
+            x = augment(self.images[chosen], self.dataset, self.generator).contiguous(memory_format=self.layout)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                loss = self.criterion(self.model(x), self.labels[chosen])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.schedule.step()
+            total += loss.detach()
+            after_step()
+        if not all(torch.isfinite(value).all() for value in (total, *self.model.state_dict().values())):
+            hint = f"try less than {self.recipe.rate}, or --optimizer adamw"
+            raise InputError("training diverged: the loss or a weight is not finite", where="--rate", hint=hint)
+        self.epoch += 1
+        return float(total) / self.steps
+
+    def state(self) -> dict[str, Any]:
+        """All that the epochs to come depend on but the data and the recipe: tensors, numbers and text."""
+        return {
+            "images": len(self.labels),
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "generator": self.generator.get_state(),
+            "torch": torch.get_rng_state(),  # of dropout
+            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave to a training of the same net, data and recipe; InputError for other data."""
+        if state["images"] != len(self.labels):
+            what = f"the state is of a training on {state['images']} images, these are {len(self.labels)}"
+            raise InputError(what, where="--resume", hint="give the data of before, or start again")
+        self.epoch = state["epoch"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["torch"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.device)
+
+
+def augment(images: torch.Tensor, dataset: Dataset, generator: torch.Generator) -> torch.Tensor:
+    """Shift each image by up to `dataset.shift` pixels each way, filling with black, and mirror half where allowed.
+
+    images: (B, C, H, W), normalised, on any device; the result has the same shape.
+    """
+    count, _, height, width = images.shape
+    shift, device = dataset.shift, images.device
+    mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
+    black = -mean / std
+    padded = F.pad(images - black, (shift,) * 4) + black
+    top, left = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
+    rows = top + torch.arange(height)
+    columns = left + torch.arange(width)
+    if dataset.flip:
+        mirrored = torch.rand(count, 1, generator=generator) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    index = torch.arange(count, device=device)[:, None, None]
+    return padded[index, :, rows.to(device)[:, :, None], columns.to(device)[:, None, :]].permute(0, 3, 1, 2)
+
+
+def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, batch: int = 500) -> float:
+    """The share of images (N, C, H, W) whose largest logit is at labels (N,), in float32 on the model's device."""
+    return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
+
+
+def predict(model: nn.Module, images: torch.Tensor, *, batch: int = 500) -> torch.Tensor:
+    """Places of the largest logits, int64 (N,) on the CPU, of images (N, C, H, W); leaves the model in eval mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.inference_mode():
+        return torch.cat([model(x.to(device)).argmax(1).cpu() for x in images.split(batch)])
+
+
+def weights_file(model: nn.Module, *, half: bool) -> bytes:
+    """The content of a file with the state dict of `model`, floats as float16 when `half`, else float32.
+
+    Raises InputError for a value beyond float16 when `half`.
+    """
+    kind = torch.float16 if half else torch.float32
+    state = {
+        key: (value.to(kind) if value.is_floating_point() else value).cpu().contiguous()
+        for key, value in model.state_dict().items()
+    }
+    large = [key for key, value in state.items() if not torch.isfinite(value).all()]
+    if large:
+        raise InputError("a value is above 65504, the largest float16", where=large[0], hint="save without --half")
+    # Through a file object: given a path, torch.save writes the file's name into the archive and so into its hash.
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
