@@ -26,8 +26,8 @@ LABELS = {
 COLOURS = dict(zip(PARTS, ("#4c72b0", "#dd8452", "#b0b0b0", "#c44e52", "#8172b3"), strict=True))
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw a benchmark's rows into a file; its suffix says the format. EnvironmentProblem without matplotlib."""
+def drawing() -> Any:
+    """matplotlib.pyplot, for files only; EnvironmentProblem without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -35,6 +35,12 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw a benchmark's rows into a file; its suffix says the format. EnvironmentProblem without matplotlib."""
+    pyplot = drawing()
     key = next(key.removeprefix("online_") for key in rows[0] if key.startswith("online_") and "seconds_per" in key)
     links = list(dict.fromkeys(row["link"] for row in rows))
     most = max(sum(row["link"] == link for row in rows) for link in links)

@@ -1,0 +1,175 @@
+"""What the programs of the search share: net, weights and images by option, how they search, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.mpc.compare import PROTOCOLS
+from models import MODELS, get_model, load_checkpoint
+from scripts.data import DATASETS, SPLITS, load
+from scripts.train import key_value
+
+
+def add_net_arguments(parser: argparse.ArgumentParser, *, samples: int | None = 1024) -> None:
+    """--model to --seed; `samples`: how many images by default, None for all of the split."""
+    group = parser.add_argument_group("net and images")
+    group.add_argument("--model", required=True, choices=tuple(MODELS), help="the network")
+    group.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=key_value,
+        metavar="KEY=VALUE",
+        help="option that the network was trained with, such as pool=none; may be repeated",
+    )
+    group.add_argument("--weights", required=True, type=Path, metavar="FILE", help="its trained weights")
+    group.add_argument("--dataset", required=True, choices=tuple(DATASETS), help="the images")
+    group.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
+    group.add_argument(
+        "--split",
+        choices=SPLITS,
+        default="validation",
+        help="which images: windows chosen on the test split say nothing about it (default: %(default)s)",
+    )
+    group.add_argument(
+        "--samples",
+        type=int,
+        default=samples,
+        metavar="N",
+        help=f"the first N images of the split (default: {samples or 'all'})",
+    )
+    group.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    group = parser.add_argument_group("private inference")
+    group.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0], help="default: %(default)s")
+    group.add_argument("--parties", type=int, default=2, metavar="N", help="default: %(default)s")
+    group.add_argument("--seed", type=int, default=0, help="of the randomness in the windows (default: %(default)s)")
+
+
+def load_net_and_images(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
+    """The net in eval mode on --device, images float32 (N, C, H, W) and labels int64 (N,), N <= --samples.
+
+    Raises InputError for images that the net does not take, for options, weights or a split that do not fit or are not
+    there, and for numbers out of range; what `scripts.data.load` raises.
+    """
+    dataset, spec = DATASETS[args.dataset], MODELS[args.model]
+    if spec.input_shape != dataset.shape:
+        fitting = [name for name, other in MODELS.items() if other.input_shape == dataset.shape]
+        what = f"{args.model} takes {spec.input_shape} images, {args.dataset} has {dataset.shape}"
+        raise InputError(what, where="--model", hint=f"for {args.dataset} take {', '.join(fitting)}")
+    if args.samples is not None and args.samples < 1:
+        raise InputError(f"{args.samples} images", where="--samples", hint="1 or more; 1024 is a good start")
+    if args.parties < 2 or not 0 <= args.seed < 2**63:
+        hint = "2 parties or more, and a seed from 0 to 2^63 - 1"
+        raise InputError(f"--parties {args.parties} --seed {args.seed}", where="private inference", hint=hint)
+    try:
+        net = get_model(args.model, dataset.classes, **dict(args.option))
+    except (TypeError, ValueError) as problem:
+        raise InputError(str(problem), where="--option") from problem
+    try:
+        load_checkpoint(args.weights, net)
+    except OSError as problem:
+        hint = "python -m scripts.train makes one"
+        raise InputError(f"cannot read {args.weights}: {problem.strerror}", where="--weights", hint=hint) from problem
+    except ValueError as problem:
+        what, _, hint = str(problem).partition("\nhint: ")
+        raise InputError(what, where="--weights", hint=hint) from problem
+    try:
+        net = net.eval().to(args.device)
+    except (RuntimeError, AssertionError) as problem:  # of torch, for an unknown device and for one that is not there
+        raise InputError(str(problem).splitlines()[0], where="--device", hint="cpu always works") from problem
+    images, labels = load(args.dataset, args.split, args.data)
+    return net, images[: args.samples], labels[: args.samples]
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """--group to --resume: how windows are searched for, and that a search goes on."""
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="GROUPING",
+        help="which layers share a window: layer, block, stage (default), or NAME=PATTERN,PATTERN for every group, as "
+        "in --group early='relu1,layer1.*' --group late='layer[234].*'",
+    )
+    group.add_argument(
+        "--margin",
+        type=float,
+        default=0.05,
+        help="accuracy that a budget may cost, as a fraction (default: %(default)s)",
+    )
+    group.add_argument(
+        "--spare",
+        type=int,
+        default=1,
+        metavar="BITS",
+        help="eco: bits kept above the largest magnitude (default: %(default)s)",
+    )
+    group.add_argument(
+        "--widths",
+        type=int,
+        nargs="+",
+        metavar="BITS",
+        help="numbers of bits that windows may keep, 0 for no ReLU: fewer are searched faster (default: all)",
+    )
+    group.add_argument(
+        "--reach",
+        type=int,
+        default=4,
+        metavar="BITS",
+        help="how far below the largest magnitude k is tried (default: %(default)s)",
+    )
+    group.add_argument(
+        "--thrifty", action="store_true", help="keep what is left of a budget instead of widening windows with it"
+    )
+    group.add_argument("--resume", action="store_true", help="go on with a search that was interrupted or killed")
+
+
+def search_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of --margin to --thrifty as `Study.search` takes them."""
+    return {key: getattr(args, key) for key in ("margin", "spare", "widths", "reach", "thrifty")}
+
+
+def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
+    """The values of --group as `group_layers` takes them. ConfigError for patterns beside a word, or without a name."""
+    if len(words) < 2 and "=" not in "".join(words):
+        return words[0] if words else "stage"
+    found: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, patterns = word.partition("=")
+        if not (name and equals and patterns):
+            hint = "NAME=PATTERN,PATTERN for every group, or one of layer, block and stage alone"
+            raise ConfigError(f"{word!r} names no patterns", where="--group", hint=hint)
+        found.setdefault(name, []).extend(patterns.split(","))
+    return found
+
+
+def command_of(program: str, words: Sequence[str]) -> str:
+    """The command line for provenance: as typed, but absolute paths lose their folders, which are of one machine."""
+    shown = []
+    for word in words:
+        key, equals, value = word.rpartition("=")
+        shown.append(f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word)
+    return shlex.join(["python", "-m", program, *(word for word in shown if word != "--resume")])
+
+
+def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
+    """The exit code of `run`: 0; 1 after an `error:` line; 130 after Ctrl-C and the line that `interrupted` gives."""
+    try:
+        run()
+    except HummingbirdError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\n{interrupted()}", file=sys.stderr)
+        return 130
+    return 0
