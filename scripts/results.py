@@ -1,0 +1,275 @@
+"""The tables of HummingBird (Maeng and Suh, 2023) remade with our checkpoints, beside the paper's figures.
+
+    Table 1     accuracy of the exact nets
+    Figure 7    accuracy with the windows of eco, 8/64 and 6/64, and with one window for all layers instead
+    Table 2     how long the search took
+    Table 3     6/64 before and after fine-tuning
+    Figure 12   the windows
+    and test images through two parties under torchrun with each of them, and through CrypTen
+
+A folder of checkpoints holds, for a net and its data, as resnet18-cifar10:
+
+    STEM.pt                            weights                       python -m scripts.train
+    STEM-eco.bits.json                 windows of HummingBird-eco    python -m search.find_bits
+    STEM-8-64.bits.json                at a budget of 8/64
+    STEM-6-64.bits.json                at a budget of 6/64
+    STEM-tuned.pt, STEM-tuned.bits.json    fine-tuned at 6/64        python -m search.finetune
+
+Every figure is measured here, but for the seconds of a search, which its configuration tells. Test images choose
+nothing: windows come from validation images, which the net was not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import hummingbird
+from hummingbird.bits import BitConfig
+from hummingbird.errors import HummingbirdError, InputError
+from models import MODELS, get_model, load_checkpoint
+from scripts import results_page
+from scripts.data import DATASETS, load
+from scripts.party import machine, torchrun
+from scripts.training import predict
+from search.frontier import uniform_window
+
+Row = dict[str, Any]
+
+NETS = [(model, dataset) for model in MODELS for dataset in DATASETS]
+# Setting -> what the files of weights and windows add to the net's name.
+SETTINGS: dict[str, tuple[str, str | None]] = {
+    "exact": (".pt", None),
+    "eco": (".pt", "-eco.bits.json"),
+    "8/64": (".pt", "-8-64.bits.json"),
+    "6/64": (".pt", "-6-64.bits.json"),
+    "6/64 fine-tuned": ("-tuned.pt", "-tuned.bits.json"),
+}
+UNIFORM = (8, 6)  # bits of the windows that all layers share
+BATCH = 250
+
+
+@dataclass(frozen=True)
+class Case:
+    """A net with its files; images and labels: of the test split."""
+
+    model: str
+    dataset: str
+    folder: Path
+    images: Tensor
+    labels: Tensor
+
+    @property
+    def stem(self) -> str:
+        return f"{self.model}-{self.dataset}"
+
+    def file(self, ending: str) -> Path:
+        return self.folder / (self.stem + ending)
+
+    def net(self, setting: str) -> nn.Module:
+        net = get_model(self.model, DATASETS[self.dataset].classes).eval()
+        return load_checkpoint(self.file(SETTINGS[setting][0]), net)
+
+    def bits(self, setting: str) -> BitConfig:
+        ending = SETTINGS[setting][1]
+        return BitConfig() if ending is None else BitConfig.load(self.file(ending))
+
+
+def percent(right: Tensor, labels: Tensor) -> float:
+    return 100 * float((right == labels).double().mean())
+
+
+def repeated(net: nn.Module, bits: BitConfig, images: Tensor, repeats: int) -> list[Tensor]:
+    """Predictions of the twin, once for every seed."""
+    return [predict(hummingbird.simulate(net, bits, seed=seed), images, batch=BATCH) for seed in range(repeats)]
+
+
+def accuracy_row(case: Case, setting: str, bits: BitConfig, net: nn.Module, repeats: int) -> Row:
+    """Accuracy on the whole test split with windows in place, as mean and deviation over seeds."""
+    plain = predict(net, case.images, batch=BATCH)
+    # Without low bits to lose there is no chance in it.
+    random = any(bits.window(name).m for name in bits.layers) or bits.default.m > 0
+    found = repeated(net, bits, case.images, repeats if random else 1)
+    accuracies = [percent(each, case.labels) for each in found]
+    return {
+        "kind": "accuracy",
+        "net": case.stem,
+        "setting": setting,
+        "images": len(case.labels),
+        "plain_percent": percent(plain, case.labels),
+        "accuracy_percent": statistics.mean(accuracies),
+        "deviation_over_seeds_percent": statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
+        "seeds": len(accuracies),
+        "changed_predictions": statistics.mean(float((each != plain).sum()) for each in found),
+    }
+
+
+def uniform_row(case: Case, width: int, args: argparse.Namespace) -> Row:
+    """The best single window of `width` bits for all layers, chosen on validation images as the search's are."""
+    net, provenance = case.net("exact"), case.bits(f"{width}/64").provenance
+    images, labels = load(case.dataset, provenance["split"], args.data)
+    samples = int(provenance["samples"])
+    window = uniform_window(net, images[:samples], labels[:samples], width)
+    row = accuracy_row(case, f"uniform {width}/64", BitConfig(window), net, args.repeats)
+    return {**row, "window": str(window)}
+
+
+def search_row(case: Case, setting: str) -> Row:
+    """What a configuration says about its search, and its windows."""
+    bits = case.bits(setting)
+    said = bits.provenance
+    return {
+        "kind": "search",
+        "net": case.stem,
+        "setting": setting,
+        **{key: said.get(key) for key in ("samples", "seconds", "evaluations", "nodes", "budget", "cost", "accuracy")},
+        "groups": len(said.get("groups", ())),
+        "command": said.get("command"),
+        "windows": " ".join(f"{name}={window.k}:{window.m}" for name, window in bits.layers.items()),
+    }
+
+
+def options(case: Case, weights: str, args: argparse.Namespace) -> list[str]:
+    """Of both programs that run as parties."""
+    data = ["--data", args.data] if args.data else []
+    net = ["--model", case.model, "--dataset", case.dataset, "--checkpoint", str(case.file(weights))]
+    return [*net, "--images", str(args.images), "--batch", "50", *data]
+
+
+def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
+    """The first --images test images through two parties, and whether their accuracy is the twin's.
+
+    A twin's predictions are the protocol's up to chance: the two accuracies are draws from one distribution, and differ
+    by more than three deviations, with that of the twin's mean, once in 370 times. One image is allowed for what the
+    twin leaves out, the rounding of fixed point.
+    """
+    (weights, windows), count = SETTINGS[setting], args.images
+    bits = ["--bits", str(case.file(windows))] if windows else []
+    figures = torchrun(2, "scripts.infer", [*options(case, weights, args), *bits])
+    found = repeated(case.net(setting), case.bits(setting), case.images[:count], 2 * args.repeats)
+    twin = [percent(each, case.labels[:count]) for each in found]
+    mean, deviation = statistics.mean(twin), statistics.stdev(twin)
+    allowed = 3 * deviation * math.sqrt(1 + 1 / len(twin)) + 100 / count
+    difference = figures["accuracy_private_percent"] - mean
+    return {
+        "kind": "private",
+        "net": case.stem,
+        "setting": setting,
+        **figures,
+        "accuracy_twin_percent": mean,
+        "accuracy_twin_deviation_percent": deviation,
+        "allowed_difference_percent": allowed,
+        "equals_twin": abs(difference) <= allowed,
+    }
+
+
+def crypten_row(case: Case, args: argparse.Namespace) -> Row:
+    """CrypTen as it is shipped on the exact net."""
+    figures = torchrun(2, "scripts.crypten_baseline", options(case, ".pt", args))
+    per_image = 1e3 * figures["seconds"] / args.images
+    return {"kind": "private", "net": case.stem, "setting": "CrypTen", **figures, "milliseconds_per_image": per_image}
+
+
+def cases(folders: Sequence[Path], data: str | None) -> list[Case]:
+    """The nets that the folders hold. InputError for one that lacks a file, and for none."""
+    found = []
+    for folder in folders:
+        for model, dataset in NETS:
+            stem = f"{model}-{dataset}"
+            if not (folder / f"{stem}.pt").exists():
+                continue
+            endings = {ending for pair in SETTINGS.values() for ending in pair if ending}
+            if missing := sorted(stem + ending for ending in endings if not (folder / (stem + ending)).exists()):
+                hint = "search.find_bits and search.finetune make them; checkpoints/README.md has the commands"
+                raise InputError(f"{stem} lacks {', '.join(missing)}", where=str(folder), hint=hint)
+            found.append(Case(model, dataset, folder, *load(dataset, "test", data)))
+    if not found:
+        hint = "a folder with weights named MODEL-DATASET.pt, such as resnet18-cifar10.pt"
+        raise InputError("no nets", where=", ".join(map(str, folders)), hint=hint)
+    return found
+
+
+def measure(case: Case, args: argparse.Namespace) -> list[Row]:
+    """All rows of a net."""
+    work: list[tuple[str, Callable[[], Row]]] = []
+    for setting in SETTINGS:
+        if setting != "exact":
+            work.append((f"search {setting}", partial(search_row, case, setting)))
+        work.append(
+            (setting, partial(accuracy_row, case, setting, case.bits(setting), case.net(setting), args.repeats))
+        )
+        if args.images:
+            work.append((f"private {setting}", partial(private_row, case, setting, args)))
+    work += [(f"uniform {width}", partial(uniform_row, case, width, args)) for width in UNIFORM]
+    if args.images:
+        work.append(("CrypTen", partial(crypten_row, case, args)))
+    rows = []
+    with tqdm(work, unit="row") as bar:
+        for what, make in bar:
+            bar.set_description(f"{case.stem} {what}")
+            rows.append({**make(), **machine()})
+    return rows
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="python -m scripts.results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "--checkpoints",
+        nargs="+",
+        type=Path,
+        default=[Path("checkpoints")],
+        metavar="FOLDER",
+        help="where the nets and their windows are (default: checkpoints)",
+    )
+    p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
+    p.add_argument("--repeats", type=int, default=3, help="seeds of the twin, twice as many for --images (default: 3)")
+    p.add_argument("--images", type=int, default=1000, help="test images to infer in private, 0: none (default: 1000)")
+    p.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write all figures as a list of flat rows")
+    return p
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, and write the page."""
+    if args.repeats < 1 or args.images < 0:
+        raise InputError(f"--repeats {args.repeats} --images {args.images}", hint="at least one seed; no images is 0")
+    if not args.out.parent.is_dir():
+        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    started = time.perf_counter()
+    rows = [row for case in cases(args.checkpoints, args.data) for row in measure(case, args)]
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=2) + "\n")
+    words = ["python", "-m", "scripts.results", "--repeats", str(args.repeats), "--images", str(args.images)]
+    args.out.write_text(results_page.page(rows, shlex.join(words)))
+    print(f"wrote {args.out} in {time.perf_counter() - started:.0f} s")
+    wrong = [f"{row['net']} {row['setting']}" for row in rows if row.get("equals_twin") is False]
+    if wrong:
+        raise HummingbirdError(f"private accuracy is not the twin's: {', '.join(wrong)}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        run(parser().parse_args(arguments))
+    except HummingbirdError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
