@@ -136,9 +136,7 @@ def tables(w: int) -> int:
 
     The tables of one ReLU take at most `TABLE_BITS`, beyond which the dealer's bits outweigh a round.
     """
-    fitting = [
-        n for n in range(1, w + 1) if -(-w // n) <= 8 and sum(1 << size for size in chunks(w, n)) <= TABLE_BITS
-    ]
+    fitting = [n for n in range(1, w + 1) if -(-w // n) <= 8 and sum(1 << size for size in chunks(w, n)) <= TABLE_BITS]
 
     def price(n: int) -> tuple[int, int]:
         tree = _merging(1 << 10, n, 2)

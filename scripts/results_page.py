@@ -149,7 +149,7 @@ def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
             twin = row.get("accuracy_twin_percent")
             lines.append(
                 (
-                    row["setting"] if row is not crypten else "CrypTen 0.4.1, exact",
+                    row["setting"] if row is not crypten else f"CrypTen 0.4.1, exact, {row['images']:,} images",
                     f"{row['accuracy_private_percent']:.2f}",
                     "-" if twin is None else f"{twin:.2f} (within {row['allowed_difference_percent']:.2f})",
                     f"{row['milliseconds_per_image']:.1f}",

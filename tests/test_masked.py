@@ -58,9 +58,7 @@ def check(x: Tensor, y: Tensor, z: Tensor, k: int, m: int, ring: int = 64) -> No
     assert bool(((y[pruned] == 0) | ((y[pruned] - x[pruned]) & modulus == 0)).all())
 
 
-def run(
-    sessions: list[Session], x: Tensor, k: int, m: int, shift: int = 0, ring: int = 64
-) -> tuple[Tensor, Tensor]:
+def run(sessions: list[Session], x: Tensor, k: int, m: int, shift: int = 0, ring: int = 64) -> tuple[Tensor, Tensor]:
     shares = share(x, len(sessions))
     try:
         return opened_sum(

@@ -20,10 +20,16 @@ import yaml
 import scripts.bench_linear
 import scripts.bench_relu
 import scripts.bench_resnet
+import scripts.bench_simulate
 import scripts.demo
 import scripts.infer
+import scripts.results
 import scripts.torchvision_table
 import scripts.train
+import search.find_bits
+import search.finetune
+import search.frontier
+import search.validate
 from hummingbird import __main__ as command
 from hummingbird import cost
 from hummingbird.bits import BitConfig, BitWindow
@@ -45,9 +51,10 @@ DOCUMENTS = [
         "docs/protocol.md",
         "docs/bit-config.md",
         "docs/torchvision.md",
+        "docs/results.md",
     )
 ]
-TOP = "hummingbird|scripts|models|checkpoints|docs|tests"
+TOP = "hummingbird|search|scripts|models|checkpoints|docs|tests"
 MEASURED = re.compile(r"<!-- measured -->\n(.*)<!-- /measured -->", re.DOTALL)
 
 
@@ -91,7 +98,13 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
     "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
+    "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.results": lambda: scripts.results.parser().format_help(),
+    "search.find_bits": lambda: search.find_bits.parser().format_help(),
+    "search.finetune": lambda: search.finetune.parser().format_help(),
+    "search.frontier": lambda: search.frontier.parser().format_help(),
+    "search.validate": lambda: search.validate.parser().format_help(),
     "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
 }
 TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
@@ -162,15 +175,22 @@ def test_flags_in_the_text_exist() -> None:
     assert named and named <= known
 
 
-def test_infer_and_train_lines_parse() -> None:
+def test_lines_parse() -> None:
     """Values too, not only names."""
     seen = 0
     for line in shell_lines():
-        for name, parser in (("scripts.infer", scripts.infer.parser), ("scripts.train", scripts.train.parser)):
-            if name.replace(".", "/") in line or name in line:
-                parser().parse_args(program(shlex.split(line))[1])
+        for program_ in (
+            scripts.infer,
+            scripts.train,
+            search.find_bits,
+            search.finetune,
+            search.frontier,
+            search.validate,
+        ):
+            if program_.__name__.replace(".", "/") in line or program_.__name__ in line:
+                program_.parser().parse_args(program(shlex.split(line))[1])
                 seen += 1
-    assert seen >= 5
+    assert seen >= 12
 
 
 def test_only_the_measured_table_may_await_figures() -> None:
@@ -351,16 +371,17 @@ def test_the_example_configuration_parses() -> None:
     assert BitConfig.from_json(config.to_json()) == config
 
 
-def test_the_window_rule_covers_what_it_saw_and_fits_the_stored_file() -> None:
+def test_the_snippet_that_chooses_windows_runs() -> None:
     (snippet,) = blocks(ROOT / "docs/bit-config.md", "python")
     space: dict[str, Callable[..., BitConfig]] = {}
     exec(snippet, space)  # noqa: S102 - a snippet of this repository
     net = load_checkpoint(ROOT / "checkpoints/digits.pt", get_model("digits", 10)).eval()
-    images, _ = load("digits", "train")
-    found = space["windows"](net, images)
-    assert set(found.layers) == {"relu1", "relu2", "relu3"} and {w.w for w in found.layers.values()} == {8}
-    stored = BitConfig.load(ROOT / "checkpoints/digits.bits.json")
-    assert max(w.k for w in found.layers.values()) == max(w.k for w in stored.layers.values())
+    images, labels = load("digits", "train")
+    found = space["choose"](net, images[:200], labels[:200])
+    assert set(found.layers) == {"relu1", "relu2", "relu3"} and found.provenance["cost"] <= 8 / 64
+    table = text_of(ROOT / "docs/bit-config.md").partition("| in `provenance` | |")[2].partition("\n\n")[0]
+    told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
+    assert told - {"command", "model", "dataset", "split", "finetuning"} <= set(found.provenance)
 
 
 # Metadata -------------------------------------------------------------------------------------------------------------
