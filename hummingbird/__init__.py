@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from hummingbird.convert import convert_model, register_converter, validate_model
     from hummingbird.mpc.session import cryptensor, init, uninit
     from hummingbird.search import search_bits
+    from hummingbird.search.study import Study
     from hummingbird.twin.simulate import simulate
     from hummingbird.wire.meter import meter
 
 _HOMES = {
     "BitConfig": "bits",
     "BitWindow": "bits",
+    "Study": "search.study",
     "convert_model": "convert",
     "cryptensor": "mpc.session",
     "init": "mpc.session",
@@ -42,6 +44,7 @@ _HOMES = {
 __all__ = [
     "BitConfig",
     "BitWindow",
+    "Study",
     "__version__",
     "convert_model",
     "cryptensor",
