@@ -240,7 +240,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     p.add_argument("--repeats", type=int, default=3, help="seeds of the twin, twice as many for --images (default: 3)")
     p.add_argument("--images", type=int, default=1000, help="test images to infer in private, 0: none (default: 1000)")
-    p.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md")
+    p.add_argument("--out", type=Path, default=Path("results.md"), metavar="FILE", help="default: results.md")
     p.add_argument("--json", type=Path, metavar="FILE", help="write all figures as a list of flat rows")
     return p
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from hummingbird.errors import HummingbirdError, InputError
@@ -31,6 +32,10 @@ _EPILOG = """examples:
   ResNet-18 on CIFAR-10 from a data folder, without the pooling after the stem, stored in half precision:
     python -m scripts.train --model resnet18 --option pool=none --dataset cifar10 --data DATA \\
         --epochs 30 --half --out resnet18.pt
+
+  a trained net made better: the mean of the weights after each of 20 more epochs at a constant rate:
+    python -m scripts.train --model resnet18 --dataset cifar10 --data DATA --start resnet18.pt --schedule constant \\
+        --rate 0.03 --epochs 20 --average --half --out averaged.pt
 
 The weights go to --out as a state dict; models.load_checkpoint reads them back. A training that was interrupted goes on
 with the same command and --resume. The data folder is described in scripts/data.py; HUMMINGBIRD_DATA gives it once for
@@ -50,6 +55,7 @@ def train(training: Training, state: Path, command: dict[str, Any]) -> None:
             file = io.BytesIO()
             torch.save({"format": _FORMAT, "command": command, **training.state()}, file)
             write_together({state: file.getvalue()})
+    training.finish()
 
 
 def read_state(path: Path, command: dict[str, Any]) -> dict[str, Any]:
@@ -104,11 +110,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dataset", required=True, choices=tuple(DATASETS), help="the images")
     made.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     made.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights")
+    made.add_argument("--start", type=Path, metavar="FILE", help="weights to start from (default: random ones)")
     made.add_argument("--epochs", type=int, default=30, help="passes over the training images (default: %(default)s)")
     made.add_argument("--batch", type=int, default=128, help="images per step (default: %(default)s)")
     made.add_argument("--optimizer", choices=tuple(RATES), default="sgd", help="default: %(default)s")
     made.add_argument("--schedule", choices=SCHEDULES, default="onecycle", help="default: %(default)s")
     made.add_argument("--rate", type=float, help="largest learning rate (default: 0.1 for sgd, 0.002 for adamw)")
+    made.add_argument("--average", action="store_true", help="end with the mean of the weights after every epoch")
     made.add_argument("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
     made.add_argument("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
     made.add_argument(
@@ -136,12 +144,25 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         options.label_smoothing,
         options.amp,
         options.seed,
+        options.average,
     )
 
 
 def state_of(out: Path) -> Path:
     """Where the state of a training to `out` is kept."""
     return out.with_name(f"{out.name}.state")
+
+
+def read_weights(model: nn.Module, path: Path, where: str) -> None:
+    """Load a checkpoint, the value of the option `where`; InputError for a file not there, or of another net."""
+    try:
+        load_checkpoint(path, model)
+    except OSError as problem:
+        hint = "python -m scripts.train makes one"
+        raise InputError(f"cannot read {path}: {problem.strerror}", where=where, hint=hint) from problem
+    except ValueError as problem:
+        what, _, hint = str(problem).partition("\nhint: ")
+        raise InputError(what, where=where, hint=hint) from problem
 
 
 def run(options: argparse.Namespace) -> None:
@@ -160,13 +181,15 @@ def run(options: argparse.Namespace) -> None:
         hint = "go on with it by --resume, or remove it"
         raise InputError("there is the state of an interrupted training", where=str(state), hint=hint)
     chosen = {"model": options.model, "options": dict(options.option), "dataset": options.dataset}
-    command = {**chosen, **asdict(recipe), "device": options.device}
+    command = {**chosen, **asdict(recipe), "device": options.device, "start": str(options.start)}
     kept = read_state(state, command) if options.resume else None
     torch.manual_seed(options.seed)
     try:
         model = get_model(options.model, dataset.classes, **dict(options.option))
     except (TypeError, ValueError) as problem:
         raise InputError(str(problem), where="--option") from problem
+    if options.start is not None:
+        read_weights(model, options.start, "--start")
     try:
         model.to(options.device)
     except (RuntimeError, AssertionError) as problem:

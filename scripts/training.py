@@ -4,25 +4,29 @@ SGD with Nesterov momentum (He et al., CVPR 2016, section 4.2) or AdamW, one lea
 "Super-Convergence", 2018) or a cosine, label smoothing, shifted and mirrored images. On a GPU, and on a CPU for
 three-channel nets, forward and backward run in bfloat16 with channels-last memory; bfloat16 has the exponent range of
 float32, so that no loss scaling is needed. Weights stay float32.
+
+A trained net gains by stochastic weight averaging (Izmailov et al., UAI 2018): more epochs at a constant rate, and the
+mean of the weights after each of them.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from hummingbird.errors import InputError
 from scripts.data import Dataset
 
 RATES = {"sgd": 0.1, "adamw": 2e-3}  # largest learning rates from scratch
-SCHEDULES = ("onecycle", "cosine")
+SCHEDULES = ("onecycle", "cosine", "constant")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Recipe:
     """How to train; InputError for numbers that cannot be meant.
 
     batch: images per step. rate: the largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or
-    "auto", on for a GPU and for three-channel images. seed: of order and augmentation.
+    "auto", on for a GPU and for three-channel images. seed: of order and augmentation. average: of the weights after
+    every epoch, in place of the last ones.
     """
 
     epochs: int
@@ -42,6 +47,7 @@ class Recipe:
     label_smoothing: float = 0.1
     amp: str = "auto"
     seed: int = 0
+    average: bool = False
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
@@ -64,6 +70,7 @@ class Training:
         training = Training(net, images, labels, DATASETS["digits"], Recipe(epochs=60))
         while training.epoch < 60:
             loss = training.run_epoch()
+        training.finish()
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Training:
         self.schedule = self._schedule(recipe.epochs * self.steps)
         self.criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
         self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.mean = AveragedModel(model) if recipe.average else None
 
     def _optimizer(self) -> torch.optim.Optimizer:
         recipe, parameters = self.recipe, self.model.parameters()
@@ -92,6 +100,8 @@ class Training:
     def _schedule(self, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
         if self.recipe.schedule == "onecycle":
             return torch.optim.lr_scheduler.OneCycleLR(self.optimizer, self.recipe.rate, total_steps=steps)
+        if self.recipe.schedule == "constant":
+            return torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
         return torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
 
     def run_epoch(self, after_step: Callable[[], object] = lambda: None) -> float:
@@ -101,11 +111,9 @@ class Training:
         """
         self.model.train()
         total = torch.zeros((), device=self.device)
-        order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
-        for chosen in order[: self.steps * self.batch].split(self.batch):
-            x = augment(self.images[chosen], self.dataset, self.generator).contiguous(memory_format=self.layout)
+        for x, labels in self._batches():
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                loss = self.criterion(self.model(x), self.labels[chosen])
+                loss = self.criterion(self.model(x), labels)
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -116,7 +124,27 @@ class Training:
             hint = f"try less than {self.recipe.rate}, or --optimizer adamw"
             raise InputError("training diverged: the loss or a weight is not finite", where="--rate", hint=hint)
         self.epoch += 1
+        if self.mean is not None:
+            self.mean.update_parameters(self.model)
         return float(total) / self.steps
+
+    def finish(self) -> None:
+        """Give the net the mean of its weights where the recipe says so, and the batch norms the statistics that go
+        with it: one more pass over the images, forward only.
+        """
+        if self.mean is not None:
+            with torch.no_grad():
+                for weight, mean in zip(self.model.parameters(), self.mean.module.parameters(), strict=True):
+                    weight.copy_(mean)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                update_bn(self._batches(), self.model)
+
+    def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """All images once, in a new order and moved, with their labels."""
+        order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
+        for chosen in order[: self.steps * self.batch].split(self.batch):
+            x = augment(self.images[chosen], self.dataset, self.generator)
+            yield x.contiguous(memory_format=self.layout), self.labels[chosen]
 
     def state(self) -> dict[str, Any]:
         """All that the epochs to come depend on but the data and the recipe: tensors, numbers and text."""
@@ -127,6 +155,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
+            "mean": None if self.mean is None else self.mean.state_dict(),
             "torch": torch.get_rng_state(),  # of dropout
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -141,6 +170,8 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.generator.set_state(state["generator"])
+        if self.mean is not None:
+            self.mean.load_state_dict(state["mean"])
         torch.set_rng_state(state["torch"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"], self.device)

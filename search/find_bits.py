@@ -12,7 +12,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -147,6 +147,7 @@ def open_study(args: argparse.Namespace, net: nn.Module, images: Tensor, labels:
             net,
             images,
             labels,
+            criterion=args.criterion,
             by=grouping(args.group),
             protocol=args.protocol,
             parties=args.parties,
@@ -205,12 +206,16 @@ def summary(study: Study, config: BitConfig, objective: Objective, costs: tuple[
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
     lines = (
         ("accuracy", f"exact {100 * said['exact_accuracy']:.2f} %, with windows {100 * said['accuracy']:.2f} %"),
-        ("", f"of {said['samples']} images of the {said['split']} split"),
+        ("", f"of {said['samples']} images of the {said['split']} split{_agreeing(said)}"),
         ("budget", f"{budget}, cost {shown(objective.name, said['cost'])} {_PAID[objective.name]}"),
         ("online", f"exact {exact}, with windows {cheap} (per party, one image, whole net)"),
         ("search", f"{seconds:.1f} s, {said['evaluations']} windows tried, {said['nodes']} nodes"),
     )
     return "\n".join(f"{what:10}{text}" for what, text in lines)
+
+
+def _agreeing(said: Mapping[str, Any]) -> str:
+    return f"; {100 * said['agreement']:.2f} % of the answers are the exact net's" if "agreement" in said else ""
 
 
 def run(args: argparse.Namespace, command: str) -> None:

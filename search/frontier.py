@@ -102,7 +102,9 @@ class Frontier:
 
     def __init__(self, net: nn.Module, study: Study, count: int, args: argparse.Namespace, command: str) -> None:
         self.net, self.study, self.args, self.command = net, study, args, command
-        self.exact = study.evaluator.config_accuracy(BitConfig())
+        exact = study.accuracy(BitConfig())
+        assert exact is not None  # the programs have labels
+        self.exact = exact
         self.facts: Row = {
             **{key: getattr(args, key) for key in ("model", "dataset", "split", "protocol", "parties", "seed")},
             "images": count,

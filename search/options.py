@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.mpc.compare import PROTOCOLS
-from models import MODELS, get_model, load_checkpoint
+from hummingbird.search.study import CRITERIA
+from models import MODELS, get_model
 from scripts.data import DATASETS, SPLITS, load
-from scripts.train import key_value
+from scripts.train import key_value, read_weights
 
 
 def add_net_arguments(parser: argparse.ArgumentParser, *, samples: int | None = 1024) -> None:
@@ -74,14 +75,7 @@ def load_net_and_images(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Te
         net = get_model(args.model, dataset.classes, **dict(args.option))
     except (TypeError, ValueError) as problem:
         raise InputError(str(problem), where="--option") from problem
-    try:
-        load_checkpoint(args.weights, net)
-    except OSError as problem:
-        hint = "python -m scripts.train makes one"
-        raise InputError(f"cannot read {args.weights}: {problem.strerror}", where="--weights", hint=hint) from problem
-    except ValueError as problem:
-        what, _, hint = str(problem).partition("\nhint: ")
-        raise InputError(what, where="--weights", hint=hint) from problem
+    read_weights(net, args.weights, "--weights")
     try:
         net = net.eval().to(args.device)
     except (RuntimeError, AssertionError) as problem:  # of torch, for an unknown device and for one that is not there
@@ -102,10 +96,17 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         "in --group early='relu1,layer1.*' --group late='layer[234].*'",
     )
     group.add_argument(
+        "--criterion",
+        choices=CRITERIA,
+        default=CRITERIA[0],
+        help="choose by agreement with the exact net's answers (default), which needs fewer images, or by accuracy, as "
+        "the paper does",
+    )
+    group.add_argument(
         "--margin",
         type=float,
         default=0.05,
-        help="accuracy that a budget may cost, as a fraction (default: %(default)s)",
+        help="how much of it a budget may cost, as a fraction (default: %(default)s)",
     )
     group.add_argument(
         "--spare",

@@ -39,7 +39,14 @@ def _interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(training, "augment", augment)
 
 
-@pytest.mark.parametrize("recipe", [[], ["--optimizer", "adamw", "--schedule", "cosine"]], ids=["sgd", "adamw"])
+RECIPES = {
+    "sgd": [],
+    "adamw": ["--optimizer", "adamw", "--schedule", "cosine"],
+    "average": ["--schedule", "constant", "--rate", "0.02", "--average"],
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_resumed_training_ends_with_the_same_weights(
     recipe: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hummingbird.errors import InputError
 from models import get_model, load_checkpoint
@@ -212,6 +213,36 @@ def test_three_channel_nets_train_in_bfloat16_and_channels_last() -> None:
     assert seen == [(torch.bfloat16, True)] * 2
 
 
+def test_averaging_ends_with_the_mean_over_epochs_and_its_own_batch_norms() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+    recipe = Recipe(3, batch=16, rate=0.05, schedule="constant", average=True)
+    training = Training(net, torch.randn(64, 1, 8, 8), torch.arange(64) % 10, DATASETS["digits"], recipe)
+    epochs = []
+    while training.epoch < recipe.epochs:
+        training.run_epoch()
+        epochs.append([parameter.detach().clone() for parameter in net.parameters()])
+        assert training.optimizer.param_groups[0]["lr"] == 0.05
+    training.finish()
+    for parameter, *values in zip(net.parameters(), *epochs, strict=True):
+        # A running mean of three float32 numbers: a few units in the last place.
+        torch.testing.assert_close(parameter.detach(), torch.stack(values).mean(0), rtol=1e-5, atol=1e-6)
+        assert not torch.equal(values[0], values[2])
+    norm = net[1]
+    assert isinstance(norm, nn.BatchNorm2d) and norm.num_batches_tracked == 4  # of one pass, by the averaged weights
+    assert norm.momentum == 0.1 and bool(norm.running_var.isfinite().all())  # type: ignore[union-attr]
+
+
+def test_training_starts_from_given_weights(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    given, out = ROOT / "checkpoints/digits.pt", tmp_path / "net.pt"
+    command = ["--model", "digits", "--dataset", "digits", "--epochs", "1", "--rate", "1e-12"]
+    assert main([*command, "--start", str(given), "--out", str(out)]) == 0
+    before, after = (torch.load(path, weights_only=True) for path in (given, out))
+    for key in dict(get_model("digits", 10).named_parameters()):  # batch norms' statistics move on
+        torch.testing.assert_close(after[key], before[key], rtol=1e-6, atol=1e-7)
+
+
 def test_evaluate_counts_the_last_smaller_batch() -> None:
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 3, bias=False))
     torch.nn.init.eye_(net[1].weight)  # type: ignore[arg-type]
@@ -245,6 +276,8 @@ def test_wrong_arguments_are_one_error_and_a_hint(tmp_path: Path, capsys: pytest
         ("--model digits --dataset digits --epochs 0", "0 epochs of batches of 128 (at --epochs, --batch)"),
         ("--model digits --dataset digits --rate -1", "a learning rate of -1.0 (at --rate)"),
         ("--model digits --dataset digits --device abacus", "(at --device abacus)"),
+        (f"--model digits --dataset digits --start {tmp_path / 'absent.pt'}", "absent.pt: No such file"),
+        (f"--model digits --dataset digits --start {ROOT / 'README.md'}", "(at --start)"),
         ("--model digits --dataset digits --resume", "there is no training to resume"),
         (f"--model cryptonets --dataset mnist --data {tmp_path}", f"(at {tmp_path / 'mnist'})"),
     ):
@@ -280,4 +313,4 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    assert text.count("    python -m scripts.train --model") == 2 and "models.load_checkpoint" in text
+    assert text.count("    python -m scripts.train --model") == 3 and "models.load_checkpoint" in text

@@ -1,5 +1,7 @@
 """Accuracies of a real net, each at the price of the layers behind the windows that change.
 
+An accuracy is the share of right answers, or without labels of the exact net's own (study.py says why).
+
 Behind a cut before the first layer of the asked group only the tail of the net runs, from values that are kept for
 every batch. Images come in the order of their margins, the logit of the label less the best other one, so that a bad
 window's wrong answers come first: with a floor it is given up after a batch or two.
@@ -40,8 +42,9 @@ class _Kept(NamedTuple):
 class CachedEvaluator:
     """An `Evaluator` of a net on images (N, ...) and labels int64 (N,), on the net's device, in float32 and eval mode.
 
-    The net is copied. memory: bytes for kept values, beside the images; with less of them more is computed again.
-    seed: of the protocol's random numbers. Cost: the exact net once, then the tail of the net for every window.
+    labels: None for the exact net's own answers. The net is copied. memory: bytes for kept values, beside the images;
+    with less of them more is computed again. seed: of the protocol's random numbers. Cost: the exact net once, then the
+    tail of the net for every window.
     Raises InputError for images and labels that do not fit each other or the net, and for a net without a comparing
     layer; ModelError and ConfigError as `simulate` does.
 
@@ -53,7 +56,7 @@ class CachedEvaluator:
         self,
         net: nn.Module,
         images: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         *,
         protocol: str = "masked",
         parties: int = 2,
@@ -63,7 +66,6 @@ class CachedEvaluator:
     ) -> None:
         check_protocol(protocol, parties)
         check_images(images, batch)
-        _check_labels(labels, len(images))
         self._net = FoldedNet(net)
         self._windows, self._parties = Windows(self._net.traced, protocol), parties
         if not self._windows.names:
@@ -72,11 +74,13 @@ class CachedEvaluator:
         self._place = {name: number for number, name in enumerate(self._windows.names)}
         self._compare, self._seed, self._batch = Compare(seed, False), seed, 0
         self._wrong: dict[Assignment, tuple[int, bool]] = {}  # at least so many; whether no more
-        _check_logits(self._logits(images[:1]), labels)
-        labels = labels.cpu()
-        parts = zip(images.split(batch), labels.split(batch), strict=True)
-        order = torch.cat([_margins(self._logits(x), y) for x, y in parts]).argsort(stable=True)
-        self._images, self._labels = images[order].split(batch), labels[order].split(batch)
+        self.classes = _classes(self._logits(images[:1]))
+        if labels is not None:
+            check_labels(labels, len(images), self.classes)
+        logits = torch.cat([self._logits(part).cpu() for part in images.split(batch)])
+        labels = logits.argmax(1) if labels is None else labels.cpu()
+        self._order = _margins(logits, labels).argsort(stable=True)
+        self._images, self._labels = images[self._order].split(batch), labels[self._order].split(batch)
         self._stacks: list[list[_Kept]] = [[] for _ in self._images]
         self._share = memory // len(self._images)
 
@@ -92,6 +96,14 @@ class CachedEvaluator:
         """The accuracy with these windows, all of them; ConfigError for those that the net cannot run."""
         config.check_names(self._windows.names)
         return self._accuracies([tuple(config.window(name) for name in self._windows.names)], 0, 0.0)[0]
+
+    def predictions(self, config: BitConfig) -> Tensor:
+        """The answer for every image with these windows, int64 (N,), on the CPU; errors of `config_accuracy`."""
+        config.check_names(self._windows.names)
+        windows = tuple(config.window(name) for name in self._windows.names)
+        layers = self._layers(windows)
+        found = [self._tail(number, windows, 0, layers).argmax(1).cpu() for number in range(len(self._images))]
+        return torch.cat(found)[self._order.argsort()]
 
     def _accuracies(self, asked: Sequence[Assignment], cut: int, floor: float) -> list[float]:
         """Of assignments that agree before the cut, in one pass over the batches."""
@@ -165,25 +177,28 @@ def layer_seed(seed: int, name: str, batch: int) -> int:
 
 def _margins(logits: Tensor, labels: Tensor) -> Tensor:
     """The label's logit less the best other one."""
-    logits, chosen = logits.cpu(), labels[:, None]
+    chosen = labels[:, None]
     return (logits.gather(1, chosen) - logits.scatter(1, chosen, -float("inf")).amax(1, keepdim=True)).squeeze(1)
 
 
-def _check_labels(labels: Tensor, count: int) -> None:
+def check_labels(labels: Tensor, count: int, classes: int) -> None:
+    """InputError unless `labels` are int64 (count,), from 0 to classes - 1."""
     if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.dim() != 1:
         is_tensor = isinstance(labels, Tensor)
         got = f"{labels.dtype} {tuple(labels.shape)}" if is_tensor else type(labels).__name__
         raise InputError(f"labels are {got}", where="labels", hint="an int64 tensor (N,): the class of every image")
     if len(labels) != count:
         raise InputError(f"{count} images and {len(labels)} labels", where="labels", hint="one label for every image")
+    least, most = (int(end) for end in torch.aminmax(labels))
+    if least < 0 or most >= classes:
+        what = f"labels from {least} to {most}, but the net has {classes} classes"
+        raise InputError(what, where="labels", hint=f"integers from 0 to {classes - 1}")
 
 
-def _check_logits(logits: Tensor, labels: Tensor) -> None:
+def _classes(logits: Tensor) -> int:
+    """The width of the logits of one image."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         what = f"one image gives logits of shape {got}, expected (1, classes)"
         raise InputError(what, where="net", hint="a classifier, from (B, ...) to (B, classes)")
-    least, most = (int(end) for end in torch.aminmax(labels))
-    if least < 0 or most >= logits.shape[1]:
-        what = f"labels from {least} to {most}, but the net has {logits.shape[1]} classes"
-        raise InputError(what, where="labels", hint=f"integers from 0 to {logits.shape[1] - 1}")
+    return logits.shape[1]

@@ -1,9 +1,13 @@
-"""A trained net's windows, asked for in one line: magnitudes, layers, groups, prices and accuracies of one net.
+"""A trained net's windows, asked for in one line: magnitudes, layers, groups, prices and answers of one net.
 
-study = Study(net, images, labels)                    # validation images
-eco = study.search()                                  # m = 0: no prediction changes
-bits = study.search(8 / 64)                           # HummingBird-b
-fast = study.search(2e5, objective=study.objective("bytes"))
+    study = Study(net, images)                            # validation images
+    eco = study.search()                                  # m = 0: no prediction changes
+    bits = study.search(8 / 64)                           # HummingBird-b
+    fast = study.search(2e5, objective=study.objective("bytes"))
+
+HummingBird searches for accuracy. Right answers that become wrong and wrong ones that become right cancel there: on
+1,024 images windows seem to lose nothing that lose half a point on others (docs/bit-config.md). So the default here is
+agreement, the share of answers that are the exact net's: every change counts.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.bits import BitConfig
-from hummingbird.errors import ConfigError
-from hummingbird.search.cached import CachedEvaluator
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.search.cached import CachedEvaluator, check_labels
 from hummingbird.search.find import search_bits
 from hummingbird.search.groups import group_layers
 from hummingbird.search.net import SearchedNet
@@ -31,11 +35,13 @@ from hummingbird.twin.observe import magnitudes
 from hummingbird.version import VERSION
 
 OBJECTIVES = ("bits", "bytes", "seconds")
+CRITERIA = ("agreement", "accuracy")
 
 
 class Study:
     """A trained net, validation images (N, ...) and labels int64 (N,), and what private inference of it costs.
 
+    criterion: what windows are chosen by, "agreement" with the exact net or "accuracy"; only the latter needs labels.
     by: how layers are grouped, as for `group_layers`. seed: of the protocol's random numbers. batch: images at a time.
     progress: told (images done, of all) while magnitudes are measured. Cost: two passes of the exact net.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
@@ -46,8 +52,9 @@ class Study:
         self,
         net: nn.Module,
         images: Tensor,
-        labels: Tensor,
+        labels: Tensor | None = None,
         *,
+        criterion: str = "agreement",
         by: str | Mapping[str, Sequence[str]] = "stage",
         protocol: str = "masked",
         parties: int = 2,
@@ -55,16 +62,26 @@ class Study:
         batch: int = 128,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        if criterion not in CRITERIA:
+            raise ConfigError(
+                f"unknown criterion {criterion!r}", where="criterion", hint=f"one of {', '.join(CRITERIA)}"
+            )
+        if criterion == "accuracy" and labels is None:
+            raise InputError("no labels to be accurate to", where="labels", hint='give them, or criterion="agreement"')
+        target = labels if criterion == "accuracy" else None
         self.evaluator = CachedEvaluator(
-            net, images, labels, protocol=protocol, parties=parties, seed=seed, batch=batch
+            net, images, target, protocol=protocol, parties=parties, seed=seed, batch=batch
         )
+        if labels is not None:
+            check_labels(labels, len(images), self.evaluator.classes)
         self.searched = SearchedNet(net, images.shape[1:], protocol)
         largest = magnitudes(net, images, protocol=protocol, parties=parties, batch=batch, progress=progress)
         self.layers = self.searched.layers(largest)
         self.groups = group_layers(self.layers, by)
         self.protocol, self.parties, self.seed = protocol, parties, seed
+        self._labels = None if labels is None else labels.cpu()
         data = hashlib.sha256()
-        for tensor in (images, labels):
+        for tensor in (images,) if labels is None else (images, labels):
             data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
             data.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         self._facts = {
@@ -72,9 +89,16 @@ class Study:
             "data": data.hexdigest(),
             "samples": len(images),
             "batch": batch,
+            "criterion": criterion,
             "protocol": protocol,
             "parties": parties,
         }
+
+    def accuracy(self, config: BitConfig) -> float | None:
+        """The share of right answers with these windows, None without labels; one pass over the images."""
+        if self._labels is None:
+            return None
+        return float((self.evaluator.predictions(config) == self._labels).double().mean())
 
     def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
         """What a budget counts: "bits", the fraction kept; "bytes", sent online by a party per image; "seconds", on
@@ -108,7 +132,8 @@ class Study:
         """Windows within a budget, None: eco's, as `search_bits` finds them; its arguments and errors.
 
         The provenance says of what net and data they are, and for each layer the largest |x| seen, in ring units, and
-        how many bits the window has above it.
+        how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. The margin is of
+        the criterion: 0.05 lets one answer in twenty change.
         """
         started = time.perf_counter()
         config = search_bits(
@@ -129,9 +154,11 @@ class Study:
             progress=progress,
         )
         seen = {layer.name: self._seen(layer.largest, config.window(layer.name).k) for layer in self.layers}
-        told = {
-            **config.provenance,
-            **self._facts,
+        told = {**config.provenance, **self._facts}
+        if self._facts["criterion"] == "agreement":
+            told |= {"agreement": told["accuracy"], "accuracy": self.accuracy(config)}
+            told["exact_accuracy"] = self.accuracy(BitConfig())
+        told |= {
             "groups": {group.name: [layer.name for layer in group.layers] for group in self.groups},
             "layers": seen,
             "seconds": round(time.perf_counter() - started, 3),
