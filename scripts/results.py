@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import statistics
 import sys
 import time
@@ -43,9 +42,11 @@ from hummingbird.errors import HummingbirdError, InputError
 from models import MODELS, get_model, load_checkpoint
 from scripts import results_page
 from scripts.data import DATASETS, load
+from scripts.files import check_writable
 from scripts.party import machine, torchrun
 from scripts.training import predict
 from search.frontier import uniform_window
+from search.options import command_of, end
 
 Row = dict[str, Any]
 
@@ -245,31 +246,29 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, command: str) -> None:
     """Measure, and write the page."""
     if args.repeats < 1 or args.images < 0:
         raise InputError(f"--repeats {args.repeats} --images {args.images}", hint="at least one seed; no images is 0")
-    if not args.out.parent.is_dir():
-        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    check_writable(args.out, "--out")
+    if args.json:
+        check_writable(args.json, "--json")
     started = time.perf_counter()
     rows = [row for case in cases(args.checkpoints, args.data) for row in measure(case, args)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
-    words = ["python", "-m", "scripts.results", "--repeats", str(args.repeats), "--images", str(args.images)]
-    args.out.write_text(results_page.page(rows, shlex.join(words)))
+    args.out.write_text(results_page.page(rows, command))
     print(f"wrote {args.out} in {time.perf_counter() - started:.0f} s")
     wrong = [f"{row['net']} {row['setting']}" for row in rows if row.get("equals_twin") is False]
     if wrong:
         raise HummingbirdError(f"private accuracy is not the twin's: {', '.join(wrong)}")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        run(parser().parse_args(arguments))
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    return 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(words)
+    return end(lambda: run(args, command_of("scripts.results", words)), lambda: "interrupted: nothing was written")
 
 
 if __name__ == "__main__":

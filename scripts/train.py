@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from hummingbird.errors import HummingbirdError, InputError
-from models import MODELS, get_model, load_checkpoint
+from models import load_checkpoint
 from scripts.data import DATASETS, load
 from scripts.files import check_writable, write_together
+from scripts.net import add_model_arguments, build, place, read_weights
 from scripts.training import RATES, SCHEDULES, Recipe, Training, evaluate, weights_file
 
 _EPILOG = """examples:
@@ -82,14 +82,6 @@ def read_state(path: Path, command: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-def key_value(text: str) -> tuple[str, str | int]:
-    """The value of an --option."""
-    key, equals, value = text.partition("=")
-    if not (key and equals and value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
-    return key, int(value) if value.isdigit() else value
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -98,17 +90,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--model", required=True, choices=tuple(MODELS), help="the network")
-    made.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=key_value,
-        metavar="KEY=VALUE",
-        help="option of the network, such as pool=none or activation=relu; may be repeated",
-    )
-    made.add_argument("--dataset", required=True, choices=tuple(DATASETS), help="the images")
-    made.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
+    add_model_arguments(made)
     made.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the weights")
     made.add_argument("--start", type=Path, metavar="FILE", help="weights to start from (default: random ones)")
     made.add_argument("--epochs", type=int, default=30, help="passes over the training images (default: %(default)s)")
@@ -119,6 +101,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--average", action="store_true", help="end with the mean of the weights after every epoch")
     made.add_argument("--weight-decay", type=float, default=5e-4, help="default: %(default)s")
     made.add_argument("--label-smoothing", type=float, default=0.1, help="default: %(default)s")
+    made.add_argument("--cutmix", type=float, default=0.0, help="share of batches mixed by CutMix (default: 0)")
     made.add_argument(
         "--amp",
         choices=("auto", "on", "off"),
@@ -145,6 +128,7 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
         options.amp,
         options.seed,
         options.average,
+        options.cutmix,
     )
 
 
@@ -153,28 +137,11 @@ def state_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.state")
 
 
-def read_weights(model: nn.Module, path: Path, where: str) -> None:
-    """Load a checkpoint, the value of the option `where`; InputError for a file not there, or of another net."""
-    try:
-        load_checkpoint(path, model)
-    except OSError as problem:
-        hint = "python -m scripts.train makes one"
-        raise InputError(f"cannot read {path}: {problem.strerror}", where=where, hint=hint) from problem
-    except ValueError as problem:
-        what, _, hint = str(problem).partition("\nhint: ")
-        raise InputError(what, where=where, hint=hint) from problem
-
-
 def run(options: argparse.Namespace) -> None:
     """Train, save, and report the accuracy of the file that was saved."""
-    dataset, spec, recipe = DATASETS[options.dataset], MODELS[options.model], recipe_of(options)
-    if spec.input_shape != dataset.shape:
-        fitting = [name for name, other in MODELS.items() if other.input_shape == dataset.shape]
-        raise InputError(
-            f"{options.model} takes {spec.input_shape} images, {options.dataset} has {dataset.shape}",
-            where="--model",
-            hint=f"for {options.dataset} take {', '.join(fitting)}",
-        )
+    recipe = recipe_of(options)
+    torch.manual_seed(options.seed)
+    model = build(options)
     check_writable(options.out, "--out")
     state = state_of(options.out)
     if state.exists() and not options.resume:
@@ -183,20 +150,12 @@ def run(options: argparse.Namespace) -> None:
     chosen = {"model": options.model, "options": dict(options.option), "dataset": options.dataset}
     command = {**chosen, **asdict(recipe), "device": options.device, "start": str(options.start)}
     kept = read_state(state, command) if options.resume else None
-    torch.manual_seed(options.seed)
-    try:
-        model = get_model(options.model, dataset.classes, **dict(options.option))
-    except (TypeError, ValueError) as problem:
-        raise InputError(str(problem), where="--option") from problem
     if options.start is not None:
         read_weights(model, options.start, "--start")
-    try:
-        model.to(options.device)
-    except (RuntimeError, AssertionError) as problem:
-        raise InputError(f"cannot be used: {problem}", where=f"--device {options.device}") from problem
+    place(model, options.device)
     train_images, train_labels = load(options.dataset, "train", options.data)
     test_images, test_labels = load(options.dataset, "test", options.data)
-    training = Training(model, train_images, train_labels, dataset, recipe)
+    training = Training(model, train_images, train_labels, DATASETS[options.dataset], recipe)
     if kept is not None:
         training.restore(kept)
     train(training, state, command)

@@ -1,9 +1,10 @@
 """Epochs of training: the loop that training from scratch and fine-tuning share.
 
 SGD with Nesterov momentum (He et al., CVPR 2016, section 4.2) or AdamW, one learning-rate cycle (Smith and Topin,
-"Super-Convergence", 2018) or a cosine, label smoothing, shifted and mirrored images. On a GPU, and on a CPU for
-three-channel nets, forward and backward run in bfloat16 with channels-last memory; bfloat16 has the exponent range of
-float32, so that no loss scaling is needed. Weights stay float32.
+"Super-Convergence", 2018) or a cosine, label smoothing, shifted and mirrored images, and CutMix (Yun et al., ICCV
+2019), which pastes a patch of one image into another and mixes their labels. On a GPU, and on a CPU for three-channel
+nets, forward and backward run in bfloat16 with channels-last memory; bfloat16 has the exponent range of float32, so
+that no loss scaling is needed. Weights stay float32.
 
 A trained net gains by stochastic weight averaging (Izmailov et al., UAI 2018): more epochs at a constant rate, and the
 mean of the weights after each of them.
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
+from torchvision.transforms import v2
 
 from hummingbird.errors import InputError
 from scripts.data import Dataset
@@ -35,7 +37,7 @@ class Recipe:
 
     batch: images per step. rate: the largest learning rate. amp: bfloat16 and channels-last memory, "on", "off", or
     "auto", on for a GPU and for three-channel images. seed: of order and augmentation. average: of the weights after
-    every epoch, in place of the last ones.
+    every epoch, in place of the last ones. cutmix: the share of batches whose images are mixed.
     """
 
     epochs: int
@@ -48,6 +50,7 @@ class Recipe:
     amp: str = "auto"
     seed: int = 0
     average: bool = False
+    cutmix: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch < 1:
@@ -60,6 +63,8 @@ class Recipe:
             raise InputError(f"a weight decay of {self.weight_decay}", where="--weight-decay", hint="0 or more")
         if not 0 <= self.label_smoothing <= 1:
             raise InputError(f"smoothing by {self.label_smoothing}", where="--label-smoothing", hint="from 0 to 1")
+        if not 0 <= self.cutmix <= 1:
+            raise InputError(f"a share of {self.cutmix}", where="--cutmix", hint="from 0 to 1; 0.5 is usual")
 
 
 class Training:
@@ -89,6 +94,7 @@ class Training:
         self.criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.mean = AveragedModel(model) if recipe.average else None
+        self.mix = v2.CutMix(num_classes=dataset.classes) if recipe.cutmix else None
 
     def _optimizer(self) -> torch.optim.Optimizer:
         recipe, parameters = self.recipe, self.model.parameters()
@@ -112,6 +118,8 @@ class Training:
         self.model.train()
         total = torch.zeros((), device=self.device)
         for x, labels in self._batches():
+            if self.mix is not None and torch.rand(()) < self.recipe.cutmix:
+                x, labels = self.mix(x, labels)  # labels are then distributions, (B, classes)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 loss = self.criterion(self.model(x), labels)
             self.optimizer.zero_grad()
@@ -156,7 +164,7 @@ class Training:
             "schedule": self.schedule.state_dict(),
             "generator": self.generator.get_state(),
             "mean": None if self.mean is None else self.mean.state_dict(),
-            "torch": torch.get_rng_state(),  # of dropout
+            "torch": torch.get_rng_state(),  # of dropout and CutMix
             "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 

@@ -15,26 +15,15 @@ from torch import Tensor, nn
 from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.mpc.compare import PROTOCOLS
 from hummingbird.search.study import CRITERIA
-from models import MODELS, get_model
-from scripts.data import DATASETS, SPLITS, load
-from scripts.train import key_value, read_weights
+from scripts.data import SPLITS, load
+from scripts.net import add_model_arguments, build, place, read_weights
 
 
 def add_net_arguments(parser: argparse.ArgumentParser, *, samples: int | None = 1024) -> None:
     """--model to --seed; `samples`: how many images by default, None for all of the split."""
     group = parser.add_argument_group("net and images")
-    group.add_argument("--model", required=True, choices=tuple(MODELS), help="the network")
-    group.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        type=key_value,
-        metavar="KEY=VALUE",
-        help="option that the network was trained with, such as pool=none; may be repeated",
-    )
+    add_model_arguments(group)
     group.add_argument("--weights", required=True, type=Path, metavar="FILE", help="its trained weights")
-    group.add_argument("--dataset", required=True, choices=tuple(DATASETS), help="the images")
-    group.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     group.add_argument(
         "--split",
         choices=SPLITS,
@@ -61,25 +50,14 @@ def load_net_and_images(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Te
     Raises InputError for images that the net does not take, for options, weights or a split that do not fit or are not
     there, and for numbers out of range; what `scripts.data.load` raises.
     """
-    dataset, spec = DATASETS[args.dataset], MODELS[args.model]
-    if spec.input_shape != dataset.shape:
-        fitting = [name for name, other in MODELS.items() if other.input_shape == dataset.shape]
-        what = f"{args.model} takes {spec.input_shape} images, {args.dataset} has {dataset.shape}"
-        raise InputError(what, where="--model", hint=f"for {args.dataset} take {', '.join(fitting)}")
     if args.samples is not None and args.samples < 1:
         raise InputError(f"{args.samples} images", where="--samples", hint="1 or more; 1024 is a good start")
     if args.parties < 2 or not 0 <= args.seed < 2**63:
         hint = "2 parties or more, and a seed from 0 to 2^63 - 1"
         raise InputError(f"--parties {args.parties} --seed {args.seed}", where="private inference", hint=hint)
-    try:
-        net = get_model(args.model, dataset.classes, **dict(args.option))
-    except (TypeError, ValueError) as problem:
-        raise InputError(str(problem), where="--option") from problem
+    net = build(args)
     read_weights(net, args.weights, "--weights")
-    try:
-        net = net.eval().to(args.device)
-    except (RuntimeError, AssertionError) as problem:  # of torch, for an unknown device and for one that is not there
-        raise InputError(str(problem).splitlines()[0], where="--device", hint="cpu always works") from problem
+    net = place(net.eval(), args.device)
     images, labels = load(args.dataset, args.split, args.data)
     return net, images[: args.samples], labels[: args.samples]
 

@@ -85,7 +85,7 @@ class Instance:
         try:
             return search_bits(self.groups, self.table, self.budget, prunings=prunings, **(fixed | options))
         except ConfigError as error:
-            if "keeps an accuracy of" not in error.what:
+            if "keeps a score of" not in error.what:
                 raise
             return None
 

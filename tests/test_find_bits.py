@@ -236,7 +236,7 @@ def test_the_state_of_another_net_is_refused(
         ("--weights README.md", "is no weights-only checkpoint"),
         ("--model resnet18", "hint: for digits take digits"),
         ("--option pool=avg", "unexpected keyword argument 'pool' (at --option)"),
-        ("--device nowhere", "(at --device)"),
+        ("--device nowhere", "(at --device nowhere)"),
         ("--budget 8", "a budget of 8 bits (at --budget)"),
         ("--budget some", "'some' is no budget of bits (at --budget)"),
         ("--budget 1/64 --widths 8", "no assignment meets a budget of 0.015625"),

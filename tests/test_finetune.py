@@ -15,11 +15,11 @@ import torch
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from models import get_model, load_checkpoint
-from scripts import training
 from scripts.data import load
 from scripts.training import evaluate
 from search import finetune
 from search.finetune import Judge, main, windows_beside
+from tests.interrupts import interrupt
 
 pytest.importorskip("sklearn")
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,15 +147,7 @@ def test_ctrl_c_saves_the_best_epoch_so_far(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     accuracies += [0.5, 0.8, 0.7, 0.9]
-    real, steps = training.augment, [0]
-
-    def augment(*given: Any) -> torch.Tensor:
-        steps[0] += 1
-        if steps[0] == step:
-            raise KeyboardInterrupt
-        return real(*given)
-
-    monkeypatch.setattr(training, "augment", augment)
+    interrupt(monkeypatch, step)
     out = tmp_path / "net.pt"
     assert main(command(bits, out)) == 130
     said = capsys.readouterr().err.splitlines()[-1]

@@ -5,18 +5,17 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from hummingbird.errors import InputError
-from scripts import training
 from scripts.data import Dataset
 from scripts.files import write_together
 from scripts.train import main
 from scripts.training import Recipe, Training
+from tests.interrupts import interrupt
 
 DIGITS = ["--model", "digits", "--dataset", "digits", "--epochs", "3"]
 
@@ -26,23 +25,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Ctrl-C at a step, counted over all epochs; digits has ten steps an epoch."""
-    real, steps = training.augment, [0]
-
-    def augment(*given: Any) -> torch.Tensor:
-        steps[0] += 1
-        if steps[0] == step:
-            raise KeyboardInterrupt
-        return real(*given)
-
-    monkeypatch.setattr(training, "augment", augment)
-
-
 RECIPES = {
     "sgd": [],
     "adamw": ["--optimizer", "adamw", "--schedule", "cosine"],
     "average": ["--schedule", "constant", "--rate", "0.02", "--average"],
+    "cutmix": ["--cutmix", "0.5"],
 }
 
 
@@ -54,7 +41,7 @@ def test_resumed_training_ends_with_the_same_weights(
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
     assert main([*DIGITS, *recipe, "--out", str(whole)]) == 0
     with monkeypatch.context() as patched:
-        _interrupt(patched, 25)
+        interrupt(patched, 25)
         assert main([*DIGITS, *recipe, "--out", str(parts)]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "interrupted: go on with the same command and --resume"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts.pt.state", "whole.pt"]
@@ -70,11 +57,11 @@ def test_a_state_is_used_only_by_its_own_command(
     pytest.importorskip("sklearn")
     command, state = [*DIGITS, "--out", str(tmp_path / "net.pt")], tmp_path / "net.pt.state"
     with monkeypatch.context() as patched:
-        _interrupt(patched, 5)
+        interrupt(patched, 5)
         assert main(command) == 130
     assert "nothing was saved yet" in capsys.readouterr().err and not state.exists()
     with monkeypatch.context() as patched:
-        _interrupt(patched, 15)
+        interrupt(patched, 15)
         assert main(command) == 130
     kept = state.read_bytes()
     for more, message in (

@@ -202,7 +202,7 @@ def test_eco_takes_the_smallest_k_that_covers_each_layer_and_the_spare_bits() ->
 def test_eco_is_verified_by_running() -> None:
     layers = [ComparingLayer("relu1", 3, 1000), ComparingLayer("relu2", 3, 1000)]
     beyond = [ComparingLayer("relu1", 3, 1000), ComparingLayer("relu2", 3, 5000)]  # what the evaluation sees
-    with pytest.raises(ConfigError, match=r"change the accuracy from 1.0 to 0.5") as caught:
+    with pytest.raises(ConfigError, match=r"change the score from 1.0 to 0.5") as caught:
         search_bits(group_layers(layers), right_above(beyond))
     assert "spare more bits" in caught.value.hint
     assert search_bits(group_layers(layers), right_above(beyond), spare=4).layers["relu2"].k == 15
@@ -230,7 +230,7 @@ ONE = [Group("g", (ComparingLayer("relu", 10, 100),))]
             ConfigError,
             r"meets a budget of 0.015625 .* least is 0.0625",
         ),
-        ((ONE, lambda c: float(c.window("relu") == EXACT), 1.0), {}, ConfigError, "that keeps an accuracy of 0.9500"),
+        ((ONE, lambda c: float(c.window("relu") == EXACT), 1.0), {}, ConfigError, "that keeps a score of 0.9500"),
         ((ONE, lambda c: 1.0, 1.0), {"margin": 5}, ConfigError, "accuracy margin of 5"),
         ((ONE, lambda c: 1.0, 1.0), {"prunings": frozenset({"worst"})}, ConfigError, "unknown prunings"),
         ((ONE, lambda c: 1.0, 1.0), {"state": "no/such/folder/state"}, ConfigError, "No such file or directory"),

@@ -233,6 +233,34 @@ def test_averaging_ends_with_the_mean_over_epochs_and_its_own_batch_norms() -> N
     assert norm.momentum == 0.1 and bool(norm.running_var.isfinite().all())  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(("share", "mixed"), [(0.0, 0), (0.5, 16), (1.0, 32)])
+def test_cutmix_pastes_patches_and_mixes_labels(share: float, mixed: int) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(64) % 10
+    images = (labels - 4.5).view(-1, 1, 1, 1).expand(-1, 1, 8, 8).contiguous()  # an image of one value tells its label
+    net, seen = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), []
+    fixed = Dataset((1, 8, 8), 10, (0.0,), (1.0,), shift=0, flip=False)
+    training = Training(net, images, labels, fixed, Recipe(8, batch=16, rate=1e-6, cutmix=share))
+    net.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
+    criterion, targets = training.criterion, []
+
+    def loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        targets.append(target)
+        return criterion(logits, target)
+
+    training.criterion = loss  # type: ignore[assignment]
+    for _ in range(8):
+        training.run_epoch()
+    soft = 0
+    for x, target in zip(seen, targets, strict=True):
+        if target.dim() == 2:  # the share of a label is the share of its pixels
+            soft += 1
+            shares = torch.stack([(x == value - 4.5).float().mean((1, 2, 3)) for value in range(10)], 1)
+            torch.testing.assert_close(target, shares, rtol=0, atol=1e-5)
+    # 32 batches: at a share of one half, 5 sigma are 5 * sqrt(32) / 2 = 14.2.
+    assert len(seen) == 32 and (soft == mixed if share in (0, 1) else abs(soft - mixed) <= 14 and soft)
+
+
 def test_training_starts_from_given_weights(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     given, out = ROOT / "checkpoints/digits.pt", tmp_path / "net.pt"

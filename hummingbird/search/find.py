@@ -104,7 +104,7 @@ def search_bits(
         questions.watch()
         if best is None:
             raise ConfigError(
-                f"found no assignment within {float(limit):g} {objective.unit} that keeps an accuracy of "
+                f"found no assignment within {float(limit):g} {objective.unit} that keeps a score of "
                 f"{exact - margin:.4f}: {exact:.4f} for the exact net, less a margin of {margin:g}",
                 where="budget",
                 hint="allow a larger budget or margin, or smaller groups",
@@ -151,7 +151,7 @@ def _verified(choices: Sequence[Choices], questions: Questions, exact: float) ->
     accuracy = questions.ask(windows[:-1], windows[-1:], 0.0)[0]
     if accuracy != exact:
         hint = "measure the magnitudes on the data that `evaluate` uses, or spare more bits"
-        raise ConfigError(f"eco's windows change the accuracy from {exact} to {accuracy}", where="eco", hint=hint)
+        raise ConfigError(f"eco's windows change the score from {exact} to {accuracy}", where="eco", hint=hint)
     return Full(windows, sum((found[0][0] for found in choices), Fraction(0)), accuracy, accuracy)
 
 
