@@ -12,8 +12,14 @@ README = Path(__file__).with_name("README.md")
 
 NATIVE = Extension(
     "hummingbird.kernels._native",
-    sources=[f"hummingbird/kernels/csrc/{name}.cpp" for name in ("kernels", "masked", "products", "twin")],
-    depends=["hummingbird/kernels/csrc/common.h"],
+    sources=[
+        f"hummingbird/kernels/csrc/{name}.cpp"
+        for name in ("kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
+    ],
+    depends=[
+        f"hummingbird/kernels/csrc/{name}.h"
+        for name in ("common", "aes", "chacha", "dpf", "ntt", "prf", "slices", "sums", "tiles")
+    ],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],
     extra_link_args=["-pthread"],
     language="c++",

@@ -45,6 +45,14 @@ def reference_chacha20(key: bytes, first: int, blocks: int, device: torch.device
     counter = torch.arange(first, first + blocks, device=device).to(torch.int32)  # keeps the low 32 bits
     fixed = [*CONSTANTS, *struct.unpack("<8i", key)]
     start = [torch.full_like(counter, word) for word in fixed] + [counter] + [torch.zeros_like(counter)] * 3
+    return torch.stack(rounds(start, 20), dim=1).view(torch.uint8).view(-1)
+
+
+def rounds(start: list[Tensor], count: int) -> list[Tensor]:
+    """The block function: `count` rounds, an even number, of the state `start`, and the state added to the result.
+
+    start: the 16 words of many states, int32 of one shape. Twenty rounds are ChaCha20, twelve ChaCha12.
+    """
     x = list(start)
 
     def turn(into: int, add: int, mix: int, amount: int) -> None:
@@ -52,11 +60,10 @@ def reference_chacha20(key: bytes, first: int, blocks: int, device: torch.device
         word = x[mix] ^ x[into]
         x[mix] = (word << amount) | ((word >> (32 - amount)) & ((1 << amount) - 1))
 
-    for _ in range(10):
+    for _ in range(count // 2):
         for a, b, c, d in QUARTERS:
             turn(a, b, d, 16)
             turn(c, d, b, 12)
             turn(a, b, d, 8)
             turn(c, d, b, 7)
-    words = torch.stack([end + begin for end, begin in zip(x, start, strict=True)], dim=1)
-    return words.view(torch.uint8).view(-1)
+    return [end + begin for end, begin in zip(x, start, strict=True)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hummingbird.kernels.twin import Cut
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 3  # the same number as hb_abi() in csrc/kernels.cpp
+_ABI = 4  # the same number as hb_abi() in csrc/kernels.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -42,6 +42,24 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_lift": (None, [_long, *[_pointer] * 7, _int, _int, _pointer, _pointer]),
     "hb_conv2d": (None, [_pointer, _pointer, _pointer, _int, _pointer]),
     "hb_twin_relu": (None, [_pointer, _long, _int, _word, *[_int] * 3, _word, _word, _int, _pointer, _pointer]),
+    "hb_linear": (None, [*[_pointer] * 5, _int, _int, _pointer]),
+    "hb_combine": (None, [_pointer, _pointer, *[_long] * 4, *[_pointer] * 3, _int, _pointer]),
+    "hb_multiply": (None, [_pointer, _pointer, *[_long] * 5, _pointer, _int, _pointer]),
+    "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),
+    "hb_dpf_generate": (None, [_pointer, _long, *[_pointer] * 5]),
+    "hb_gfni": (_int, []),
+    "hb_set_gfni": (_int, [_int]),
+    "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
+    "hb_rows_update": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
+    "hb_rows_answer": (None, [_pointer, _long, _long, _int, _pointer, *[_long] * 3, _int, _pointer]),
+    "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
+    "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_compose": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
+    "hb_noise": (None, [_pointer, _long, _pointer]),
+    "hb_uniform": (_long, [_pointer, _long, _long, _long, _pointer, _pointer]),
+    "hb_pack": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
+    "hb_unpack": (_int, [_pointer, _long, _long, _long, _pointer, _pointer]),
 }
 
 
@@ -78,6 +96,11 @@ _library = _load()
 def available() -> bool:
     """Whether the shared library was found and loaded."""
     return _library is not None
+
+
+def library() -> Any:
+    """The shared library itself, for the modules that keep their wrappers beside their torch definition."""
+    return _library
 
 
 def usable(*tensors: torch.Tensor) -> bool:

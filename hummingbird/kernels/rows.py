@@ -1,0 +1,220 @@
+"""Tables of rows, and the rows that many queries select at once: what a server does with the keys of `dpf`.
+
+For selection bits t[q, i] and rows x[i], as bytes or as little-endian words of `width` bits,
+
+    answer[q] = XOR of x[i] where t[q, i] = 1        answer_sum[q] = sum over i of t[q, i] x[i]  mod 2^width.
+
+Bits are packed least significant first: row i is bit i % 8 of byte i // 8. `reference_select` is the definition. With
+the library (csrc/rows.cpp) a table is kept bit-sliced, for every eight rows a byte of each bit column; XOR is then a
+product of bit matrices over GF(2), by `gf2p8affineqb` (GFNI) or `pshufb` on x86; sums, and XOR elsewhere, choose among
+the 16 sums of every four rows (V. Arlazarov et al., On economical construction of the transitive closure of a directed
+graph, 1970). Keys are expanded a few leaves at a time, while bits and rows stay in the cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.kernels import dpf, native
+
+WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+_HUGE = 4 << 20  # bytes from which on a table asks for large pages
+_PIECE = 4096  # rows at a time in the reference: sums of so many bits are exact in float32, 4096 < 2^24
+
+
+def active() -> str:
+    """What an XOR runs on here: "avx512+gfni", "avx2+gfni", "avx2", "portable" (the library), or "torch"."""
+    if not native.available():
+        return "torch"
+    isa, gfni = native.isa(), bool(native.library().hb_gfni())
+    return isa if isa == "portable" else f"{isa}+gfni" if gfni else "avx2"
+
+
+def set_gfni(on: bool) -> bool:
+    """Use GFNI from now on, or not, in the whole process; False, and no change, where the processor lacks it.
+
+    The instruction set besides is `native.set_isa`'s.
+    """
+    return bool(native.library().hb_set_gfni(on) == 0)
+
+
+class Table:
+    """Rows in the layout that the kernels read; made of zeros, then filled.
+
+    rows, row_bytes: at least 1; 2^40 rows at most. Takes ceil(row_bytes / 8) * 8 bytes a row, for rows rounded up to
+    16. Any instruction set reads the same layout. Threads may ask at the same time, while none writes.
+    InputError for wrong shapes, types and ranges in all methods; EnvironmentProblem where the memory is not there.
+
+        table = Table.prepare(torch.arange(8, dtype=torch.uint8).view(4, 2))
+        select_xor(torch.tensor([[0b0110]], dtype=torch.uint8), table).tolist() == [[2 ^ 4, 3 ^ 5]]
+    """
+
+    def __init__(self, rows: int, row_bytes: int) -> None:
+        where = "kernels.rows.Table"
+        if not isinstance(rows, int) or not 1 <= rows <= dpf.MOST_ROWS:
+            raise InputError(f"expected 1 to 2^40 rows, got {rows}", where=f"{where}(rows)")
+        if not isinstance(row_bytes, int) or row_bytes < 1:
+            raise InputError(f"expected rows of at least one byte, got {row_bytes}", where=f"{where}(row_bytes)")
+        self.rows, self.row_bytes, self._sliced = rows, row_bytes, native.available()
+        # Sliced: 64 bytes for 8 rows of 8 bytes, groups of rows even in number (struct Shape of csrc/slices.h).
+        size = -(-rows // 16) * 16 * -(-row_bytes // 8) * 8 if self._sliced else rows * row_bytes
+        self._store = _zeros(size)
+
+    @classmethod
+    def prepare(cls, data: Tensor) -> Table:
+        """A table of these rows, uint8 (rows, row_bytes)."""
+        if not isinstance(data, Tensor) or data.dim() != 2:
+            raise InputError("expected rows uint8 (rows, row_bytes)", where="kernels.rows.Table.prepare(data)")
+        table = cls(*data.shape)
+        table.fill(0, data)
+        return table
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the table takes."""
+        return self._store.numel()
+
+    def fill(self, start: int, data: Tensor) -> None:
+        """Write the rows from `start` on: uint8 (n, row_bytes). Pieces that begin at a multiple of 8 go fastest."""
+        where = "kernels.rows.Table.fill"
+        self._check_rows(data, f"{where}(data)")
+        if not isinstance(start, int) or not 0 <= start <= self.rows - len(data):
+            message = f"rows {start} to {start + len(data)} of a table of {self.rows}"
+            raise InputError(message, where=f"{where}(start)")
+        if not self._sliced:
+            self._store.view(self.rows, self.row_bytes)[start : start + len(data)] = data
+            return
+        data = data.contiguous()
+        native.library().hb_rows_write(
+            self._store.data_ptr(), self.rows, self.row_bytes, start, len(data), data.data_ptr()
+        )
+
+    def update(self, index: Tensor, rows: Tensor) -> None:
+        """Replace single rows in place: index int64 (n,), rows uint8 (n, row_bytes); of two for one index the last.
+
+        Touches one bit in each of 8 row_bytes bytes for a row.
+        """
+        where = "kernels.rows.Table.update"
+        self._check_rows(rows, f"{where}(rows)")
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (len(rows),) or index.is_cuda:
+            raise InputError(f"expected indices int64 ({len(rows)},) on the CPU", where=f"{where}(index)")
+        if len(rows) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
+            hint = f"they go from 0 to {self.rows - 1}"
+            raise InputError("an index is outside the table", where=f"{where}(index)", hint=hint)
+        if not self._sliced:
+            table = self._store.view(self.rows, self.row_bytes)
+            for at, row in zip(index.tolist(), rows, strict=True):
+                table[at] = row
+            return
+        index, rows = index.contiguous(), rows.contiguous()
+        native.library().hb_rows_update(
+            self._store.data_ptr(), self.rows, self.row_bytes, index.data_ptr(), len(rows), rows.data_ptr()
+        )
+
+    def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
+        """The XOR of the rows that each key selects: keys uint8 (B, key_bytes) of `dpf` -> uint8 (B, row_bytes).
+
+        first_leaf: None for a table that the keys are for as a whole; else the rows from leaf `first_leaf` on, 1024
+        rows each, of a larger one. Any batch; the table is read once, on torch.get_num_threads() threads.
+        """
+        return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
+
+    def answer_sum(self, keys: Tensor, width: int, first_leaf: int | None = None) -> Tensor:
+        """As `answer`, the sum of the rows as words of `width` bits, 8, 16, 32 or 64, mod 2^width; as bytes again."""
+        self._check_width(width, "kernels.rows.Table.answer_sum(width)")
+        return self._answer(keys, width, first_leaf, "kernels.rows.Table.answer_sum")
+
+    def _answer(self, keys: Tensor, width: int, first_leaf: int | None, where: str) -> Tensor:
+        leaves = dpf.leaves_of(self.rows)
+        total = dpf.check(keys, f"{where}(keys)", self.rows if first_leaf is None else None)
+        leaf = first_leaf or 0
+        # A part that does not end with the table has whole leaves.
+        end = leaf * dpf.LEAF_ROWS + self.rows
+        if leaf < 0 or end > total or (end < total and self.rows % dpf.LEAF_ROWS):
+            message = f"{self.rows} rows from leaf {leaf} on are no part of a table of {total}, which the keys are for"
+            raise InputError(message, where=f"{where}(first_leaf)", hint="a leaf is 1024 rows")
+        if not self._sliced:
+            return self._select(dpf.expand(keys, leaf, leaves), width, -1)
+        return self._select(keys, width, leaf)
+
+    def _select(self, data: Tensor, width: int, leaf: int) -> Tensor:
+        """Keys that begin at `leaf`, or, for -1, selection bits."""
+        if not self._sliced:
+            return reference_select(data, self._store.view(self.rows, self.row_bytes), width)
+        data, out = data.contiguous(), torch.empty((len(data), self.row_bytes), dtype=torch.uint8)
+        shape = (self._store.data_ptr(), self.rows, self.row_bytes)
+        queries = (data.data_ptr(), *data.shape, leaf)
+        native.library().hb_rows_answer(*shape, width, *queries, torch.get_num_threads(), out.data_ptr())
+        return out
+
+    def _check_rows(self, data: Tensor, where: str) -> None:
+        ok = isinstance(data, Tensor) and data.dtype == torch.uint8 and data.device.type == "cpu"
+        if not ok or data.dim() != 2 or data.shape[1] != self.row_bytes:
+            got = f"{data.dtype} {tuple(data.shape)}" if isinstance(data, Tensor) else type(data).__name__
+            hint = "rows of other types: x.view(torch.uint8)"
+            raise InputError(f"expected uint8 (n, {self.row_bytes}) on the CPU, got {got}", where=where, hint=hint)
+
+    def _check_width(self, width: int, where: str) -> None:
+        if width not in WIDTHS or 8 * self.row_bytes % width:
+            hint = "8, 16, 32 or 64, and rows of whole words"
+            raise InputError(f"no words of {width} bits in rows of {self.row_bytes} bytes", where=where, hint=hint)
+
+
+def select_xor(bits: Tensor, table: Table) -> Tensor:
+    """`Table.answer` for given selection bits: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored."""
+    _check_bits(bits, table, "kernels.rows.select_xor(bits)")
+    return table._select(bits, 0, -1)
+
+
+def select_sum(bits: Tensor, table: Table, width: int) -> Tensor:
+    """`Table.answer_sum` for given selection bits."""
+    _check_bits(bits, table, "kernels.rows.select_sum(bits)")
+    table._check_width(width, "kernels.rows.select_sum(width)")
+    return table._select(bits, width, -1)
+
+
+def reference_select(bits: Tensor, data: Tensor, width: int) -> Tensor:
+    """The rows of `data`, uint8 (rows, row_bytes), that packed bits, uint8 (B, n >= ceil(rows / 8)), select, in plain
+    torch: their XOR for width 0, else the sum of words of `width` bits.
+    """
+    total = torch.zeros((len(bits), data.shape[1] * 8 // (width or 1)), dtype=torch.int64)
+    for start in range(0, len(data), _PIECE):
+        part = data[start : start + _PIECE]
+        chosen = _unpack(bits[:, start // 8 : (start + len(part) + 7) // 8])[:, : len(part)]
+        if width:
+            total += chosen.long() @ part.contiguous().view(WIDTHS[width]).long()  # wraps mod 2^64
+        else:
+            total ^= (chosen.float() @ _unpack(part).float()).long()  # the lowest bit counts
+    if width:
+        return total.to(WIDTHS[width]).view(torch.uint8)
+    return ((total & 1).view(len(bits), -1, 8) << torch.arange(8)).sum(2).to(torch.uint8)
+
+
+def _unpack(data: Tensor) -> Tensor:
+    return ((data[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
+
+
+def _check_bits(bits: Tensor, table: Table, where: str) -> None:
+    size = (table.rows + 7) // 8
+    ok = isinstance(bits, Tensor) and bits.dtype == torch.uint8 and bits.device.type == "cpu"
+    if not ok or bits.dim() != 2 or not len(bits) or bits.shape[1] != size:
+        got = f"{bits.dtype} {tuple(bits.shape)}" if isinstance(bits, Tensor) else type(bits).__name__
+        raise InputError(f"expected selection bits uint8 (B, {size}) on the CPU, got {got}", where=where)
+
+
+def _zeros(size: int) -> Tensor:
+    """Bytes of 0, uint8 (size,), aligned to 64; on large pages where there are such, which halve the misses."""
+    try:
+        if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return torch.zeros(size, dtype=torch.uint8)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        message = f"no memory for a table of {size} bytes: {error}"
+        raise EnvironmentProblem(message, where="kernels.rows.Table", hint="share it among more servers") from None
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))

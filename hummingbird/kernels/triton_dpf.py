@@ -1,0 +1,204 @@
+"""Selection bits and sums of rows on a GPU, in Triton: ChaCha12 trees level by level, and products on int8 units.
+
+Definitions: `dpf.reference_expand` for keys of PRF chacha12, and `rows.reference_select` for sums. A thread computes
+one node's children, or half of a leaf. The product of selection bits (0 and 1) and the table's bytes x, kept as the
+signed bytes x - 128, is exact in 32 bits:
+
+    sum_i t_i x_i = sum_i t_i (x_i - 128) + 128 sum_i t_i  <=  255 * 2^23 < 2^31    for pieces of up to 2^23 rows,
+
+and the words' sums are those of their bytes, shifted into place, mod 2^width.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels import dpf
+from hummingbird.kernels.prf import CHACHA12, LEAF_BYTES
+from hummingbird.kernels.rows import WIDTHS
+from hummingbird.kernels.triton import _quarter
+
+_PROGRAM = 128  # nodes per program
+_QUERIES, _COLUMNS, _ROWS = 64, 128, 128  # a product's tile
+_PIECE, _PIECES = 1 << 23, 32  # rows of one sum at most; sums side by side, to fill the GPU
+
+
+@triton.jit
+def _word(at, inside):
+    return tl.load(at, mask=inside, other=0).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def _chacha12(k0, k1, k2, k3, counter, public, inside):
+    zero = k0 ^ k0
+    c = zero + counter.to(tl.uint32)
+    n0, n1, n2 = _word(public + 0, inside), _word(public + 1, inside), _word(public + 2, inside)
+    x0, x1, x2, x3 = zero + 0x61707865, zero + 0x3120646E, zero + 0x79622D36, zero + 0x6B206574
+    x4, x5, x6, x7, x8, x9, x10, x11 = k0, k1, k2, k3, k0, k1, k2, k3
+    x12, x13, x14, x15 = c, n0, n1, n2
+    for _ in range(6):
+        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
+        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
+        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
+        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
+        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
+        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
+        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
+        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+    x0, x1, x2, x3 = x0 + 0x61707865, x1 + 0x3120646E, x2 + 0x79622D36, x3 + 0x6B206574
+    x4, x5, x6, x7, x8, x9, x10, x11 = x4 + k0, x5 + k1, x6 + k2, x7 + k3, x8 + k0, x9 + k1, x10 + k2, x11 + k3
+    return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12 + c, x13 + n0, x14 + n1, x15 + n2
+
+
+@triton.jit
+def _node(at, inside):
+    """The seed's four words, and the control bit in all places of a word."""
+    k0, k1 = _word(at + 0, inside), _word(at + 1, inside)
+    k2, k3 = _word(at + 2, inside), _word(at + 3, inside)
+    return k0 & 0xFFFFFFFE, k1, k2, k3, (k0 ^ k0) - (k0 & 1)
+
+
+@triton.jit
+def _put(at, correction, word: tl.constexpr, x, control, inside):
+    x = x ^ (control & _word(correction + word, inside))
+    tl.store(at + word, x.to(tl.int32, bitcast=True), mask=inside)
+
+
+@triton.jit
+def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
+    """Of `total` nodes, n of each key."""
+    index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
+    inside, key = index < total, index // n
+    k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
+    x0, x1, x2, x3, x4, x5, x6, x7, _, _, _, _, _, _, _, _ = _chacha12(
+        k0, k1, k2, k3, tl.program_id(1), public + key * 4, inside
+    )
+    at, correction = out + index * 8, corrections + key * correction_stride
+    _put(at, correction, 0, x0, control, inside)
+    _put(at, correction, 1, x1, control, inside)
+    _put(at, correction, 2, x2, control, inside)
+    _put(at, correction, 3, x3, control, inside)
+    _put(at, correction, 4, x4, control, inside)
+    _put(at, correction, 5, x5, control, inside)
+    _put(at, correction, 6, x6, control, inside)
+    _put(at, correction, 7, x7, control, inside)
+
+
+@triton.jit
+def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
+    """Halves of leaves, by the grid's second dimension, of `total` nodes, n of each key."""
+    index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
+    inside, key = index < total, index // n
+    k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
+    x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _chacha12(
+        k0, k1, k2, k3, half + 1, public + key * 4, inside
+    )
+    at, final = out + index * 32 + half * 16, finals + key * 32 + half * 16
+    _put(at, final, 0, x0, control, inside)
+    _put(at, final, 1, x1, control, inside)
+    _put(at, final, 2, x2, control, inside)
+    _put(at, final, 3, x3, control, inside)
+    _put(at, final, 4, x4, control, inside)
+    _put(at, final, 5, x5, control, inside)
+    _put(at, final, 6, x6, control, inside)
+    _put(at, final, 7, x7, control, inside)
+    _put(at, final, 8, x8, control, inside)
+    _put(at, final, 9, x9, control, inside)
+    _put(at, final, 10, x10, control, inside)
+    _put(at, final, 11, x11, control, inside)
+    _put(at, final, 12, x12, control, inside)
+    _put(at, final, 13, x13, control, inside)
+    _put(at, final, 14, x14, control, inside)
+    _put(at, final, 15, x15, control, inside)
+
+
+@triton.jit
+def _sums(
+    bits, bits_stride, table, rows, queries, columns, piece, out, Q: tl.constexpr, C: tl.constexpr, R: tl.constexpr
+):
+    q = tl.program_id(0).to(tl.int64) * Q + tl.arange(0, Q)
+    c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
+    start = tl.program_id(2).to(tl.int64) * piece
+    total, count = tl.zeros((Q, C), dtype=tl.int32), tl.zeros((Q,), dtype=tl.int32)
+    for step in range(0, piece, R):
+        r = start + step + tl.arange(0, R)
+        wanted = (q < queries)[:, None] & (r < rows)[None, :]
+        packed = tl.load(bits + q[:, None] * bits_stride + (r >> 3)[None, :], mask=wanted, other=0)
+        chosen = ((packed.to(tl.int32) >> (r & 7).to(tl.int32)[None, :]) & 1).to(tl.int8)
+        x = tl.load(table + r[:, None] * columns + c[None, :], mask=(r < rows)[:, None] & (c < columns), other=0)
+        total += tl.dot(chosen, x, out_dtype=tl.int32)
+        count += tl.sum(chosen.to(tl.int32), axis=1)
+    at = out + (tl.program_id(2).to(tl.int64) * queries + q[:, None]) * columns + c[None, :]
+    tl.store(at, total + 128 * count[:, None], mask=(q < queries)[:, None] & (c < columns)[None, :])
+
+
+def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tensor:
+    """`dpf.expand` on a device: uint8 (B, 128 * leaves) there. keys: on the CPU, all of PRF chacha12, else InputError.
+
+    Takes 16 bytes a leaf besides the result.
+    """
+    rows = dpf.check(keys, "kernels.triton_dpf.expand(keys)")
+    if not (keys[:, dpf.NUMBER] == CHACHA12).all():
+        hint = 'make them with generate(..., prf="chacha12")'
+        raise InputError("a GPU takes ChaCha12 keys only", where="kernels.triton_dpf.expand(keys)", hint=hint)
+    if not 0 <= first <= first + leaves <= dpf.leaves_of(rows):
+        message = f"expected leaves from 0 to {dpf.leaves_of(rows)}, got {first} to {first + leaves}"
+        raise InputError(message, where="kernels.triton_dpf.expand(first, leaves)", hint="a leaf is 1024 rows")
+    batch, levels = len(keys), dpf.depth(rows)
+    out = torch.empty((batch, leaves * LEAF_BYTES // 4), dtype=torch.int32, device=device)
+    if not leaves:
+        return out.view(torch.uint8)
+    root, public, corrections, finals = (_words(part).to(device) for part in dpf.fields(keys))
+    nodes, low = root.view(batch, 1, 4), 0  # of this level, from number `low` on
+    for level in range(levels):
+        below, n = levels - level - 1, nodes.shape[1]
+        both = torch.empty((batch, 2 * n, 4), dtype=torch.int32, device=device)
+        level_corrections = corrections[:, level]
+        _children[(triton.cdiv(batch * n, _PROGRAM),)](
+            nodes, nodes.stride(0), n, batch * n, public, level_corrections, corrections.stride(0), both, size=_PROGRAM
+        )
+        start, end = first >> below, ((first + leaves - 1) >> below) + 1
+        nodes, low = both[:, start - 2 * low : end - 2 * low], start
+    _leaves[(triton.cdiv(batch * leaves, _PROGRAM), 2)](
+        nodes, nodes.stride(0), leaves, batch * leaves, public, finals, out, size=_PROGRAM
+    )
+    return out.view(torch.uint8)
+
+
+def _words(octets: Tensor) -> Tensor:
+    return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)
+
+
+def prepare(data: Tensor, device: torch.device) -> Tensor:
+    """A table for `select_sum`: rows uint8 (rows, row_bytes) to int8 of the same shape, less 128, on a device."""
+    return (data.to(device) ^ 0x80).view(torch.int8)
+
+
+def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
+    """The sums of the rows that bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
+
+    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: of `prepare`, on the same device.
+    width: 8, 16, 32 or 64, whole words in a row. InputError for anything else.
+    """
+    where = "kernels.triton_dpf.select_sum"
+    if bits.dtype != torch.uint8 or bits.dim() != 2 or table.dtype != torch.int8 or table.dim() != 2:
+        got = f"{bits.dtype} {tuple(bits.shape)} and {table.dtype} {tuple(table.shape)}"
+        raise InputError(f"expected bits uint8 (B, n) and a table int8 (rows, row_bytes), got {got}", where=where)
+    (queries, size), (rows, columns) = bits.shape, table.shape
+    if 8 * size < rows or bits.device != table.device:
+        raise InputError(f"{8 * size} bits on {bits.device} for {rows} rows on {table.device}", where=where)
+    if width not in WIDTHS or 8 * columns % width:
+        raise InputError(f"no words of {width} bits in rows of {columns} bytes", where=f"{where}(width)")
+    pieces = max(triton.cdiv(rows, _PIECE), min(_PIECES, triton.cdiv(rows, _ROWS)))
+    piece = triton.cdiv(triton.cdiv(rows, pieces), _ROWS) * _ROWS  # at most 2^23, a multiple of a tile
+    out = torch.empty((pieces, queries, columns), dtype=torch.int32, device=bits.device)
+    grid = (triton.cdiv(queries, _QUERIES), triton.cdiv(columns, _COLUMNS), pieces)
+    bits, table = bits.contiguous(), table.contiguous()
+    _sums[grid](bits, size, table, rows, queries, columns, piece, out, Q=_QUERIES, C=_COLUMNS, R=_ROWS)
+    octets = out.sum(0, dtype=torch.int64).view(queries, -1, width // 8)
+    words = (octets << 8 * torch.arange(width // 8, device=bits.device)).sum(2)  # wraps mod 2^64
+    return words.to(WIDTHS[width]).view(torch.uint8)
