@@ -1,4 +1,4 @@
-"""Commands: python -m hummingbird info | check | estimate | deal | dealer."""
+"""Commands: python -m hummingbird info | check | estimate | deal | dealer | he-server | he-client | pir-server."""
 
 from __future__ import annotations
 
@@ -113,6 +113,15 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_arguments(sub)
     sub.set_defaults(run=command.main)
+    from hummingbird.he import command as he
+
+    he.add_parsers(commands, net_commands.add_model_arguments, net_commands.build)
+    from hummingbird.pir import command as pir_server
+
+    text = "Serve one half of private lookups in a table; must not collude with the other server."
+    sub = commands.add_parser("pir-server", help=text, description=pir_server.DESCRIPTION)
+    pir_server.add_arguments(sub)
+    sub.set_defaults(run=pir_server.main)
     return top
 
 

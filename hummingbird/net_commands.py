@@ -37,12 +37,12 @@ def deal(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, for runs without a dealer."""
     from tqdm import tqdm
 
-    from hummingbird.mpc import memory
+    from hummingbird.kernels import heap
     from hummingbird.mpc.dealer.deal import deal as write
     from hummingbird.mpc.dealer.store import material_facts
     from hummingbird.mpc.rehearsal import rehearse
 
-    memory.keep()
+    heap.keep()
     private = _convert(args)
     plan = rehearse(private, args.input, args.parties)
     slots = -(-args.images // args.input[0])
@@ -69,15 +69,16 @@ def _convert(args: argparse.Namespace) -> Any:
     from hummingbird.convert import convert_model
 
     weights = 0 if args.private_weights else "public"
-    return convert_model(_build(args), bits=args.bits, weights=weights, protocol=args.protocol)
+    return convert_model(build(args), bits=args.bits, weights=weights, protocol=args.protocol)
 
 
-def _build(args: argparse.Namespace) -> nn.Module:
+def build(args: argparse.Namespace) -> nn.Module:
+    """The net that --model and what follows it name; HummingbirdError where there is none."""
     module_name, _, function = args.model.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-        build = getattr(module, function or "get_model")
+        make = getattr(module, function or "get_model")
     except (ImportError, AttributeError) as error:
         raise HummingbirdError(
             f"cannot import {args.model!r}: {error}",
@@ -85,12 +86,22 @@ def _build(args: argparse.Namespace) -> nn.Module:
             hint="PACKAGE.MODULE:FUNCTION, a function that returns a net",
         ) from None
     try:
-        net: nn.Module = build(*args.model_args)
+        positional = [value for value in args.model_args if not isinstance(value, tuple)]
+        net: nn.Module = make(*positional, **dict(value for value in args.model_args if isinstance(value, tuple)))
     except (TypeError, ValueError) as error:
         what, _, hint = str(error).partition("\nhint: ")
         hint = hint or "its arguments follow its name on the command line"
         raise HummingbirdError(f"{args.model} gives no net: {what}", where="--model", hint=hint) from None
     return net
+
+
+def _argument(text: str) -> Any:
+    """A number or a text; from KEY=VALUE a pair of the name and one of these."""
+    key, equals, value = text.partition("=")
+    named = bool(equals) and key.isidentifier()
+    value = value if named else text
+    plain = int(value) if value.isdigit() else value
+    return (key, plain) if named else plain
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -116,14 +127,14 @@ def _positive(text: str) -> float:
     return value
 
 
-def _add_net_arguments(sub: argparse.ArgumentParser, shape: str) -> None:
+def add_model_arguments(sub: argparse.ArgumentParser) -> None:
+    """--model and the arguments of its function, which `build` reads."""
     sub.add_argument("--model", required=True, metavar="MODULE:FUNCTION", help="a function that returns a torch net")
-    sub.add_argument(
-        "model_args",
-        nargs="*",
-        type=lambda text: int(text) if text.isdigit() else text,
-        help="its positional arguments",
-    )
+    sub.add_argument("model_args", nargs="*", type=_argument, help="its arguments: VALUE or KEY=VALUE")
+
+
+def _add_net_arguments(sub: argparse.ArgumentParser, shape: str) -> None:
+    add_model_arguments(sub)
     sub.add_argument("--input", required=True, type=_shape, metavar="BxCxHxW", help=shape)
     sub.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     sub.add_argument("--parties", type=_count, default=2, help="number of parties (default 2)")

@@ -15,10 +15,11 @@ from torch import nn
 from models.checkpoint import load_checkpoint
 from models.cryptonets import cryptonets
 from models.digits import digits
+from models.mobilenet import mobilenetv2
 from models.resnet import resnet18, resnet34, resnet50
 from models.vgg import vgg16
 
-__all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint"]
+__all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint", "trained"]
 
 
 class ModelSpec(NamedTuple):
@@ -35,6 +36,7 @@ MODELS: dict[str, ModelSpec] = {
     "resnet34": ModelSpec(resnet34, (3, 32, 32)),
     "resnet50": ModelSpec(resnet50, (3, 32, 32)),
     "vgg16": ModelSpec(vgg16, (3, 32, 32)),
+    "mobilenetv2": ModelSpec(mobilenetv2, (3, 96, 96)),
 }
 
 
@@ -48,3 +50,14 @@ def get_model(name: str, num_classes: int, **options: Any) -> nn.Module:
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}; a classifier needs at least 1")
     return MODELS[name].build(num_classes, **options)
+
+
+def trained(name: str, num_classes: int, path: str, **options: Any) -> nn.Module:
+    """`get_model` with the weights at `path`, for inference. Raises ValueError for a file that is not there, or unfit.
+
+    trained("cryptonets", 10, "checkpoints/cryptonets-relu.pt", activation="relu")
+    """
+    try:
+        return load_checkpoint(path, get_model(name, num_classes, **options)).eval()
+    except OSError as problem:
+        raise ValueError(f"cannot read {path}: {problem.strerror}") from problem

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird import graph, ring
-from hummingbird.mpc import memory
+from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from models import MODELS, get_model
 from scripts.party import machine
@@ -123,7 +123,7 @@ def main() -> None:
     p.add_argument("--json", type=Path, help="write the rows to a file")
     args = p.parse_args()
     torch.set_num_threads(1)
-    memory.keep()  # as in a session
+    heap.keep()  # as in a session
     runs = [
         (name, batch, json.loads(text), count)
         for name in args.model

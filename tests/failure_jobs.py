@@ -249,6 +249,13 @@ def arguments(*lines: str) -> None:
     print(json.dumps(seen))
 
 
+def recommend(*arguments: str) -> None:
+    """scripts/recommend.py as a party."""
+    from scripts import recommend as program
+
+    program.serve(program.parser().parse_args(arguments))
+
+
 JOBS: dict[str, Callable[..., None]] = {
     "again": again,
     "arguments": arguments,
@@ -257,6 +264,7 @@ JOBS: dict[str, Callable[..., None]] = {
     "failures": failures,
     "forever": forever,
     "meet": meet,
+    "recommend": recommend,
     **store_jobs.JOBS,
 }
 

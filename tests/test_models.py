@@ -24,6 +24,7 @@ _RELUS = {
     # A bottleneck has width + width + 4 width; in stages 2 to 4 the first ReLU is before the stride, at 4x the area.
     "resnet50": _STEM + 3 * 6 * 64 * 256 + (4 * 6 + 3) * 128 * 64 + (6 * 6 + 3) * 256 * 16 + (3 * 6 + 3) * 512 * 4,
     "vgg16": 2 * 64 * 1024 + 2 * 128 * 256 + 3 * 256 * 64 + 3 * 512 * 16 + 3 * 512 * 4,
+    "mobilenetv2": 0,  # its activations are ReLU6
 }
 
 

@@ -26,7 +26,8 @@ from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, HummingbirdError, InputError, PeerError
-from hummingbird.mpc import _crypten, memory
+from hummingbird.kernels import heap
+from hummingbird.mpc import _crypten
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.meeting import agree, environment, join_dealer, meet, open_store, zero_sharing_seeds
@@ -195,7 +196,7 @@ def init(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
     rank, parties = environment()
-    memory.keep()
+    heap.keep()
     device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')

@@ -1,4 +1,5 @@
-"""Services over gRPC without generated code: a method takes bytes and answers with bytes, or with a stream of them.
+"""Services over gRPC without generated code: a method takes bytes and answers with bytes, or with a stream of them, or
+takes a stream and answers with one.
 
 Trust is decided by the address: plain text stays on this host (unix sockets, loopback); everything else needs mutual
 TLS, in which both sides show a certificate of the run's own authority. An error raised in a method travels as the
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from cryptography import x509
@@ -40,6 +41,12 @@ _LIMITS = [("grpc.max_send_message_length", MAX_MESSAGE), ("grpc.max_receive_mes
 _log = logging.getLogger(__name__)
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
+
+
+class Exchange(NamedTuple):
+    """A method of two streams: a generator function that reads the caller's messages while it yields its own."""
+
+    function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 
 @dataclass(frozen=True)
@@ -120,8 +127,8 @@ def _read(tls: Tls) -> tuple[bytes, bytes, bytes]:
 # Server ---------------------------------------------------------------------------------------------------------------
 
 
-def serve(handlers: Mapping[str, Method], address: str, tls: Tls | None = None) -> grpc.Server:
-    """Start a server of the named methods; a generator function makes a streaming one.
+def serve(handlers: Mapping[str, Method | Exchange], address: str, tls: Tls | None = None) -> grpc.Server:
+    """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams.
 
     Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
     authority are refused. A unix socket is made for this user only.
@@ -144,7 +151,9 @@ def serve(handlers: Mapping[str, Method], address: str, tls: Tls | None = None) 
     )
     methods = {"Ping": grpc.unary_unary_rpc_method_handler(lambda request, context: b"")}
     for name, function in handlers.items():
-        if inspect.isgeneratorfunction(function):
+        if isinstance(function, Exchange):
+            methods[name] = grpc.stream_stream_rpc_method_handler(_streaming(function.function))
+        elif inspect.isgeneratorfunction(function):
             methods[name] = grpc.unary_stream_rpc_method_handler(_streaming(function))
         else:
             methods[name] = grpc.unary_unary_rpc_method_handler(_unary(function))
@@ -201,10 +210,10 @@ def _unary(function: Method) -> Callable[[bytes, grpc.ServicerContext], bytes]:
     return answer
 
 
-def _streaming(function: Method) -> Callable[[bytes, grpc.ServicerContext], Iterator[bytes]]:
-    def answer(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+def _streaming(function: Callable[..., Any]) -> Callable[[Any, grpc.ServicerContext], Iterator[bytes]]:
+    def answer(request: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            yield from function(request, context)  # type: ignore[misc]
+            yield from function(request, context)
         except Exception as error:
             raise _refuse(error, context) from None
 
@@ -290,6 +299,11 @@ def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
     """One message there, a stream of messages back: iterate, then `trailing_metadata()`."""
     return channel.unary_stream(_PREFIX + method)(request, timeout=timeout)
+
+
+def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
+    """A stream of messages each way: gRPC's own thread iterates `requests`; iterate the result as that of `stream`."""
+    return channel.stream_stream(_PREFIX + method)(requests, timeout=timeout)
 
 
 def explain(error: grpc.RpcError, where: str) -> PeerError:

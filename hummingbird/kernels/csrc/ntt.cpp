@@ -1,5 +1,5 @@
-// Ciphertexts on CPUs: the fast versions of the functions in ../ntt.py, ../polynomials.py and ../sampling.py, which are
-// the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the first-level cache; what comes
+// Polynomials on CPUs: the fast versions of the functions in ../ntt.py, ../polynomials.py and ../sampling.py, which are
+// the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the nearest cache; what comes
 // before and after its transform is part of the first and the last pass.
 
 #include "ntt.h"
@@ -181,8 +181,7 @@ BODY void noise_body(const uint64_t* words, int64_t count, int32_t* out) {
     }
 }
 
-// x: words, to centred residues of q; returns how many are to be drawn again, of which the places, from `first`, are put
-// into `again`.
+// x: words, to centred residues of q; returns how many are to be drawn again, their places, from `first`, in `again`.
 BODY int64_t uniform_body(int32_t* x, int64_t n, int32_t q, int64_t first, int64_t* again) {
     int64_t found = 0;
     for (int64_t start = 0; start < n; start += 64) {
@@ -333,7 +332,8 @@ API int64_t hb_uniform(int32_t* x, int64_t count, int64_t primes, int64_t n, con
 // x: (count, primes, n). out: 13 n / 4 bytes for each.
 API void hb_pack(const int32_t* x, int64_t count, int64_t primes, int64_t n, const int32_t* moduli, uint8_t* out) {
     const auto run = CHOOSE(pack);
-    for (int64_t row = 0; row < count * primes; row++) run(x + row * n, n, moduli[row % primes], out + row * n / 4 * 13);
+    for (int64_t row = 0; row < count * primes; row++)
+        run(x + row * n, n, moduli[row % primes], out + row * n / 4 * 13);
 }
 
 // Returns 1, or 0 where a value is not below its prime.

@@ -1,11 +1,11 @@
 // The transform of ../ntt.py on one vector type at a time; ntt.cpp has what is fused with it.
 //
-// Residues are float64 integers while they are worked on. With |w| <= q/2 and |x| <= 2^28, x w is exact (below 2^53), and
-// so is x w - round(x w / q) q, of absolute value <= q/2 + 1, with or without fused instructions; sums are left unreduced
-// for as long as they stay below 2^28 (D. Harvey, Faster arithmetic for number-theoretic transforms, 2014; in float64: van
-// der Hoeven, Lecerf, Quintin, Modular SIMD arithmetic in Mathemagix, ACM TOMS 2016). Bounds below are in units of 2^25,
-// at least q/2 + 1. Two levels are done in one pass over memory; the last three, of blocks of eight, on as many blocks as
-// a vector has lanes, transposed for it.
+// Residues are float64 integers while they are worked on. With |w| <= q/2 and |x| <= 2^28, x w is exact, below 2^53,
+// as is x w - round(x w / q) q, which is at most q/2 + 1 with or without fused instructions. Sums are left unreduced
+// for as long as they stay below 2^28 (D. Harvey, Faster arithmetic for number-theoretic transforms, 2014; in
+// float64: van der Hoeven, Lecerf, Quintin, Modular SIMD arithmetic in Mathemagix, ACM TOMS 2016). Bounds below are
+// in units of 2^25, at least q/2 + 1. Two levels are done in one pass over memory; the last three, of blocks of
+// eight, on as many blocks as a vector has lanes, transposed for it.
 
 #pragma once
 
@@ -93,14 +93,17 @@ BODY void columns(Double4* r) {  // a row is two vectors
 }
 BODY void rows(Double4* c) {
     Double4 r[8];
-    for (int half = 0; half < 2; half++) quarter(c[4 * half], c[4 * half + 1], c[4 * half + 2], c[4 * half + 3], r + half, 2);
+    for (int half = 0; half < 2; half++) {
+        const Double4* const from = c + 4 * half;
+        quarter(from[0], from[1], from[2], from[3], r + half, 2);
+    }
     for (int k = 0; k < 8; k++) c[k] = r[k];
 }
 BODY void columns(double*) {}
 BODY void rows(double*) {}
 
-// ---- the steps. Factors, made by `native_table` of ../ntt.py: w[groups + g] is that of group g of a level, w[0] is 1/N
-// in the inverse; after N/8 of these, seven vectors of eight for every 64 values, one group of the last levels a lane.
+// ---- the steps. Factors, made by `native_table` of ../ntt.py: w[groups + g] is that of group g of a level, w[0] is
+// 1/N in the inverse; after N/8 of these, seven vectors of eight for every 64 values, a lane for a group of eight.
 
 // (a, b) -> (a + w b, a - w b)
 template <class V>

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from hummingbird.errors import DealerError, HummingbirdError, InputError
-from hummingbird.mpc import memory
+from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.service import Tls, check_address, serve
 
@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     files = (args.tls_cert, args.tls_key, args.tls_ca)
     if any(files) and not all(files):
         raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="dealer", hint="give all three or none")
-    memory.keep()
+    heap.keep()
     parent = os.getppid()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,134 @@
+"""What crosses in a turn: tensors up and down, their order in the two streams, and the client's choice of a scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from hummingbird.he import packing as packings
+from hummingbird.he.ckks import NOISE
+from hummingbird.he.params import Parameters
+
+SLICE = 256  # ciphertexts
+MOST_SCALE = 60
+
+
+@dataclass(frozen=True)
+class Send:
+    """A value that the client encrypts. value: its step's number. shape: of one image."""
+
+    value: int
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Ciphertexts: one per value of an image."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Return:
+    """A value that the server sends back: integers to be multiplied by `unit`, and by 2^-s where the client chose s.
+
+    value, shape: as in `Send`. rows, places, tile: the order of the stream, see `order`. last: the rows are the last
+    dimension of `shape`, else they are the first. size: components of a ciphertext; primes: how many are left.
+    gains, one_gain: the integers are at most sum of gains[i] |integer of send i| + one_gain |integer of the one|.
+    """
+
+    value: int
+    shape: tuple[int, ...]
+    rows: int
+    places: int
+    tile: int
+    last: bool
+    size: int
+    primes: int
+    unit: Fraction
+    gains: tuple[int, ...]
+    one_gain: int
+
+    @property
+    def count(self) -> int:
+        """Ciphertexts: one per value of an image."""
+        return self.rows * self.places
+
+    def room(self, parameters: Parameters) -> float:
+        """What the integers must stay below, before the server drops primes: half the modulus.
+
+        Dropping q leaves x/q and a rounding of at most (1 + ||s||_1)/2 <= (1 + N)/2, which takes q (1 + N)/2 of it.
+        """
+        whole, left = parameters.modulus(len(parameters.primes)), parameters.modulus(self.primes)
+        rounding = 0 if whole == left else (whole // left) * (1 + parameters.degree)
+        return (whole - rounding) / 2 * (1 - 2.0**-40)  # of float64's roundings in what it is compared with
+
+    def order(self) -> Tensor:
+        """Where the ciphertexts of the stream belong: int64 (count,) of positions in (rows, places).
+
+        Tiles of `tile` places one after the other, within a tile row after row.
+        """
+        grid = torch.arange(self.count).view(self.rows, self.places)
+        return torch.cat([part.reshape(-1) for part in grid.split(self.tile, 1)])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """steps: numbers of the steps the client runs first. scale: log2 of the input scale; None: the client's choice."""
+
+    steps: tuple[int, ...]
+    sends: tuple[Send, ...]
+    returns: tuple[Return, ...]
+    one: bool
+    scale: int | None
+
+    @property
+    def sent(self) -> int:
+        """Ciphertexts up."""
+        return sum(send.count for send in self.sends) + self.one
+
+    @property
+    def returned(self) -> int:
+        """Ciphertexts down."""
+        return sum(back.count for back in self.returns)
+
+    def up(self) -> Iterator[tuple[int, int]]:
+        """First and last + 1 ciphertext of every slice of the client's stream."""
+        yield from _cut(0, self.sent)
+
+    def down(self) -> Iterator[tuple[int, int, Return]]:
+        """First and last + 1 ciphertext of every slice of the server's stream, and the tensor it belongs to.
+
+        No slice spans two tiles.
+        """
+        first = 0
+        for back in self.returns:
+            for place in range(0, back.places, back.tile):
+                count = back.rows * min(back.tile, back.places - place)
+                yield from ((start, stop, back) for start, stop in _cut(first, first + count))
+                first += count
+
+    def fit(self, peaks: Sequence[float], parameters: Parameters, packing: str) -> int | None:
+        """The largest input scale, its log2, for which no integer can leave its modulus; None where there is none.
+
+        peaks: the largest absolute value of each send. Proven, not likely: |e| <= 21, roundings of at most 1/2, and
+        every sum bounded by the gains. A message with its error stays below 2^30, for the kernel's int32.
+        """
+        for scale in range(MOST_SCALE, -1, -1):
+            sent = [packings.peak(packing) * x * 2.0**scale + 0.5 + NOISE for x in peaks]
+            one = 2.0**scale + NOISE if self.one else 0.0
+            if max([one, *sent]) < 1 << 30 and all(
+                sum(gain * x for gain, x in zip(back.gains, sent, strict=True)) + back.one_gain * one
+                < back.room(parameters)
+                for back in self.returns
+            ):
+                return scale
+        return None
+
+
+def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:
+    for start in range(first, end, SLICE):
+        yield start, min(start + SLICE, end)

@@ -1,0 +1,107 @@
+"""The most memory a run takes, predicted: registers at the server, plain values at the client, slices on their way.
+
+The client's values are followed as `roles.Batch` keeps them, float32 for every image of a full batch; a view shares the
+memory of what it shows. Both roles in one process need, in each turn, the larger of two moments: all received while the
+client still holds what it sends, and the server at its largest while the client collects the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hummingbird.graph.steps import refs
+from hummingbird.he.crossing import SLICE
+from hummingbird.he.maps import VIEWS
+from hummingbird.he.plan import Plan
+from hummingbird.he.public import Public, last_uses
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: at a server for one turn, at a client, and for both in one process."""
+
+    server: int
+    client: int
+    process: int
+
+
+def predicted(plan: Plan) -> Memory:
+    """For full batches."""
+    public = plan.public
+    parameters, client = public.parameters, _Client(public)
+    # A slice and what is made from it: message, error, a, c0, c1, and room to work.
+    moving = 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
+    most_server = most_client = most = 0
+    for number, (turn, program) in enumerate(zip(public.turns, plan.programs, strict=True)):
+        client.run(turn.steps, number)
+        sending = client.held() + sum(client.copied(send.value) for send in turn.sends)
+        client.drop(number)
+        client.returned([back.value for back in turn.returns], [back.shape for back in turn.returns])
+        receiving = max(client.held(), client.most)
+        server = program.memory(parameters.degree)
+        received = program.received.bytes(parameters.degree)
+        most_server = max(most_server, server + moving, received + moving)
+        most_client = max(most_client, sending + moving, receiving + moving, client.most)
+        most = max(most, received + sending + moving, server + receiving + moving)
+    client.run(public.last, len(public.turns))
+    most_client, most = max(most_client, client.most), max(most, client.most)
+    return Memory(most_server, most_client, most)
+
+
+class _Client:
+    """Live values of a client and the bytes behind them."""
+
+    def __init__(self, public: Public) -> None:
+        self.public, self.uses = public, last_uses(public)
+        self.values: dict[int, Any] = {}
+        self.storage: dict[int, int] = {}  # of a value, the value that owns its memory
+        self.bytes: dict[int, int] = {}
+        self.done: set[int] = set()
+        self.most = 0
+
+    def held(self) -> int:
+        """Bytes of all live values."""
+        return sum(self.bytes[owner] for owner in {self.storage[index] for index in self.values})
+
+    def copied(self, index: int) -> int:
+        """Bytes of the copy that puts the images of a value last; only the net's input is not kept that way."""
+        return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
+
+    def run(self, steps: Iterable[int], turn: int) -> None:
+        self.most = 0
+        for index in steps:
+            step = self.public.steps[index]
+            self.values[index] = value = self.public.meta(index, self.values)
+            shares = step.op in VIEWS and step.op not in ("cat", "stack") or step.op == "output"
+            self.storage[index] = self.storage[step.inputs[0].index] if shares else index
+            self.bytes.setdefault(index, 0 if shares else self._size(value))
+            self.most = max(self.most, self.held())
+            self.done.add(index)
+            for ref in refs(step.inputs):
+                self._drop(ref.index, turn)
+
+    def drop(self, turn: int) -> None:
+        """What is not needed once a turn is under way."""
+        for index in list(self.values):
+            self._drop(index, turn + 1)
+
+    def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
+        """Room for what comes back."""
+        for index, shape in zip(values, shapes, strict=True):
+            self.values[index] = torch.empty(1, *shape, device="meta")
+            self.storage[index], self.bytes[index] = index, self._size(self.values[index])
+
+    def _drop(self, index: int, turn: int) -> None:
+        read, sent = self.uses[index]
+        if (read is None or read in self.done) and sent < turn:
+            self.values.pop(index, None)
+
+    def _size(self, value: Any) -> int:
+        if isinstance(value, tuple):
+            return sum(self._size(part) for part in value)
+        return 4 * math.prod(value.shape[1:]) * self.public.slots

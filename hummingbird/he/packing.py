@@ -1,0 +1,81 @@
+"""Real values to the integer coefficients of a polynomial and back: three packings.
+
+coefficients: N values, coefficient j is value j. Weights are scalars, so any linear map of the values will do, and this
+one costs nothing and rounds once. complex, real: the canonical embedding of CKKS (Cheon, Kim, Kim and Song 2017), a
+polynomial's values at half of the 2N-th roots of unity, where products of polynomials are products of values:
+
+    m(zeta^(4j+1)) = sum_k (m_k + i m_{k+N/2}) zeta^k omega^(jk),   zeta = e^(i pi/N), omega = e^(2 pi i/(N/2)),
+
+an FFT of N/2 points after a twist, as zeta^((4j+1)N/2) = i. complex puts two values into a slot (nGraph-HE2, section
+4.2: no ciphertext may then multiply a ciphertext), value j and value j + N/2; real puts one.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError
+
+PACKINGS = ("coefficients", "complex", "real")
+
+
+def slots(packing: str, degree: int) -> int:
+    """Values in a polynomial; ConfigError for a packing that is not known."""
+    if packing not in PACKINGS:
+        raise ConfigError(f"packing={packing!r}", where="packing", hint=f"None, or one of {', '.join(PACKINGS)}")
+    return degree // 2 if packing == "real" else degree
+
+
+def spread(packing: str, degree: int) -> float:
+    """The deviation of a decoded value for independent errors of deviation 1 in the coefficients."""
+    return 1.0 if packing == "coefficients" else math.sqrt(degree / 2)
+
+
+def peak(packing: str) -> float:
+    """The largest coefficient for values of at most 1: a coefficient is a mean of slots turned by roots of unity."""
+    return math.sqrt(2) if packing == "complex" else 1.0
+
+
+def encode(values: Tensor, packing: str, degree: int, scale: int) -> Tensor:
+    """Coefficients rounded at scale 2^scale: float (n, slots or less), |value| 2^scale peak < 2^30, to int32 (n, N)."""
+    count = values.shape[1]
+    if packing == "coefficients":
+        out = torch.zeros(values.shape[0], degree, dtype=torch.int32, device=values.device)
+        out[:, :count] = (values * 2.0**scale).round_()
+        return out
+    half = degree // 2
+    z = torch.zeros(values.shape[0], half, dtype=torch.complex128, device=values.device)
+    first = values[:, :half].double()
+    z.real[:, : first.shape[1]] = first
+    if count > half:
+        z.imag[:, : count - half] = values[:, half:].double()
+    twisted = torch.fft.fft(z) * (_twist(degree).to(values.device).conj() * (2.0**scale / half))
+    return torch.cat([twisted.real, twisted.imag], 1).round_().int()
+
+
+def decode(coefficients: Tensor, packing: str) -> Tensor:
+    """Values times the scale: float64 (n, N) to float64 (n, slots)."""
+    if packing == "coefficients":
+        return coefficients
+    half = coefficients.shape[1] // 2
+    u = torch.complex(coefficients[:, :half], coefficients[:, half:]) * _twist(2 * half).to(coefficients.device)
+    z = torch.fft.ifft(u) * half
+    return z.real if packing == "real" else torch.cat([z.real, z.imag], 1)
+
+
+def constant(packing: str, degree: int) -> Tensor:
+    """The polynomial of the constant 1 in every slot, at scale 1: int32 (N,)."""
+    one = torch.zeros(degree, dtype=torch.int32)
+    one[{"coefficients": slice(None), "complex": slice(None, None, degree // 2), "real": slice(1)}[packing]] = 1
+    return one
+
+
+@lru_cache(maxsize=8)
+def _twist(degree: int) -> Tensor:
+    """zeta^k, complex128 (N/2,)."""
+    angles = torch.arange(degree // 2, dtype=torch.float64) * (math.pi / degree)
+    return torch.polar(torch.ones_like(angles), angles)

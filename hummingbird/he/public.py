@@ -1,0 +1,295 @@
+"""What a client has to know of a plan: parameters, its own steps, and what crosses in every turn. JSON, no weights.
+
+Inference goes in turns. In turn t the client runs its steps (plain torch on plain values), encrypts the tensors of
+`Turn.sends`, one after the other, and where `Turn.one` a last ciphertext of the constant 1: one stream of
+`Turn.sent` ciphertexts. The server answers with one stream of `Turn.returned` ciphertexts, those of `Turn.returns` one
+after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
+
+Public, and so known to the client: shapes and operations, numbers written in the net's code (a LeakyReLU's slope, the
+bounds of a clamp), and for every linear layer one power of two and the largest row sum of |weights|, rounded up by at
+most a 16th. Not public: parameters and buffers. What the client learns from the values it decrypts is another matter:
+client-aided activations show it every pre-activation, and enough of them determine a layer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph.steps import refs
+from hummingbird.he import packing as packings
+from hummingbird.he.crossing import MOST_SCALE, Return, Send, Turn
+from hummingbird.he.params import PRIME_BITS, Parameters
+
+VERSION = 1
+MODES = ("client-aided", "polynomial")
+_MOST_SIZE, _MOST_UNIT = 65, 4096
+_MOST = 1 << 24  # ciphertexts of one tensor: what a wrong description may ask a client to allocate
+_WEIGHTED = frozenset(("conv", "conv_transpose", "linear", "affine", "batch_norm", "prelu", "custom"))
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
+REMOTE = "server"  # the op of a step whose value the server computes
+
+
+@dataclass(frozen=True)
+class Public:
+    """All of it. steps: the net's canonical steps, those of the server replaced by `REMOTE` without inputs or weights.
+
+    last: steps the client runs after the last turn, the output among them. input_range: the bound on |input| that the
+    plan was made for; None: the client sees to the range of every batch.
+    """
+
+    mode: str
+    packing: str
+    parameters: Parameters
+    input_shape: tuple[int, ...]
+    input_range: float | None
+    steps: tuple[Step, ...]
+    turns: tuple[Turn, ...]
+    last: tuple[int, ...]
+
+    @property
+    def slots(self) -> int:
+        """Images in a batch."""
+        return self.parameters.degree // (2 if self.packing == "real" else 1)
+
+    @property
+    def form(self) -> str:
+        """Of the ciphertexts: "ntt" where the server multiplies them with each other, else "mixed"."""
+        return "ntt" if self.packing == "real" else "mixed"
+
+    def up_bytes(self, count: int) -> int:
+        """Of `count` ciphertexts up: one component, 26 bits for each coefficient, without seeds."""
+        return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
+
+    def down_bytes(self, back: Return, count: int) -> int:
+        """Of `count` ciphertexts of one tensor down."""
+        return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
+
+    def to_json(self) -> str:
+        """Plain numbers, names and shapes; the same on every machine."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "mode": self.mode,
+                "packing": self.packing,
+                "degree": self.parameters.degree,
+                "primes": self.parameters.primes,
+                "input_shape": self.input_shape,
+                "input_range": self.input_range,
+                "steps": [[step.name, step.op, _plain(step.inputs), _plain(step.attrs)] for step in self.steps],
+                "turns": [_turn_fields(turn) for turn in self.turns],
+                "last": self.last,
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Public:
+        """From `to_json`; it may come from anybody. InputError for anything malformed or that does not fit together,
+        ConfigError for parameters that are not secure.
+        """
+        try:
+            fields = json.loads(text)
+            if fields["version"] != VERSION:
+                what = f"a plan of version {str(fields['version'])[:32]}, this is {VERSION}"
+                raise InputError(what, where="public", hint="use the same release of hummingbird on both sides")
+            steps = tuple(_step(number, *entry) for number, entry in enumerate(fields["steps"]))
+            bound = fields["input_range"]
+            public = Public(
+                _word(fields["mode"], MODES),
+                _word(fields["packing"], packings.PACKINGS),
+                Parameters(_whole(fields["degree"]), _wholes(fields["primes"])),
+                _wholes(fields["input_shape"]),
+                None if bound is None else float(bound),
+                steps,
+                tuple(_turn(**turn) for turn in fields["turns"]),
+                _wholes(fields["last"]),
+            )
+            public.check()
+        except _MALFORMED as error:
+            what = f"malformed description of a net: {type(error).__name__}: {str(error)[:200]}"
+            raise InputError(what, where="public", hint="ask the server's owner for the release it runs") from None
+        return public
+
+    def check(self) -> None:
+        """ValueError unless everything fits together: a client that goes by it meets values of these shapes only.
+
+        The client's steps run once on tensors without memory (torch's meta device).
+        """
+        values: dict[int, Any] = {}
+        if self.input_range is not None and not 0 < self.input_range < math.inf:
+            raise ValueError(f"input_range {self.input_range}")
+        for number in range(len(self.turns) + 1):
+            turn = self.turns[number] if number < len(self.turns) else None
+            for index in self.last if turn is None else turn.steps:
+                values[index] = self.meta(index, values)
+            if turn is None:
+                break
+            if not turn.sends or not turn.returns or (turn.scale is None) != (self.mode == "client-aided"):
+                raise ValueError(f"turn {number}")
+            for send in turn.sends:
+                _agree(send.shape, values[send.value], self.steps[send.value].name)
+            for back in turn.returns:
+                self._check_return(back, turn)
+                values[back.value] = torch.empty(1, *back.shape, device="meta")
+        if not self.last or self.steps[self.last[-1]].op != "output":
+            raise ValueError("no output")
+
+    def _check_return(self, back: Return, turn: Turn) -> None:
+        if not (
+            self.steps[back.value].op == REMOTE
+            and 0 < math.prod(back.shape) == back.count <= _MOST
+            and 1 <= back.tile <= back.places
+            and 1 <= back.primes <= len(self.parameters.primes)
+            and 2 <= back.size <= (2 if self.form == "mixed" else _MOST_SIZE)
+            and back.unit != 0
+            and abs(math.log2(abs(back.unit))) < _MOST_UNIT
+            and len(back.gains) == (len(turn.sends) if turn.scale is None else 0)
+            and min((*back.gains, back.one_gain)) >= 0
+            and (not back.last or back.shape[-1] == back.rows)
+        ):
+            raise ValueError(f"the return of {self.steps[back.value].name!r}")
+
+    def meta(self, index: int, values: Mapping[int, Any]) -> Any:
+        """The value of a client's step for one image, on the meta device; ValueError where it is none of a net."""
+        step = self.steps[index]
+        if step.op == "input":
+            return torch.empty(1, *self.input_shape, device="meta")
+        try:
+            out = OPS[step.op](step.attrs, *_arguments(step.inputs, values))
+        except (RuntimeError, IndexError, NotImplementedError) as error:
+            raise ValueError(f"{step.name!r} does not run: {str(error)[:200]}") from None
+        for part in out if isinstance(out, tuple) else (out,):
+            if not isinstance(part, Tensor) or part.numel() > _MOST or part.shape[:1] != (1,):
+                raise ValueError(f"{step.name!r} gives no values for each image")
+        return out
+
+
+def last_uses(public: Public) -> list[tuple[int | None, int]]:
+    """For each value, the last of the client's steps to read it, and the last turn to send it, or -1."""
+    reads: list[int | None] = [None] * len(public.steps)
+    sends = [-1] * len(public.steps)
+    for number, turn in enumerate(public.turns):
+        for send in turn.sends:
+            sends[send.value] = number
+    for steps in (*(turn.steps for turn in public.turns), public.last):
+        for index in steps:
+            for ref in refs(public.steps[index].inputs):
+                reads[ref.index] = index
+    return [(read, sent) for read, sent in zip(reads, sends, strict=True)]
+
+
+def _arguments(item: Any, values: Mapping[int, Any]) -> Any:
+    if isinstance(item, Ref):
+        return values[item.index]
+    return tuple(_arguments(part, values) for part in item) if isinstance(item, tuple) else item
+
+
+def _agree(shape: tuple[int, ...], value: Any, name: str) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape[1:]) != shape or not 0 < math.prod(shape) <= _MOST:
+        raise ValueError(f"{name!r} has another shape than {shape}")
+
+
+# ---- JSON: tuples, references, slices, "..." and infinities have objects of their own; a tensor has none
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {"tuple": [_plain(item) for item in value]}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Ref):
+        return {"ref": value.index}
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{type(value).__name__} is not for clients")
+
+
+def _value(data: Any) -> Any:
+    if not isinstance(data, dict):
+        if data is None or isinstance(data, (bool, int, float, str)):
+            return data
+        raise ValueError("a list")
+    ((kind, content),) = data.items()
+    if kind == "tuple":
+        return tuple(_value(item) for item in content)
+    if kind == "ref":
+        return Ref(_whole(content))
+    if kind == "slice":
+        return slice(*(None if part is None else int(part) for part in content))
+    if kind == "float":
+        return float(content)
+    if kind == "ellipsis":
+        return Ellipsis
+    raise ValueError(f"an object of kind {kind[:32]!r}")
+
+
+def _step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
+    if op not in OPS and op != REMOTE or op in _WEIGHTED:
+        raise ValueError(f"step {number} is {str(op)[:32]!r}")
+    step = Step(str(name), op, _value(inputs), {str(key): _value(item) for key, item in attrs.items()})
+    if any(not 0 <= ref.index < number for ref in refs(step.inputs)):
+        raise ValueError(f"step {number} reads a later one")
+    return step
+
+
+def _turn_fields(turn: Turn) -> dict[str, Any]:
+    backs = [vars(back) | {"unit": [str(back.unit.numerator), str(back.unit.denominator)]} for back in turn.returns]
+    return {"steps": turn.steps, "sends": [vars(send) for send in turn.sends], "returns": backs} | {
+        "one": turn.one,
+        "scale": turn.scale,
+    }
+
+
+def _turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any) -> Turn:
+    if not isinstance(one, bool) or not (scale is None or 0 <= _whole(scale) <= MOST_SCALE):
+        raise ValueError("one or scale")
+    return Turn(
+        _wholes(steps),
+        tuple(Send(_whole(send["value"]), _wholes(send["shape"])) for send in sends),
+        tuple(_return(**back) for back in returns),
+        one,
+        scale,
+    )
+
+
+def _return(
+    value: Any, shape: Any, rows: Any, places: Any, tile: Any, last: Any, size: Any, primes: Any, unit: Any, gains: Any,
+    one_gain: Any,
+) -> Return:  # fmt: skip
+    if not isinstance(last, bool) or len(unit) != 2 or max(len(part) for part in unit) > _MOST_UNIT:
+        raise ValueError("last or unit")
+    numbers = [_whole(number) for number in (value, rows, places, tile, size, primes, one_gain)]
+    value, rows, places, tile, size, primes, one_gain = numbers
+    fraction = Fraction(int(unit[0]), int(unit[1]))
+    return Return(value, _wholes(shape), rows, places, tile, last, size, primes, fraction, _wholes(gains), one_gain)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{str(value)[:32]!r} is no whole number")
+    return value
+
+
+def _wholes(values: Any) -> tuple[int, ...]:
+    return tuple(_whole(value) for value in values)
+
+
+def _word(value: Any, known: Sequence[str]) -> str:
+    if value not in known:
+        raise ValueError(f"{str(value)[:32]!r}")
+    return str(value)

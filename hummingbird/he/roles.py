@@ -1,0 +1,339 @@
+"""Client and server of encrypted inference, as pure computation: who moves the slices is up to the caller.
+
+    server = Server(plan)                          # the net's weights; no key, ever
+    client = Client(server.public)                 # draws a key
+    batch = client.begin(images)                   # at most public.slots images
+    for number in range(len(server.public.turns)):
+        turn = server.turn(number)
+        for sent in batch.uploads(number):         # encrypted slice by slice, as the loop asks
+            turn.receive(sent)
+        for back in turn.downloads():              # computed tile by tile, as the loop asks
+            batch.receive(back)
+    logits = batch.result()                        # float32 (images, *output)
+
+A server keeps nothing from one turn to the next: all that a turn reads is sent in it. So a turn is one streaming call,
+any server of the same net can answer it, and what it holds is freed with the `ServerTurn`.
+
+What a server sees is ciphertexts, as many as the plan says. It is trusted to compute what the plan says: one that
+answers with something else learns from whether the client goes on, and so from the next turn, if not what it sent.
+
+Every slice carries its place in the turn's stream (he/public.py). Slices come in order, and one that does not is an
+InputError, as is a tensor of another shape or type; that residues are below their primes is for whoever read them from
+bytes to see to (kernels.polynomials.unpack).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph import OPS, Ref
+from hummingbird.graph.steps import refs
+from hummingbird.he import packing
+from hummingbird.he.ckks import Coins, SecretKey, expand
+from hummingbird.he.crossing import Return, Turn
+from hummingbird.he.layers import Linear, switched
+from hummingbird.he.memory import predicted
+from hummingbird.he.plan import Plan, Program
+from hummingbird.he.public import Public, last_uses
+from hummingbird.prg import SEED_BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """Ciphertexts first .. first + n - 1 of a turn's stream: `seed` makes the components c1, `body` is c0.
+
+    seed: 16 bytes, fresh for every slice. body: int32 (n, L, N), coefficients, or transformed where public.form is
+    "ntt".
+    """
+
+    turn: int
+    first: int
+    seed: bytes
+    body: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """Ciphertexts first .. first + n - 1 of a turn's stream back: `body` is int32 (n, size, primes, N)."""
+
+    turn: int
+    first: int
+    body: Tensor
+
+
+class Client:
+    """Holds the secret key, and works by `public` alone."""
+
+    def __init__(self, public: Public) -> None:
+        self.public = public
+        self._key = SecretKey(public.parameters)
+
+    def begin(self, images: Tensor) -> Batch:
+        """Start on images, float (1 .. slots, *input_shape).
+
+        InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
+        """
+        public, where = self.public, "images"
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            got = images.dtype if isinstance(images, Tensor) else type(images).__name__
+            raise InputError(f"images are {got}", where=where, hint="give a float tensor")
+        if tuple(images.shape[1:]) != public.input_shape or not 1 <= len(images) <= public.slots:
+            what = f"images are {tuple(images.shape)}, this net takes (1 to {public.slots}, *{public.input_shape})"
+            raise InputError(what, where=where, hint="the first dimension is the batch")
+        low, high = (float(end) for end in images.detach().aminmax())
+        largest = max(-low, high)
+        if not math.isfinite(largest):
+            raise InputError("images hold NaN or infinity", where=where, hint="look at how they were loaded")
+        if public.input_range is not None and largest > public.input_range:
+            what = f"images reach {largest:.4g}, the plan was made for |input| <= {public.input_range:.4g}"
+            hint = "normalize them as in training, or convert with a larger input_range: sums could leave the modulus"
+            raise InputError(what, where=where, hint=hint)
+        return Batch(public, self._key, images.detach())
+
+
+class Batch:
+    """One batch at the client: the plain values it knows, turn by turn.
+
+    Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
+    as (images, *shape). One is dropped when nothing later reads it.
+    """
+
+    def __init__(self, public: Public, key: SecretKey, images: Tensor) -> None:
+        self.public, self._key, self._images = public, key, len(images)
+        self._values: dict[int, Any] = {0: images.float()}
+        self._turn, self._arrived = 0, 0
+        self._waiting: Iterator[tuple[int, int, Return]] = iter(())
+        self._last_use = last_uses(public)
+        self._order: dict[int, Tensor] = {}
+        self._scale = 0
+        self._done: set[int] = set()
+
+    def uploads(self, number: int) -> Iterator[Upload]:
+        """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete."""
+        self._expect(number)
+        public, turn = self.public, self.public.turns[number]
+        self._run(turn.steps)
+        self._turn = number + 1
+        flat = [self._flat(self._values[send.value]) for send in turn.sends]
+        self._scale = self._input_scale(turn, flat)
+        for start, stop in turn.up():
+            message = self._messages(turn, flat, start, stop)
+            seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start), public.form)
+            yield Upload(number, start, seed, body)
+        del flat
+        for index in list(self._values):
+            self._drop(index)
+        self._waiting = turn.down()
+        self._arrived = 0
+
+    def receive(self, back: Download) -> None:
+        """Decrypt a slice; they come in order."""
+        expected = next(self._waiting, None)
+        if expected is None or (back.turn, back.first) != (self._turn - 1, expected[0]):
+            place = f"slice {back.first} of turn {back.turn}"
+            raise InputError(f"{place} was not expected", where="download", hint="slices come in order, once each")
+        first, stop, tensor = expected
+        shape = (stop - first, tensor.size, tensor.primes, self.public.parameters.degree)
+        _check_body(back.body, shape, "download")
+        turn = self.public.turns[back.turn]
+        unit = float(tensor.unit) if turn.scale is not None else math.ldexp(float(tensor.unit), -self._scale)
+        values = packing.decode(self._key.decrypt(back.body, self.public.form), self.public.packing)
+        if tensor.value not in self._order:
+            self._order[tensor.value] = tensor.order()
+            self._values[tensor.value] = torch.empty(tensor.count, self._images)
+            self._arrived = first
+        at = first - self._arrived
+        where = self._order[tensor.value][at : at + stop - first]
+        self._values[tensor.value][where] = (values[:, : self._images] * unit).float()
+        if at + stop - first == tensor.count:
+            del self._order[tensor.value]
+            grid = self._values[tensor.value].view(tensor.rows, tensor.places, self._images)
+            seen = grid.permute(2, 1, 0) if tensor.last else grid.permute(2, 0, 1)
+            self._values[tensor.value] = seen.reshape(-1, *tensor.shape)  # a view
+
+    def result(self) -> Tensor:
+        """The net's outputs (images, *output), float32 unless they are indices, after the last turn."""
+        self._expect(len(self.public.turns))
+        self._run(self.public.last)
+        output = self._values[self.public.last[-1]]
+        self._values.clear()
+        return output.contiguous()
+
+    def _expect(self, number: int) -> None:
+        if number != self._turn or next(self._waiting, None) is not None:
+            what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
+            raise InputError(what, where="Batch", hint="all slices up, all slices down, then the next turn")
+
+    def _run(self, steps: tuple[int, ...]) -> None:
+        for index in steps:
+            step = self.public.steps[index]
+            if step.op != "input":
+                with torch.no_grad():
+                    self._values[index] = OPS[step.op](step.attrs, *self._arguments(step.inputs))
+            self._done.add(index)
+            for ref in refs(step.inputs):
+                self._drop(ref.index)
+
+    def _arguments(self, item: Any) -> Any:
+        if isinstance(item, Ref):
+            return self._values[item.index]
+        return tuple(self._arguments(part) for part in item) if isinstance(item, tuple) else item
+
+    @staticmethod
+    def _flat(value: Tensor) -> Tensor:
+        """(images, *shape) to (values, images); no copy where it came that way."""
+        return value.movedim(0, -1).reshape(-1, value.shape[0])
+
+    def _input_scale(self, turn: Turn, flat: list[Tensor]) -> int:
+        if turn.scale is not None:
+            return turn.scale
+        peaks = [max(abs(float(end)) for end in part.aminmax()) for part in flat]
+        names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
+        if not all(math.isfinite(peak) for peak in peaks):
+            raise InputError("the net's values are no longer finite", where=names, hint="are images and weights right?")
+        scale = turn.fit(peaks, self.public.parameters, self.public.packing)
+        if scale is None:
+            rows = max(sum(back.gains) for back in turn.returns)
+            raise InputError(
+                f"scale out of bounds: values up to {max(peaks):.3g} times weights of row sum 2^{math.log2(rows):.1f} "
+                f"leave the modulus of {self.public.parameters.bits:.0f} bits at any scale",
+                where=names,
+                hint="normalize the images as in training; if they are, the net's values grow too large for this mode",
+            )
+        return scale
+
+    def _messages(self, turn: Turn, flat: list[Tensor], start: int, stop: int) -> Tensor:
+        """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
+        public, out, first = self.public, [], 0
+        degree = public.parameters.degree
+        for part in flat:
+            rows = part[max(0, start - first) : max(0, stop - first)]
+            if len(rows):
+                out.append(packing.encode(rows, public.packing, degree, self._scale))
+            first += len(part)
+        if turn.one and stop > first:
+            out.append(packing.constant(public.packing, degree)[None] << self._scale)
+        return torch.cat(out)
+
+    def _drop(self, index: int) -> None:
+        """Forget a value that no later step reads and no later turn sends, the current one included."""
+        read, sent = self._last_use[index]
+        if (read is None or read in self._done) and sent < self._turn:
+            self._values.pop(index, None)
+
+
+class Server:
+    """The net's weights and what to do with them; immutable, for any number of clients and threads.
+
+    memory: bytes that the largest turn takes, predicted.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.public = plan.public
+        self.memory = predicted(plan).server
+        self._programs = plan.programs
+
+    def turn(self, number: int) -> ServerTurn:
+        """One client's turn."""
+        return ServerTurn(self.public, number, self._programs[number])
+
+
+class ServerTurn:
+    """One turn of one client at the server: its ciphertexts."""
+
+    def __init__(self, public: Public, number: int, program: Program) -> None:
+        self.public, self.number, self._program = public, number, program
+        self._turn, self._ring = public.turns[number], public.parameters.ring
+        self._waiting = self._turn.up()
+        self._next = next(self._waiting, None)
+        self._received: Tensor | None = None
+
+    def receive(self, sent: Upload) -> None:
+        """Expand c1 from the seed and keep the slice; they come in order."""
+        if self._next is None or (sent.turn, sent.first) != (self.number, self._next[0]):
+            place = f"slice {sent.first} of turn {sent.turn}"
+            raise InputError(f"{place} was not expected", where="upload", hint="slices come in order, once each")
+        start, stop = self._next
+        shape = (stop - start, len(self._ring.primes), self._ring.degree)
+        _check_body(sent.body, shape, "upload")
+        if not isinstance(sent.seed, bytes) or len(sent.seed) != SEED_BYTES:
+            raise InputError("a seed has 16 bytes", where="upload", hint="one for each slice")
+        if self._received is None:
+            self._received = torch.empty(self._turn.sent, 2, *shape[1:], dtype=torch.int32)
+        self._received[start:stop, 0] = sent.body
+        self._received[start:stop, 1] = expand(self._ring, sent.seed, stop - start)
+        self._next = next(self._waiting, None)
+
+    def downloads(self) -> Iterator[Download]:
+        """The slices of the answer, computed as they are asked for; InputError until the whole turn was received."""
+        if self._next is not None or self._received is None:
+            raise InputError("slices are missing", where=f"turn {self.number}", hint="receive all of the turn first")
+        registers, self._received = {0: self._received}, None
+        expected = self._turn.down()
+        for number in range(len(self._program.operations)):
+            for tile in self._run(number, registers):
+                done = 0
+                while done < len(tile):
+                    first, stop, _ = next(expected)
+                    yield Download(self.number, first, tile[done : done + stop - first])
+                    done += stop - first
+                del tile
+
+    def _run(self, number: int, registers: dict[int, Tensor]) -> Iterator[Tensor]:
+        """Run an operation; yield what goes back, tile by tile: int32 (n, size, primes, N)."""
+        program, operation = self._program, self._program.operations[number]
+        made = number + 1
+        back = self._turn.returns[program.returns.index(made)] if made in program.returns else None
+        ring = self._ring.take(min(registers[source].shape[2] for source in operation.sources))
+        one = self._one()
+        whole: Tensor | None = None
+        if isinstance(operation, Linear):
+            step = back.tile if back is not None else program.tile(number, self._ring.degree)
+            if not program.streams(number):
+                size = registers[operation.source].shape[1:]
+                whole = torch.empty(operation.rows, operation.places, *size, dtype=torch.int32)
+            for start in range(0, operation.places, step):
+                stop = min(start + step, operation.places)
+                if whole is not None:
+                    operation.tile(ring, registers, start, stop, one, whole[:, start:stop])
+                elif back is not None:
+                    tile = operation.tile(ring, registers, start, stop, one)
+                    yield self._sent(tile, back)
+            whole = whole.flatten(0, 1) if whole is not None else None
+        else:
+            whole = operation.run(ring, registers, one)
+        for source in set(operation.sources):
+            if program.last_use(source) == number:
+                del registers[source]
+        if whole is None:
+            return
+        if program.last_use(made) >= 0:
+            registers[made] = whole
+        if back is not None:
+            grid = whole.unflatten(0, (back.rows, back.places))
+            for start in range(0, back.places, back.tile):
+                yield self._sent(grid[:, start : start + back.tile], back)
+
+    def _sent(self, tile: Tensor, back: Return) -> Tensor:
+        flat = tile.reshape(-1, *tile.shape[2:])
+        return switched(self._ring, flat, back.primes, self.public.form)
+
+    def _one(self) -> Tensor:
+        """The constant 1 as component 0 holds it: int32 (N,)."""
+        degree = self._ring.degree
+        if self.public.form == "ntt":
+            return torch.ones(degree, dtype=torch.int32)
+        return packing.constant(self.public.packing, degree)
+
+
+def _check_body(body: Any, shape: tuple[int, ...], where: str) -> None:
+    if not isinstance(body, Tensor) or body.dtype != torch.int32 or tuple(body.shape) != shape:
+        got = f"{body.dtype} {tuple(body.shape)}" if isinstance(body, Tensor) else type(body).__name__
+        raise InputError(f"expected torch.int32 {shape}, got {got}", where=where, hint="see he/roles.py")

@@ -1,0 +1,281 @@
+"""Arithmetic on ciphertexts, coefficient by coefficient: integer matrix products, sums, ring products, modulus switch.
+
+A ciphertext of CKKS in RNS is an int32 tensor (size, L, N): `size` ring elements, their residues modulo L primes, N
+coefficients or NTT values each; residues are centred, |x| <= (q - 1) / 2. One weight times a ciphertext is one integer
+times each residue (batch-axis packing: Boemer et al., nGraph-HE2, WAHC 2019, section 4.2), so a linear layer is
+
+    out[row, place] = sum_k weights[row, k] x[index[place, k]] mod q
+
+for every residue alike: a matrix product whose columns are the residues. It is summed in float64, which is exact while
+||weights[row]||_1 (q - 1) / 2 + q <= 2^53, in any order; the one rounding is the division by q. See also ePrint
+2024/1284 and arXiv 2503.16080 on homomorphic products by plain ones.
+
+Modulo q a sum s is s - q round(s / q). The computed quotient is off by at most |s / q| 2^-52, and s / q is 1 / 2q or
+more from a tie (q is odd), so the rounding is the exact one for |s| < 2^51; for larger s it may be the neighbour's, and
+a second step, whose |s| < q, puts that right. q round(s / q) is within q of s, so it is an exact product.
+
+The torch versions are the definition and run on any device; csrc/ciphertexts.cpp has the same for CPUs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels import native
+from hummingbird.kernels.ntt import Ring
+
+EXACT = 2**53  # float64 holds every integer up to here
+_ONE_STEP = 2**51  # below it, one step of the reduction is right
+_MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q more are below 2^53
+_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 17, 1 << 24  # float64 numbers per buffer: a second-level cache; enough to fill a GPU
+_CPU_COLUMNS = 128
+
+
+def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Integer combinations of ciphertexts: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
+
+    weights: float64 (G, rows, K), integers. index: int32 (G, places, K), which of x's ciphertexts each term reads, -1
+    for none. x: int32 (inputs, ..., L, N), centred. Returns int32 (G rows, places, ..., L, N), written to `out` if
+    given, whose first two dimensions may be strided: places can be done in slices. Uses torch.get_num_threads().
+    InputError for other types or shapes, for an index out of range, and for a row whose sums could be inexact:
+    ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit primes).
+
+        linear(ring, torch.tensor([[[2.0, -1.0]]]).double(), torch.tensor([[[0, 1]]]).int(), x)[0, 0]  # 2 x[0] - x[1]
+    """
+    where = "kernels.linear"
+    ring.check(x, f"{where}(x)")
+    if x.dim() < 3:
+        raise InputError(f"x is {tuple(x.shape)}", where=f"{where}(x)", hint="x is (inputs, ..., L, N)")
+    _check_like(f"{where}(weights)", weights, torch.float64, x)
+    _check_like(f"{where}(index)", index, torch.int32, x)
+    if weights.dim() != 3 or index.dim() != 3 or weights.shape[::2] != index.shape[::2]:
+        shapes = f"weights {tuple(weights.shape)}, index {tuple(index.shape)}"
+        raise InputError(shapes, where=where, hint="weights are (groups, rows, K), index is (groups, places, K)")
+    if index.numel() and not -1 <= int(index.min()) <= int(index.max()) < x.shape[0]:
+        what = f"indices from {int(index.min())} to {int(index.max())} of {x.shape[0]} ciphertexts"
+        raise InputError(what, where=f"{where}(index)", hint="0 to inputs - 1, or -1 for none")
+    largest = _check_exact(ring, weights)
+    shape = (weights.shape[0] * weights.shape[1], index.shape[1], *x.shape[1:])
+    if out is None:
+        out = torch.empty(shape, dtype=torch.int32, device=x.device)
+    else:
+        _check_like(f"{where}(out)", out, torch.int32, x)
+        if out.shape != shape or (out.numel() and not out[0, 0].is_contiguous()):
+            raise InputError(f"out is {tuple(out.shape)}, strides {out.stride()}", where=where, hint=f"give {shape}")
+    if not weights.shape[2]:
+        return out.zero_()
+    if out.numel():
+        run = _native_linear if _is_native(x) else reference_linear
+        run(ring, weights.contiguous(), index.contiguous(), x.contiguous(), out, 1 if largest < _ONE_STEP else 2)
+    return out
+
+
+def _is_native(x: Tensor) -> bool:
+    return native.available() and x.device.type == "cpu"
+
+
+def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.device != like.device:
+        got = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise InputError(f"expected {dtype} on {like.device}, got {got}", where=where, hint="convert it with .to()")
+
+
+def _primes(ring: Ring) -> ctypes.Array[ctypes.c_double]:
+    return (ctypes.c_double * len(ring.primes))(*ring.primes)
+
+
+def _check_exact(ring: Ring, weights: Tensor) -> int:
+    """The largest sum that can occur; InputError where it is not exact."""
+    if not weights.numel():
+        return 0
+    if not bool((weights == weights.round()).all()):  # NaN differs from itself; infinity fails below
+        raise InputError("weights are not integers", where="kernels.linear(weights)", hint="scale and round them first")
+    prime = max(ring.primes)
+    most = (EXACT - prime) // ((prime - 1) // 2)
+    norms = weights.abs().sum(-1)
+    worst = int(norms.argmax())
+    norm = float(norms.flatten()[worst])
+    if not norm <= most:
+        group, row = divmod(worst, weights.shape[1])
+        raise InputError(
+            f"row {row} of group {group}: the weights' absolute values sum to {norm:.0f}, exact are sums up to {most}",
+            where="kernels.linear(weights)",
+            hint="use a smaller weight scale, or split the inner dimension and add the parts",
+        )
+    return int(norm) * ((prime - 1) // 2)
+
+
+def _native_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
+    lines, degree = x.shape[1:-1].numel(), ring.degree
+    sizes = (*weights.shape, index.shape[1], x.shape[0], lines, len(ring.primes), degree, *out.stride()[:2])
+    numbers = (ctypes.c_int64 * len(sizes))(*sizes)  # struct Sizes of csrc/ciphertexts.cpp
+    pointers = [t.data_ptr() for t in (weights, index, x)]
+    native.library().hb_linear(*pointers, numbers, _primes(ring), steps, torch.get_num_threads(), out.data_ptr())
+
+
+def reference_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
+    """`linear` in plain torch, unchecked: some places and columns at a time, so that all buffers stay in the cache."""
+    (groups, rows, terms), places = weights.shape, index.shape[1]
+    budget, width = (_CUDA_NUMBERS, ring.degree) if x.is_cuda else (_CPU_NUMBERS, _CPU_COLUMNS)
+    lines = x.shape[1:-1].numel()
+    flat_x, flat_out = x.view(-1, lines, ring.degree), out.view(groups, rows, places, lines, ring.degree)
+    for group, place, piece in _pieces(index, max(1, budget // (max(rows, terms) * width))):
+        some = slice(group, group + piece.shape[0]), slice(None), slice(place, place + piece.shape[2])
+        used, sources = piece.reshape(-1).unique(return_inverse=True)
+        padded = bool(used[0] < 0)  # the first of the panel's ciphertexts is then zero
+        once = used.numel() == piece.numel() and not padded
+        read = piece.reshape(-1) if once else used[padded:]
+        words = torch.empty((read.numel(), width), dtype=torch.int32, device=x.device)
+        panel = words.new_zeros((used.numel(), width), dtype=torch.float64)
+        columns = panel if once else panel.new_empty((piece.numel(), width))
+        sums = panel.new_empty((piece.shape[0], rows, piece.shape[2] * width))
+        spare = torch.empty_like(sums)
+        for line in range(lines):
+            prime = ring.primes[line % len(ring.primes)]
+            for start in range(0, ring.degree, width):
+                here = slice(start, start + width)
+                torch.index_select(flat_x[:, line, here], 0, read, out=words)
+                panel[padded:].copy_(words)
+                if not once:
+                    torch.index_select(panel, 0, sources, out=columns)
+                torch.bmm(weights[some[0]], columns.view(piece.shape[0], terms, -1), out=sums)
+                _reduce(sums, float(prime), steps, spare)
+                flat_out[(*some, line, here)].copy_(sums.view(*sums.shape[:2], -1, width))
+
+
+def _pieces(index: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Cut (groups, places, K) into pieces of up to `most` places: first group and place, index (groups, K, places)."""
+    groups, places, _ = index.shape
+    group_step, place_step = max(1, most // places), min(places, most)
+    for group in range(0, groups, group_step):
+        for place in range(0, places, place_step):
+            piece = index[group : group + group_step, place : place + place_step]
+            yield group, place, piece.transpose(1, 2)
+
+
+def _reduce(sums: Tensor, prime: float | Tensor, steps: int, spare: Tensor) -> None:
+    """`sums` modulo the prime, centred, in place: float64 integers, below 2^51 for one step, up to 2^53 - q for two."""
+    inverse = 1.0 / prime
+    for _ in range(steps):
+        torch.mul(sums, inverse, out=spare).round_()
+        sums.addcmul_(spare, prime, value=-1) if isinstance(prime, Tensor) else sums.sub_(spare, alpha=prime)
+
+
+# ---- one residue at a time
+
+
+def _by_residue(ring: Ring, sizes: int, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """A function of float64 residues (n, ..., L, N) reduced modulo the primes, a few ciphertexts at a time.
+
+    Its values are integers of absolute value <= 2^53 - q; `sizes` of them for each ciphertext.
+    """
+    like = tensors[0]
+    out = torch.empty((like.shape[0], sizes, *like.shape[-2:]), dtype=torch.int32, device=like.device)
+    primes = torch.tensor(ring.primes, dtype=torch.float64, device=like.device)[:, None]
+    each = sum(t[0].numel() for t in tensors) if like.shape[0] else 0
+    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // max(1, each))
+    for start in range(0, like.shape[0], step):
+        values = function(*(t[start : start + step].double() for t in tensors))
+        _reduce(values, primes, 2, torch.empty_like(values))
+        out[start : start + step] = values
+    return out
+
+
+def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
+    """x + factor y mod q, residue by residue.
+
+    x, y: int32 (..., L, N), of one shape. factor: a whole number, at most 2^24 in absolute value. Returns int32 of that
+    shape. InputError for anything else.
+    """
+    ring.check(x, "kernels.add(x)")
+    ring.check(y, "kernels.add(y)")
+    _check_like("kernels.add(y)", y, torch.int32, x)
+    if x.shape != y.shape:
+        raise InputError(f"{tuple(x.shape)} plus {tuple(y.shape)}", where="kernels.add", hint="give equal shapes")
+    if not isinstance(factor, int) or abs(factor) > 1 << 24:
+        raise InputError(f"factor {factor}", where="kernels.add(factor)", hint="a whole number, at most 2^24")
+    x, y = x.contiguous(), y.contiguous()
+    if not _is_native(x):
+        flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
+        # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
+        return _by_residue(ring, 1, lambda a, b: a.add_(b, alpha=factor), x.view(flat), y.view(flat)).view(x.shape)
+    return _native_combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
+
+
+def _native_combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Sequence[int]) -> Tensor:
+    """a x + b y mod q with factors for each prime, |a x + b y| < 2^51: (..., L, N); of x, the first L primes count."""
+    out, count = torch.empty_like(y), len(ring.primes)
+    sizes = y.shape[:-2].numel(), count, x.shape[-2], ring.degree
+    factors = [(ctypes.c_double * count)(*values) for values in (a, b, ring.primes)]
+    threads = torch.get_num_threads()
+    native.library().hb_combine(x.data_ptr(), y.data_ptr(), *sizes, *factors, threads, out.data_ptr())
+    return out
+
+
+def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
+    """Products of ciphertexts, one by one: part k is sum_i x_i y_{k-i} mod q.
+
+    x: int32 (n, a, L, N), y: int32 (n, b, L, N), all parts transformed, 1 <= a, b and the smaller of them at most 8.
+    Returns int32 (n, a + b - 1, L, N). InputError for anything else.
+    """
+    ring.check(x, "kernels.multiply(x)", 4)
+    ring.check(y, "kernels.multiply(y)", 4)
+    _check_like("kernels.multiply(y)", y, torch.int32, x)
+    a, b = x.shape[1], y.shape[1]
+    if x.shape[0] != y.shape[0] or not 1 <= min(a, b) <= _MOST_PRODUCTS:
+        hint = "as many ciphertexts on both sides, at most 8 parts on one"
+        raise InputError(f"{tuple(x.shape)} times {tuple(y.shape)}", where="kernels.multiply", hint=hint)
+    x, y = x.contiguous(), y.contiguous()
+    if not _is_native(x):
+        return _by_residue(ring, a + b - 1, _products, x, y)
+    out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
+    sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
+    native.library().hb_multiply(x.data_ptr(), y.data_ptr(), *sizes, _primes(ring), threads, out.data_ptr())
+    return out
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    a, b = x.shape[1], y.shape[1]
+    out = torch.zeros((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.float64, device=x.device)
+    for i in range(a):
+        out[:, i : i + b].addcmul_(x[:, i : i + 1], y)  # at most 8 products of less than q^2 / 4: below 2^53 - q
+    return out
+
+
+def square(ring: Ring, x: Tensor) -> Tensor:
+    """`multiply` of ciphertexts by themselves: int32 (n, size, L, N), transformed, to (n, 2 size - 1, L, N)."""
+    return multiply(ring, x, x)
+
+
+def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
+    """Divide by the last prime p and drop it: (x - [x]_p) / p, the nearest integer, modulo each other prime.
+
+    x: int32 (n, size, L, N), L >= 2. form: "ntt" where all parts are transformed, "mixed" where part 0 is coefficients.
+    Returns int32 (n, size, L - 1, N) of the same form, of the ring `ring.take(L - 1)`. The rounding adds at most 1/2 in
+    each coefficient of each part. Costs L transforms for each transformed part. InputError for anything else.
+    """
+    ring.check(x, "kernels.switch(x)", 4)
+    if form not in ("mixed", "ntt"):
+        raise InputError(f"form {form!r}", where="kernels.switch(form)", hint='"mixed" or "ntt"')
+    count = len(ring.primes) - 1
+    if not count:
+        raise InputError("one prime is left", where="kernels.switch(ring)", hint="keep more primes until here")
+    head, last = ring.take(count), Ring.of(ring.degree, ring.primes[count:])
+    plain = 1 if form == "mixed" else 0  # parts that are coefficients
+    dropped = x[:, :, count:].contiguous()
+    if plain < x.shape[1]:
+        dropped[:, plain:] = last.intt(dropped[:, plain:].contiguous())
+    spread = dropped.expand(-1, -1, count, -1).contiguous()  # |spread| <= (p - 1) / 2 < 2^25, which transforms allow
+    if plain < x.shape[1]:
+        spread[:, plain:] = head.ntt(spread[:, plain:].contiguous())
+    inverses = [(pow(ring.primes[count], -1, q) + q // 2) % q - q // 2 for q in head.primes]
+    # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
+    if _is_native(x):
+        return _native_combine(head, x.contiguous(), spread, inverses, [-i for i in inverses])
+    factors = torch.tensor(inverses, dtype=torch.float64, device=x.device)[:, None]
+    return _by_residue(head, x.shape[1], lambda a, b: a.sub_(b).mul_(factors), x[:, :, :count], spread)
