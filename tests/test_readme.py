@@ -17,18 +17,25 @@ import pytest
 import torch
 import yaml
 
+import scripts.bench_he
 import scripts.bench_linear
+import scripts.bench_pir
+import scripts.bench_pir_service
 import scripts.bench_relu
 import scripts.bench_resnet
 import scripts.bench_simulate
 import scripts.demo
 import scripts.infer
+import scripts.recommend
 import scripts.results
 import scripts.torchvision_table
 import scripts.train
+import scripts.train_lstm
+import scripts.train_recommender
 import search.find_bits
 import search.finetune
 import search.frontier
+import search.pir_plan
 import search.validate
 from hummingbird import __main__ as command
 from hummingbird import cost
@@ -50,6 +57,8 @@ DOCUMENTS = [
         "checkpoints/README.md",
         "docs/protocol.md",
         "docs/bit-config.md",
+        "docs/encrypted.md",
+        "docs/lookup.md",
         "docs/torchvision.md",
     )
 ]
@@ -89,20 +98,27 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
     return out.getvalue()
 
 
-COMMANDS = ("info", "check", "estimate", "dealer", "deal")
+COMMANDS = ("info", "check", "estimate", "dealer", "deal", "he-server", "he-client", "pir-server")
 HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in COMMANDS},
     "scripts.infer": lambda: scripts.infer.parser().format_help(),
     "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
+    "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
+    "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
     "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.recommend": lambda: help_of(scripts.recommend.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
+    "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
+    "scripts.train_recommender": lambda: help_of(scripts.train_recommender.main),
     "search.find_bits": lambda: search.find_bits.parser().format_help(),
     "search.finetune": lambda: search.finetune.parser().format_help(),
     "search.frontier": lambda: search.frontier.parser().format_help(),
+    "search.pir_plan": lambda: help_of(search.pir_plan.main),
     "search.validate": lambda: search.validate.parser().format_help(),
     "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
 }

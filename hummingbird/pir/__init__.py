@@ -1,10 +1,10 @@
 """Private embedding lookup: two servers hold a table and return its rows without learning which.
 
 `dpf` makes the keys, `embedding` is what a net uses, `client` asks the two servers, over `link`s by `messages`. `table`
-is what a server holds, `server` one of the two, `shards` its worker processes, `service` the same over gRPC, with its
-`metrics`, `command` the program. `integrity` has the owner's signatures on rows and updates, and the audit that names a
-lying server. For many lookups in one inference: `batch` codes, a `plan` of them from a `profile` of the training data,
-its `price`, and `batched`, servers and layer of a plan.
+is what a server holds, `server` one of the two, `deposits` what clients leave there, `shards` its worker processes,
+`service` the same over gRPC, with its `metrics`, `command` the program. `integrity` has the owner's signatures on rows
+and updates, and the audit that names a lying server. For many lookups in one inference: `batch` codes, a `plan` of them
+from a `profile` of the training data, its `price`, and `batched`, servers and layer of a plan.
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
 """

@@ -1,0 +1,328 @@
+"""The client: makes a key pair for every lookup, asks both servers at the same time, and puts the rows together.
+
+    xor:  row = y_0 ^ y_1        sum:  row = s * (y_0 - y_1) mod 2^width, s = +1 or -1, which the client knows
+
+The number and the sizes of its messages follow from the number of lookups and the table's facts. Equal indices, padding
+and dummies are lookups like all others; an index outside of the table is refused before anything is sent. Both answers
+must be of one state: after an update that has reached one server only, the client asks again, with new keys.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError, PeerError, TrustError
+from hummingbird.kernels.prf import PRFS
+from hummingbird.pir import dpf, integrity
+from hummingbird.pir.integrity import IntegrityError, Statement
+from hummingbird.pir.link import Link, Remote
+from hummingbird.pir.messages import (
+    TICKET_BYTES,
+    Description,
+    keys_in_a_query,
+    pack_deposit,
+    pack_query,
+    unpack_answer,
+    unpack_result,
+)
+from hummingbird.pir.table import DTYPES, Facts, State
+from hummingbird.prg import Stream, derive, new_seed
+from hummingbird.version import VERSION
+from hummingbird.wire.service import Tls
+
+_SETTLE = 2.0  # seconds for an update to reach both servers
+_PAUSE = 0.05
+_WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+class Client:
+    """Private lookups in a table that two servers hold.
+
+    servers: parties 0 and 1, addresses (HOST:PORT, unix:PATH) or servers in this process. TRUST: the two must not
+    collude: together their operators can read every index. Each alone, and a listener, learns how many lookups are made
+    and when, nothing else.
+    tls: mutual TLS, needed for other hosts. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
+    servers expand keys with. timeout: seconds for each message. owner: the table owner's public key; rows must carry
+    its signatures. identities: the servers' public keys; answers must carry their signatures.
+    Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
+    server twice; all name the server.
+
+        client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
+        rows = client.rows(torch.tensor([3, 14, 15]))
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[str | Link],
+        *,
+        tls: Tls | None = None,
+        decoder: str = "xor",
+        prf: str = "aes",
+        timeout: float = 10.0,
+        owner: bytes | None = None,
+        identities: Sequence[bytes] | None = None,
+    ) -> None:
+        if decoder not in ("xor", "sum") or prf not in PRFS:
+            hint = f"decoders: xor, sum; PRFs: {', '.join(PRFS)}"
+            raise ConfigError(f"no such choice: decoder {decoder!r}, PRF {prf!r}", where="pir.Client", hint=hint)
+        if isinstance(servers, str) or len(servers) != 2:
+            raise ConfigError("two servers are needed", where="pir.Client(servers)", hint="give parties 0 and 1")
+        if servers[0] == servers[1]:
+            hint = "give two servers of operators that do not collude"
+            raise TrustError(
+                "one server would get both keys, and read the index", where="pir.Client(servers)", hint=hint
+            )
+        self._decoder, self._prf, self._settle = decoder, prf, min(_SETTLE, timeout)
+        self._owner = None if owner is None else integrity.public_key(owner, "pir.Client(owner)")
+        self._identities = [integrity.public_key(key, "pir.Client(identities)") for key in identities or ()]
+        self._secret = new_seed(TICKET_BYTES)
+        self.links: list[Link] = []
+        deadline = time.monotonic() + timeout
+        try:
+            for party, server in enumerate(servers):
+                left = max(0.1, deadline - time.monotonic())
+                remote = isinstance(server, str)
+                self.links.append(Remote(f"server {party}", server, tls, left) if remote else server)  # type: ignore
+            self.facts, self.state = self._agree()
+        except BaseException:
+            self.close()
+            raise
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the table: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
+
+        One round trip for every few thousand indices; about 370 bytes for each index to each server, and a record back.
+        Raises InputError for an index outside of the table, before anything is sent, PeerError, AgreementError, and
+        IntegrityError if a server lied.
+        """
+        self._check_plain()
+        places = self._checked(indices)
+        size = self._in_a_query()
+        records = [self._lookup(part) for part in places.split(size)] if len(places) else []
+        shape = len(places), self.facts.dim
+        data = (
+            torch.cat(records)[:, : self.facts.row_bytes].contiguous() if records else torch.empty(0, dtype=torch.uint8)
+        )
+        return data.view(DTYPES[self.facts.dtype]).view(shape).to(indices.device)
+
+    def deposit(self, indices: Tensor, weights: Tensor | None = None) -> bytes:
+        """Leave additive shares of rows at the two servers; returns the ticket to take them with (`Server.take`).
+
+        The table is a `Source.for_shares`. indices: (n,), at most what goes into one message. weights: (n,), real
+        numbers that the rows are to be multiplied by, hidden like the indices, but not that there are any; they cost
+        8 bytes each. Neither server, nor the client, gets the rows. Raises as `rows`, and InputError for weights that
+        `ring.encode` refuses.
+        """
+        if not self.facts.shares:
+            hint = "serve Source.for_shares(), or ask for rows"
+            raise InputError("this table is not made for shares", where="pir.Client.deposit", hint=hint)
+        places, ticket = self._checked(indices), new_seed(TICKET_BYTES)
+        if not 0 < len(places) <= self._in_a_query():
+            raise InputError(f"1 to {self._in_a_query()} indices go into one deposit", where="pir.Client.deposit")
+        *keys, signs = dpf.generate(places, self.facts.rows, self._prf)
+        factors: Sequence[Tensor | None] = (None, None)
+        if weights is not None:
+            if not isinstance(weights, Tensor) or weights.shape != places.shape:
+                raise InputError("one weight is needed for each index", where="pir.Client.deposit(weights)")
+            code = signs * ring.encode(weights.cpu(), where="pir.Client.deposit(weights)")
+            mask = Stream(new_seed()).words(len(places))
+            factors = mask, code - mask
+        messages = [
+            pack_deposit(ticket, self._receipt(ticket, party), keys[party], factors[party]) for party in range(2)
+        ]
+        answers = self._ask(messages, "Deposit")
+        states = [self._unpacked(party, answer, len(places))[0] for party, answer in enumerate(answers)]
+        if states[0] != states[1]:
+            raise self._disagree("contents", *states)
+        return ticket
+
+    def collect(self, ticket: bytes) -> Tensor:
+        """What the two servers have computed from a deposit of this client's, float32: the sum of their shares.
+
+        Once, and within the client's `timeout`. Raises PeerError, which says what became of it.
+        """
+        parts = self._ask([ticket + self._receipt(ticket, party) for party in range(2)], "Collect")
+        shares = []
+        for link, part in zip(self.links, parts, strict=True):
+            try:
+                shares.append(unpack_result(part))
+            except InputError as error:
+                raise PeerError(error.what, where=link.name, hint=error.hint) from None
+        if shares[0].shape != shares[1].shape:
+            what = f"the servers' results have shapes {tuple(shares[0].shape)} and {tuple(shares[1].shape)}"
+            raise PeerError(what, where="pir.Client", hint="do both run the same net?")
+        return ring.decode(shares[0] + shares[1])
+
+    def _receipt(self, ticket: bytes, party: int) -> bytes:
+        """What one server alone is told, to know its client by."""
+        return derive(self._secret, ticket.hex(), party)
+
+    def update(self, message: bytes) -> State:
+        """Hand an owner's signed update (`Owner.update`) to both servers; returns the new state.
+
+        Raises PeerError and AgreementError if a server refuses it or does not answer: send it again, which a server
+        that has it already accepts.
+        """
+        answers = self._ask([message, message], "Update")
+        states = [self._description(party, answer).state for party, answer in enumerate(answers)]
+        if states[0] != states[1]:
+            raise self._disagree("contents", *states)
+        self.state = states[0]
+        return self.state
+
+    def close(self) -> None:
+        """Disconnect; may be called twice. Servers in this process stay as they are."""
+        for link in self.links:
+            if isinstance(link, Remote):
+                link.close()
+
+    # Agreement --------------------------------------------------------------------------------------------------------
+
+    def _agree(self) -> tuple[Facts, State]:
+        """The facts and the state that both servers name."""
+        deadline = time.monotonic() + self._settle
+        while True:
+            answers = self._ask([b"", b""], "Describe")
+            zero, one = (self._description(party, answer) for party, answer in enumerate(answers))
+            for party, (link, description) in enumerate(zip(self.links, (zero, one), strict=True)):
+                if description.party != party:
+                    hint = "name the servers in order; each runs with its own --party"
+                    raise AgreementError(
+                        f"party {description.party} answers as party {party}", where=link.name, hint=hint
+                    )
+                if description.release != VERSION:
+                    what = f"the server runs release {description.release}, the client {VERSION}"
+                    raise AgreementError(what, where=link.name, hint="install the same release everywhere")
+                if self._identities and not description.signs:
+                    raise AgreementError("answers are not signed", where=link.name, hint="start it with --identity")
+            if zero.facts != one.facts:
+                raise self._disagree("tables", zero.facts, one.facts)
+            if self._owner is not None and not zero.facts.table_id:
+                hint = "serve what Owner.sign makes, or leave out the owner"
+                raise AgreementError("the table's rows are not signed", where=self.links[0].name, hint=hint)
+            if zero.state == one.state:
+                self._signs = zero.signs, one.signs
+                return zero.facts, zero.state
+            if time.monotonic() > deadline:
+                raise self._disagree("contents", zero.state, one.state)
+            time.sleep(_PAUSE)
+
+    def _description(self, party: int, data: bytes) -> Description:
+        try:
+            return Description.unpack(data)
+        except InputError as error:
+            raise PeerError(error.what, where=self.links[party].name, hint=error.hint) from None
+
+    def _disagree(self, what: str, *sides: Facts | State) -> AgreementError:
+        texts = [
+            side.text() if isinstance(side, Facts) else f"version {side.version}, digest {side.digest.hex()[:8]}"
+            for side in sides
+        ]
+        text = "; ".join(f"{link.name}: {said}" for link, said in zip(self.links, texts, strict=True))
+        hint = "give both the same file and the same updates; a server that was restarted needs its updates again"
+        return AgreementError(f"the servers hold different {what}: {text}", where="pir.Client", hint=hint)
+
+    # Lookups ----------------------------------------------------------------------------------------------------------
+
+    def _check_plain(self) -> None:
+        if self.facts.shares:
+            hint = "use Client.deposit, or serve the plain table"
+            raise InputError("this table is made for shares", where="pir.Client.rows", hint=hint)
+
+    def _checked(self, indices: Tensor) -> Tensor:
+        """int64 (n,) on the CPU. The error names no index: its text may end up in a log."""
+        where = "pir.Client(indices)"
+        if not isinstance(indices, Tensor) or indices.dtype not in (torch.int32, torch.int64) or indices.dim() != 1:
+            raise InputError("indices are int32 or int64 of one dimension", where=where)
+        places = indices.detach().cpu().to(torch.int64)
+        if len(places) and not (int(places.min()) >= 0 and int(places.max()) < self.facts.rows):
+            hint = f"this table's rows are 0 to {self.facts.rows - 1}"
+            raise InputError("an index is outside of the table", where=where, hint=hint)
+        return places
+
+    def _in_a_query(self) -> int:
+        return keys_in_a_query(self.facts)
+
+    def _lookup(self, places: Tensor) -> Tensor:
+        """Records uint8 (n, record_bytes), checked, from one message each way."""
+        deadline = time.monotonic() + self._settle
+        while True:
+            keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
+            queries = [pack_query(self._decoder, keys) for keys in (keys0, keys1)]
+            answers = self._ask(queries)
+            parts = [self._unpacked(party, answer, len(places)) for party, answer in enumerate(answers)]
+            statements = [
+                Statement(party, query, answer, self._signs[party])
+                for party, (query, answer) in enumerate(zip(queries, answers, strict=True))
+            ]
+            self._check_signatures(statements, parts)
+            (state, zero, _), (other, one, _) = parts
+            if state == other:
+                break
+            if time.monotonic() > deadline:
+                raise self._disagree("contents", state, other)
+            time.sleep(_PAUSE)
+        if state != self.state:  # updated, or started again, perhaps with another table
+            facts, self.state = self._agree()
+            if facts != self.facts:
+                hint = "make a new client for the new table"
+                raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
+        records = self._decoded(zero, one, signs)
+        self._check_rows(state, places, records, statements)
+        return records
+
+    def _ask(self, messages: Sequence[bytes], method: str = "Answer") -> list[bytes]:
+        """Both answers; sent at the same time. PeerError names every server that failed."""
+        waiting = [link.begin(message, method) for link, message in zip(self.links, messages, strict=True)]
+        answers: list[bytes] = []
+        errors: list[HummingbirdError] = []
+        for finish in waiting:
+            try:
+                answers.append(finish())
+            except HummingbirdError as error:
+                errors.append(error)
+        if len(errors) == 2:
+            what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(self.links, errors, strict=True))
+            raise PeerError(f"neither server answers: {what}", where="pir.Client", hint=errors[0].hint)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _unpacked(self, party: int, answer: bytes, count: int) -> tuple[State, Tensor, bytes | None]:
+        try:
+            return unpack_answer(answer, count, self.facts, self._signs[party] and not self.facts.shares)
+        except InputError as error:
+            raise PeerError(error.what, where=self.links[party].name, hint=error.hint) from None
+
+    def _decoded(self, zero: Tensor, one: Tensor, signs: Tensor) -> Tensor:
+        if self._decoder == "xor":
+            return zero ^ one
+        words = _WORDS[self.facts.word_bits]
+        difference = zero.view(words) - one.view(words)
+        return (difference * signs.to(words)[:, None]).view(torch.uint8)
+
+    # Integrity --------------------------------------------------------------------------------------------------------
+
+    def _check_signatures(
+        self, statements: Sequence[Statement], parts: Sequence[tuple[State, Tensor, bytes | None]]
+    ) -> None:
+        for key, link, statement, part in zip(self._identities, self.links, statements, parts, strict=False):
+            if not integrity.answer_signed(key, statement.party, statement.query, *part):
+                hint = "is somebody else answering in its place?"
+                raise IntegrityError("the answer is not signed by this server", where=link.name, hint=hint)
+
+    def _check_rows(self, state: State, places: Tensor, records: Tensor, statements: Sequence[Statement]) -> None:
+        if self._owner is None:
+            return
+        if integrity.bad_records(self._owner, self.facts, state.version, places.tolist(), records):
+            raise IntegrityError(
+                f"{self.links[0].name} or {self.links[1].name} lied: rows are not the owner's",
+                where="pir.Client",
+                hint="give one server's statement, never both, to the table's owner, who names the liar: pir.audit",
+                statements=statements,
+            )

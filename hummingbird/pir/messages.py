@@ -1,0 +1,195 @@
+"""The messages between client and servers, frames of tensors (`wire.frame`): query, answer, update, description.
+
+    query       = code of the decoder (1), keys (B, key_bytes)
+    answer      = state (24), records (B, record_bytes) [, signature (64)]
+    deposit     = ticket and receipt (32), keys (B, key_bytes), shares of factors int64 (B,), or (0,) without weights;
+                  its answer has empty records
+    collection  = ticket and receipt, 32 bytes and no frame; its answer is one int64 tensor
+    update      = state (24) it applies to, indices int64 (n,), records (n, record_bytes), the owner's signature (64)
+    description = JSON: party, release, state, facts, whether answers are signed
+
+All tensors are uint8 where nothing else is said. A query's and an answer's size follow from the number of keys and the
+facts of the table: nothing else goes in. What a refusal says follows from the table alone, never from a key's content.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels import dpf
+from hummingbird.pir.table import Facts, State
+from hummingbird.version import VERSION
+from hummingbird.wire.frame import pack_tensors, unpack_tensors
+from hummingbird.wire.service import MAX_MESSAGE
+
+DECODERS = ("xor", "sum", "shares")
+MAX_KEYS = 4096  # in one query: bounds what a server holds for it
+SIGNATURE_BYTES = 64
+STATE_BYTES = 24
+TICKET_BYTES = 16  # of a ticket, and of a receipt
+_STATE = struct.Struct("<Q16s")
+_OVERHEAD = 1024  # more than the headers of any frame here
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a server says of itself."""
+
+    party: int
+    facts: Facts
+    state: State
+    signs: bool  # its answers
+    release: str = VERSION
+
+    def pack(self) -> bytes:
+        """As JSON."""
+        state = {"version": self.state.version, "digest": self.state.digest.hex()}
+        fields = {"party": self.party, "release": self.release, "signs": self.signs, "state": state}
+        return json.dumps({**fields, "facts": asdict(self.facts)}).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Description:
+        """InputError for anything else than a description."""
+        try:
+            fields = json.loads(data)
+            version, digest = fields["state"]["version"], bytes.fromhex(fields["state"]["digest"])
+            party, signs, release = fields["party"], fields["signs"], fields["release"]
+            facts = Facts(**fields["facts"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise InputError("malformed description", hint="is this a pir-server?") from None
+        types = type(version) is int and type(signs) is bool and isinstance(release, str)
+        if not types or not 0 <= version < 1 << 63 or len(digest) != 16 or type(party) is not int:
+            raise InputError("malformed description", hint="is this a pir-server?")
+        return cls(party, facts, State(version, digest), signs, release[:32])
+
+
+def as_bytes(data: bytes) -> Tensor:
+    """uint8 (n,) of the same bytes."""
+    out = torch.empty(len(data), dtype=torch.uint8)
+    out.numpy().data[:] = data
+    return out
+
+
+def keys_in_a_query(facts: Facts) -> int:
+    """How many keys go into one message, so that the answer is one, too."""
+    return min(MAX_KEYS, (MAX_MESSAGE - _OVERHEAD) // max(dpf.key_bytes(facts.rows), facts.record_bytes))
+
+
+def pack_query(decoder: str, keys: Tensor) -> bytes:
+    """keys: uint8 (B, key_bytes), all of one party."""
+    return bytes(pack_tensors([as_bytes(bytes([DECODERS.index(decoder)])), keys]))
+
+
+def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
+    """Decoder and keys, checked for this table and party; InputError, which tells nothing of the keys."""
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
+        raise InputError("malformed query", hint="a query is a decoder and keys")
+    (code, keys) = parts
+    allowed = ("shares",) if facts.shares else ("xor", "sum")
+    if code.numel() != 1 or int(code) >= len(DECODERS) or DECODERS[int(code)] not in allowed:
+        raise InputError("this table does not serve that decoder", hint=f"it serves {' and '.join(allowed)}")
+    _check_keys(keys, facts, party)
+    return DECODERS[int(code)], keys
+
+
+def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
+    most = keys_in_a_query(facts)
+    if not 0 < len(keys) <= most:
+        raise InputError(f"a query holds 1 to {most} keys")
+    try:
+        dpf.check(keys, "query", facts.rows, party)
+    except InputError:  # its text tells more than is needed
+        hint = "both sides need the same release, and the table must not have been replaced meanwhile"
+        raise InputError(f"a key is not for party {party} and {facts.text()}, or damaged", hint=hint) from None
+
+
+def pack_deposit(ticket: bytes, receipt: bytes, keys: Tensor, factors: Tensor | None = None) -> bytes:
+    """keys: uint8 (B, key_bytes), all of one party; factors: its shares of s * weight, int64 (B,)."""
+    factors = torch.empty(0, dtype=torch.int64) if factors is None else factors
+    return bytes(pack_tensors([as_bytes(ticket + receipt), keys, factors]))
+
+
+def unpack_deposit(data: bytes, facts: Facts, party: int) -> tuple[bytes, bytes, Tensor, Tensor | None]:
+    """Ticket, receipt, keys and factors, checked for this table and party; InputError, which tells nothing of them."""
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    kinds = [(part.dtype, part.dim()) for part in parts]
+    if kinds != [(torch.uint8, 1), (torch.uint8, 2), (torch.int64, 1)]:
+        raise InputError("malformed deposit", hint="a deposit is a ticket, keys and factors")
+    head, keys, factors = parts
+    if not facts.shares:
+        raise InputError("this table is not made for shares", hint="serve Source.for_shares()")
+    if len(head) != 2 * TICKET_BYTES or len(factors) not in (0, len(keys)):
+        raise InputError("malformed deposit", hint="a deposit is a ticket, keys and factors")
+    _check_keys(keys, facts, party)
+    names = head.numpy().tobytes()
+    return names[:TICKET_BYTES], names[TICKET_BYTES:], keys, factors if len(factors) else None
+
+
+def pack_result(share: Tensor) -> bytes:
+    """share: int64, any shape. InputError for more than a message holds."""
+    if share.dtype != torch.int64 or 8 * share.numel() > MAX_MESSAGE - _OVERHEAD:
+        what = f"a result of {share.dtype} with shape {tuple(share.shape)}"
+        raise InputError(what, hint=f"int64, at most {MAX_MESSAGE - _OVERHEAD} bytes")
+    return bytes(pack_tensors([share]))
+
+
+def unpack_result(data: bytes) -> Tensor:
+    """The share; InputError for anything else."""
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    if [part.dtype for part in parts] != [torch.int64]:
+        raise InputError("malformed result", hint="both sides need the same release")
+    return parts[0]
+
+
+def _pack_state(state: State) -> Tensor:
+    return as_bytes(_STATE.pack(state.version, state.digest))
+
+
+def _unpack_state(part: Tensor) -> State:
+    return State(*_STATE.unpack(part.numpy().tobytes()))
+
+
+def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -> bytes:
+    """records: uint8 (B, record_bytes)."""
+    tail = [] if signature is None else [as_bytes(signature)]
+    return bytes(pack_tensors([_pack_state(state), records, *tail]))
+
+
+def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
+    """State, records and signature; InputError unless they have exactly the expected shapes."""
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    records = count, 0 if facts.shares else facts.record_bytes
+    shapes = [(STATE_BYTES,), records, *([(SIGNATURE_BYTES,)] if signed else [])]
+    if [(part.dtype, tuple(part.shape)) for part in parts] != [(torch.uint8, shape) for shape in shapes]:
+        raise InputError("malformed answer", hint="both sides need the same release; was the table replaced?")
+    return _unpack_state(parts[0]), parts[1], parts[2].numpy().tobytes() if signed else None
+
+
+def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes = b"") -> bytes:
+    """indices: int64 (n,); records: uint8 (n, record_bytes). Without a signature: what the owner signs."""
+    tail = [as_bytes(signature)] if signature else []
+    return bytes(pack_tensors([_pack_state(state), indices, records, *tail]))
+
+
+def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:
+    """State, indices, records, signature; InputError unless the indices are distinct rows of the table."""
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    kinds = [(part.dtype, part.dim()) for part in parts]
+    if kinds != [(torch.uint8, 1), (torch.int64, 1), (torch.uint8, 2), (torch.uint8, 1)]:
+        raise InputError("malformed update", hint="make it with pir.Owner.update")
+    state, indices, records, signature = parts
+    if len(state) != STATE_BYTES or len(signature) != SIGNATURE_BYTES or not len(indices):
+        raise InputError("malformed update", hint="make it with pir.Owner.update")
+    if records.shape != (len(indices), facts.record_bytes):
+        raise InputError(f"the update's rows are not those of {facts.text()}")
+    inside = 0 <= int(indices.min()) and int(indices.max()) < facts.rows
+    if not inside or len(indices.unique()) != len(indices):
+        raise InputError("an update names distinct rows of the table")
+    return _unpack_state(state), indices, records, signature.numpy().tobytes()

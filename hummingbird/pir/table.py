@@ -1,0 +1,255 @@
+"""What a server holds: the records of a table as bytes, where they come from, and the facts both servers must share.
+
+A record is a row's bytes as torch stores them; a signed table's carries its proof behind (`integrity`); a record for
+shares is the row in fixed point, int64, and a word 1 behind, whose selected sum counts the selected rows.
+Files: .npy of two dimensions, and .safetensors. Both are mapped into memory, so a table may be larger than what is free
+there. The safetensors header is read here: eight bytes of length, then JSON with names, types, shapes and offsets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+import tokenize
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hummingbird import ring
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.kernels.dpf import LEAF_ROWS, MOST_ROWS
+
+PROOF_BYTES = 8 + 64  # of a signed record: version, signature
+MAX_RECORD = 1 << 20
+_HEADER_LIMIT = 16 << 20
+_DIGEST = 16
+# What parsers raise over damaged bytes, numpy's (which runs Python's tokenizer) included.
+_DAMAGED = (ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError, SyntaxError, tokenize.TokenError)
+_OWN = "hummingbird.pir"  # in a safetensors file's metadata: facts and version of a table written by `save`
+_SAFE = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _SAFE.values()}
+_NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  # which numpy lacks
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What does not change while a table is served: rows, dim (numbers in a row), dtype (torch's name).
+
+    table_id: 32 hexadecimal digits for a table of signed records, else "". shares: records are made for shares.
+    """
+
+    rows: int
+    dim: int
+    dtype: str
+    table_id: str = ""
+    shares: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = all(type(n) is int and n > 0 for n in (self.rows, self.dim))
+        signed = isinstance(self.table_id, str) and (not self.table_id or _is_hex(self.table_id))
+        if not numbers or self.dtype not in DTYPES or not signed or type(self.shares) is not bool:
+            raise InputError(
+                f"no facts of a table: {self.rows!r} rows of {self.dim!r}, {self.dtype!r}",
+                where="pir.Facts",
+                hint=f"at least one row and column, types: {', '.join(DTYPES)}",
+            )
+        if self.rows > MOST_ROWS or self.record_bytes > MAX_RECORD:
+            hint = f"at most 2^40 rows and {MAX_RECORD} bytes in a record"
+            raise InputError(f"{self.rows} rows of {self.dim} {self.dtype} are too large", where="pir.Facts", hint=hint)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, without its proof."""
+        return 8 * (self.dim + 1) if self.shares else DTYPES[self.dtype].itemsize * self.dim
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record: what a server holds and sends for one row."""
+        return self.row_bytes + (PROOF_BYTES if self.table_id else 0)
+
+    @property
+    def word_bits(self) -> int:
+        """Width of the words that the `sum` decoder adds: a number of the row, whatever it means."""
+        return 64 if self.shares else 8 * DTYPES[self.dtype].itemsize
+
+    def text(self) -> str:
+        """For errors: `1,000 rows of 64 float32`."""
+        extra = (" signed" if self.table_id else "") + (" for shares" if self.shares else "")
+        return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
+
+
+def _is_hex(text: str) -> bool:
+    try:
+        return len(bytes.fromhex(text)) == 16
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class State:
+    """Which contents a server answers from: how many updates were made, and a digest of table and updates."""
+
+    version: int
+    digest: bytes
+
+    def after(self, update: bytes) -> State:
+        """The state that an update, as its owner signed it, leads to."""
+        return State(self.version + 1, _hash(self.digest, hashlib.sha256(update).digest()))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table to serve: its facts, its version, and its records, uint8 (rows, record_bytes), perhaps a mapped file."""
+
+    facts: Facts
+    version: int
+    records: np.ndarray
+
+    @classmethod
+    def of(cls, weight: Tensor | nn.Module) -> Source:
+        """The rows of a tensor (rows, dim) or of an nn.Embedding or nn.EmbeddingBag; memory on the CPU is shared."""
+        weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta:
+            hint = "give an nn.Embedding, an nn.EmbeddingBag or a tensor (rows, dim) that has data"
+            raise InputError("this is no table", where="pir.Source.of", hint=hint)
+        weight = weight.detach().cpu().contiguous()
+        rows, dim = weight.shape
+        facts = Facts(rows, dim, str(weight.dtype).removeprefix("torch."))
+        return cls(facts, 0, weight.view(torch.uint8).reshape(facts.rows, facts.row_bytes).numpy())
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], tensor: str | None = None) -> Source:
+        """A table in a .npy or .safetensors file, mapped. tensor: its name, where the file holds several.
+
+        InputError for a file that cannot be read or is no table.
+        """
+        path = Path(path)
+        try:
+            if path.suffix == ".npy":
+                return _open_npy(path)
+            if path.suffix == ".safetensors":
+                return _open_safetensors(path, tensor)
+        except HummingbirdError:
+            raise
+        except OSError as error:
+            raise InputError(f"cannot read the table: {error.strerror or error}", where=str(path)) from None
+        except _DAMAGED as error:
+            raise InputError(f"not a table: {error}", where=str(path), hint="was it copied completely?") from None
+        raise InputError("unknown kind of file", where=str(path), hint="tables are .npy or .safetensors files")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a .safetensors file that `open` reads: records, facts and version."""
+        entry = {"dtype": "U8", "shape": list(self.records.shape), "data_offsets": [0, self.records.size]}
+        own = json.dumps({"version": self.version, **asdict(self.facts)})
+        header = json.dumps({"__metadata__": {_OWN: own}, "records": entry}).encode()
+        header += b" " * (-len(header) % 8)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            for first, part in self.parts(0, self.facts.rows):
+                assert file.tell() == 8 + len(header) + first * self.facts.record_bytes
+                file.write(part.tobytes())
+
+    def for_shares(self, scale: int = ring.SCALE) -> Source:
+        """The same rows as ring elements of Z_2^64, for the decoder `shares`; 8 (dim + 1) bytes a row, in memory.
+
+        InputError for NaN, infinities and |x| >= 2^30 (see `ring.encode`).
+        """
+        facts = Facts(self.facts.rows, self.facts.dim, self.facts.dtype, shares=True)
+        words = torch.ones(facts.rows, facts.dim + 1, dtype=torch.int64)
+        for first, part in self.parts(0, facts.rows):
+            values = torch.from_numpy(part[:, : self.facts.row_bytes].copy()).view(DTYPES[facts.dtype])
+            if not values.is_floating_point():
+                values = values.double()
+            words[first : first + len(part), :-1] = ring.encode(values, scale, where="pir.Source.for_shares")
+        return Source(facts, self.version, words.view(torch.uint8).numpy())
+
+    def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
+        """Records first..last-1 in pieces of about `size` bytes, whole leaves each; with where a piece begins."""
+        step = max(1, size // self.facts.record_bytes // LEAF_ROWS) * LEAF_ROWS
+        for start in range(first, last, step):
+            yield start, self.records[start : min(last, start + step)]
+
+
+def leaf_digests(records: np.ndarray) -> list[bytes]:
+    """A digest of each leaf's records; the records begin with a leaf."""
+    return [_hash(records[at : at + LEAF_ROWS].tobytes()) for at in range(0, len(records), LEAF_ROWS)]
+
+
+def first_state(facts: Facts, version: int, digests: list[bytes]) -> State:
+    """The state of a table as it was loaded, from the digests of all its leaves in order."""
+    return State(version, _hash(json.dumps(asdict(facts), sort_keys=True).encode(), b"".join(digests)))
+
+
+def _hash(*parts: bytes) -> bytes:
+    state = hashlib.blake2b(digest_size=_DIGEST, person=b"hummingbird.pir")
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little") + part)
+    return state.digest()
+
+
+def _open_npy(path: Path) -> Source:
+    array: Any = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch takes writable memory only
+    if not isinstance(array, np.ndarray):
+        raise ValueError("an archive of arrays")
+    name = array.dtype.name
+    if array.ndim != 2 or name not in _NUMPY or not array.dtype.isnative or not array.flags.c_contiguous:
+        what = f"an array of {array.dtype} with shape {array.shape}"
+        hint = f"two dimensions, C order, this machine's byte order, types: {', '.join(_NUMPY)}"
+        raise InputError(f"{what} is no table", where=str(path), hint=hint)
+    rows, dim = array.shape
+    facts = Facts(rows, dim, name)
+    return Source(facts, 0, array.view(np.uint8).reshape(facts.rows, facts.row_bytes))
+
+
+def _open_safetensors(path: Path, tensor: str | None) -> Source:
+    total = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(_HEADER_LIMIT, total - 8):
+            raise ValueError("its header is cut off")
+        header = json.loads(file.read(length))
+    metadata = header.pop("__metadata__", {})
+    if tensor is None and len(header) != 1:
+        hint = f"name one of: {', '.join(sorted(header))[:300]}"
+        raise InputError(f"the file holds {len(header)} tensors", where=str(path), hint=hint)
+    name = next(iter(header)) if tensor is None else tensor
+    if name not in header:
+        hint = f"it holds: {', '.join(sorted(header))[:300]}"
+        raise InputError(f"no tensor {name!r} in the file", where=str(path), hint=hint)
+    dtype, shape, (begin, end) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
+    if dtype not in _SAFE or len(shape) != 2 or not all(type(n) is int and n > 0 for n in (*shape, end)):
+        hint = f"two dimensions, types: {', '.join(_SAFE)}"
+        raise InputError(f"tensor {name!r} of {dtype} with shape {shape} is no table", where=str(path), hint=hint)
+    size = math.prod(shape) * _SAFE[dtype].itemsize
+    if type(begin) is not int or begin < 0 or end - begin != size or 8 + length + end > total:
+        raise ValueError(f"tensor {name!r} is cut off, or its offsets do not fit its shape")
+    version = 0
+    if _OWN in metadata and name == "records":
+        fields = json.loads(metadata[_OWN])
+        version = fields.pop("version")
+        facts = Facts(**fields)
+        if type(version) is not int or not 0 <= version < 1 << 62 or shape != [facts.rows, facts.record_bytes]:
+            raise ValueError("its metadata does not fit its records")
+    else:
+        facts = Facts(shape[0], shape[1], str(_SAFE[dtype]).removeprefix("torch."))
+    records = np.memmap(path, np.uint8, "c", offset=8 + length + begin, shape=(facts.rows, facts.record_bytes))
+    return Source(facts, version, records)
