@@ -1,0 +1,135 @@
+"""The two applications of private lookups: what an inference wants, and what the net is worth without some of it.
+
+    movielens    the recommender of models/recommender.py; an inference looks up a candidate and up to 63 movies rated
+    wikitext2    the language model of models/lstm.py; an inference looks up the next 35 words of a text
+
+As Lam et al. (ASPLOS 2024, section 5) have them. A dropped row is a vector of zeros. What is wanted in the training
+split makes the profile; the validation split chooses plans, and the test split says what they are worth. The language
+model's output matrix is its table, so a device that scores every word holds the table anyway: it stands here for nets
+that read text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from models import recommender
+from models.lstm import WordLSTM
+from scripts.movielens_data import Questions, load_questions
+from scripts.net import read_weights
+from scripts.text_data import load_text
+from scripts.train_lstm import WINDOW, perplexity, windows
+from scripts.train_recommender import auc, scores
+
+APPLICATIONS = ("movielens", "wikitext2")
+_COLUMNS = 16  # texts read side by side
+_HALF = 2  # bytes of a number: the rows of the shipped nets are float16
+
+
+class Evaluation(Protocol):
+    """Some inferences of a split: the rows, int64 (n,), that each of them wants, those that matter most first."""
+
+    wanted: Sequence[Tensor]
+
+    def quality(self, found: Sequence[Tensor]) -> float:
+        """Of the net when each inference gets the wanted rows marked in bool (n,) only."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """rows of row_bytes in the table; accesses: what every inference of the training split wants; evaluation: of at
+    most so many inferences of a split, all for None. measure: what quality is, which is better when it is higher, or
+    when it is lower.
+    """
+
+    name: str
+    measure: str
+    higher: bool
+    rows: int
+    row_bytes: int
+    accesses: Sequence[Tensor]
+    evaluation: Callable[[str, int | None], Evaluation]
+
+    def loss(self, quality: float, exact: float) -> float:
+        """How much worse than the exact net, as a fraction of its quality."""
+        return (exact - quality if self.higher else quality - exact) / exact
+
+
+def load_application(name: str, weights: Path, data: str | None) -> Application:
+    """One of APPLICATIONS with its trained net; InputError for missing or unfit weights and data."""
+    return {"movielens": _movielens, "wikitext2": _wikitext2}[name](weights, data)
+
+
+class _Answers:
+    """Questions to the recommender."""
+
+    def __init__(self, net: recommender.Recommender, questions: Questions, count: int | None) -> None:
+        step = 1 if count is None else -(-len(questions.likes) // count)  # spread over all users
+        parts = questions.wanted[::step], questions.weights[::step], questions.likes[::step]
+        self._net, self._questions = net, Questions(questions.movies, *parts)
+        self._there = self._questions.wanted != recommender.PADDING
+        self.wanted = [line[there] for line, there in zip(self._questions.wanted, self._there, strict=True)]
+
+    def quality(self, found: Sequence[Tensor]) -> float:
+        asked, kept = self._questions, torch.zeros_like(self._there)
+        kept[self._there] = torch.cat(list(found))
+        left = asked.wanted.masked_fill(~kept, recommender.PADDING)  # whose row is zeros
+        return auc(scores(self._net, Questions(asked.movies, left, asked.weights, asked.likes)), asked.likes)
+
+
+def _movielens(weights: Path, data: str | None) -> Application:
+    train = load_questions("train", data)
+    net = recommender.Recommender(train.movies)
+    read_weights(net, weights, "--weights")
+    rows, dim = net.items.weight.shape
+    accesses = [line[line != recommender.PADDING] for line in train.wanted]
+    return Application(
+        "movielens",
+        "AUC",
+        True,
+        rows,
+        _HALF * dim,
+        accesses,
+        lambda split, count: _Answers(net, load_questions(split, data), count),
+    )
+
+
+class _Reading:
+    """A text read by the language model; `count` inferences at most, in whole windows of all columns."""
+
+    def __init__(self, net: WordLSTM, text: Tensor, count: int | None) -> None:
+        most = len(text) if count is None else _COLUMNS * (max(1, count // _COLUMNS) * WINDOW + 1)
+        self._net, self._text = net, text[:most]
+        side = self._text[: len(self._text) // _COLUMNS * _COLUMNS].view(_COLUMNS, -1).t()
+        self.wanted = [column for words, _ in windows(side, WINDOW) for column in words.t()]
+
+    def quality(self, found: Sequence[Tensor]) -> float:
+        steps = iter(found)
+
+        def lookup(words: Tensor) -> Tensor:
+            kept = torch.stack([next(steps) for _ in range(words.shape[1])], 1)
+            return self._net.words(words) * kept[..., None]
+
+        return perplexity(self._net, self._text, columns=_COLUMNS, lookup=lookup)
+
+
+def _wikitext2(weights: Path, data: str | None) -> Application:
+    text = load_text(data)
+    net = WordLSTM(len(text.words))
+    read_weights(net, weights, "--weights")
+    rows, dim = net.words.weight.shape
+    return Application(
+        "wikitext2",
+        "perplexity",
+        False,
+        rows,
+        _HALF * dim,
+        text.numbers["train"].split(WINDOW),
+        lambda split, count: _Reading(net, text.numbers[split], count),
+    )

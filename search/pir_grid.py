@@ -1,0 +1,115 @@
+"""The plans of a grid: how they are named, made from a profile, priced, and tried on what inferences want.
+
+    plain      a key over the whole table for each row: no co-design
+    bins       partial batch retrieval, one or two rounds (Lam et al., ASPLOS 2024)
+    cuckoo     the 3-way cuckoo batch code
+
+bins and cuckoo come with and without a hot table and companions, as sizes and shares of the grid say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hummingbird.pir import profile
+from hummingbird.pir.batch import BatchCode
+from hummingbird.pir.plan import Plan
+from hummingbird.pir.price import Price, price
+
+KINDS = ("plain", "bins", "cuckoo")
+SIZES = (8, 16, 32, 48, 64, 96)
+SHARES = (0.1, 0.25)
+COMPANIONS = (0, 1, 3)
+_PROFILED = 4096  # inferences of the training split whose pairs of rows are counted
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A plan in numbers. full, hot: keys for the full and for the hot table (rounded up to threes for cuckoo); share:
+    of rows in the hot table, 0 for none; companions: rows stored beside each; rounds: keys of each bin.
+    """
+
+    kind: str
+    full: int
+    hot: int = 0
+    share: float = 0.0
+    companions: int = 0
+    rounds: int = 1
+
+    @property
+    def family(self) -> str:
+        """`bins`, or `bins + hot + companions`: what a line of the picture shows."""
+        return " + ".join([self.kind, *(["hot"] if self.hot else []), *(["companions"] if self.companions else [])])
+
+    def code(self, rows: int, keys: int) -> BatchCode | None:
+        """The code with so many keys for a table; None where it would have more buckets than rows."""
+        choices = 3 if self.kind == "cuckoo" else 1
+        buckets = 1 if self.kind == "plain" else -(-keys // self.rounds)
+        buckets += -buckets % choices
+        rounds = keys if self.kind == "plain" else self.rounds
+        return BatchCode(rows, buckets, choices, rounds) if buckets // choices <= rows else None
+
+    def codes(self, rows: int) -> tuple[BatchCode, ...]:
+        """As in `Plan.codes`; empty for a recipe that does not fit the table."""
+        wanted = [(round(self.share * rows), self.hot)] if self.hot else []
+        codes = [self.code(size, keys) for size, keys in [*wanted, (rows, self.full)] if size]
+        return tuple(code for code in codes if code) if all(codes) else ()
+
+    def price(self, rows: int, row_bytes: int) -> Price:
+        """The price of its plan."""
+        return price(self.codes(rows), (1 + self.companions) * row_bytes)
+
+
+class Profile:
+    """The training split's hottest rows and companions, counted once."""
+
+    def __init__(self, accesses: Sequence[Tensor], rows: int) -> None:
+        self._accesses, self.rows = accesses, rows
+
+    @cached_property
+    def counts(self) -> Tensor:
+        return profile.frequencies(self._accesses, self.rows)
+
+    @cached_property
+    def companions(self) -> Tensor:
+        step = -(-len(self._accesses) // _PROFILED)
+        return profile.companions(self._accesses[::step], self.rows, max(COMPANIONS))
+
+    def plan(self, recipe: Recipe) -> Plan:
+        """The plan of a recipe that fits."""
+        *hot, full = recipe.codes(self.rows)
+        beside = self.companions[:, : recipe.companions] if recipe.companions else None
+        if not hot:
+            return Plan(full, companions=beside)
+        return Plan(full, hot[0], profile.hottest(self.counts, recipe.share), beside)
+
+
+def recipes(kinds: Sequence[str] = KINDS) -> Iterator[Recipe]:
+    """The grid. A hot table has at least as many keys as the full one has for what is left, and companions come beside
+    it, as in the paper.
+    """
+    for kind in kinds:
+        if kind == "plain":
+            yield from (Recipe(kind, size) for size in SIZES)
+            continue
+        for rounds in (1, 2) if kind == "bins" else (1,):
+            for full in SIZES:
+                for companions in COMPANIONS:
+                    yield Recipe(kind, full, companions=companions, rounds=rounds)
+                    hot = [size for size in SIZES if size >= full]
+                    yield from (Recipe(kind, full, h, share, companions, rounds) for share in SHARES for h in hot)
+
+
+def found(plan: Plan, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """Which of the rows that each inference wants the plan brings, bool (n,)."""
+    return [plan.look_up(rows).key >= 0 for rows in wanted]
+
+
+def share_dropped(marks: Sequence[Tensor]) -> float:
+    """Of all wanted rows."""
+    return 1 - float(torch.cat(list(marks)).double().mean())

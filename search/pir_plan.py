@@ -1,0 +1,250 @@
+"""Plans for the private lookups of an application: which keys to send so that a net gets the rows that matter.
+
+    eco        the fastest plan that loses no quality: at most 0.05 %, which is within the noise of the split
+    relaxed    the fastest one that loses less than 0.5 % of AUC, or 5 % of perplexity
+
+within --budget-bytes of traffic and --budget-seconds for a pass that serves --clients at once. A grid of plans is
+priced in closed form with the speed of this machine, measured first; those that the budgets allow are tried on a few
+inferences of the validation split; those that no other plan of their family beats are tried on more, with the net. The
+test split then says what the chosen ones are worth. Profiles are of the training split. Lam et al., ASPLOS 2024,
+sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.prf import PRFS
+from hummingbird.pir.price import Price, Speed, pareto
+from hummingbird.table import text_table
+from scripts.files import check_writable, write_together
+from scripts.party import machine
+from search import pir_plots, plots
+from search.find_bits import parse_budget
+from search.options import end
+from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
+from search.pir_grid import COMPANIONS, KINDS, Profile, Recipe, found, recipes, share_dropped
+from search.pir_speed import measure
+
+_EPILOG = """examples:
+  the recommender:
+    python -m search.pir_plan --application movielens --weights checkpoints/movielens-mlp.pt --data DATA
+
+  the language model, with a picture, the paper's devices alone:
+    python -m search.pir_plan --application wikitext2 --weights checkpoints/wikitext2-lstm.pt --data DATA \\
+        --kinds plain bins --json words.json --plot words.png
+
+A row of the table reads: keys for the full table (+ for the hot one, of that share of the rows), companions stored with
+each row, lookups dropped, quality, kilobytes up and down, inferences per second of one core of each server.
+"""
+ECO, RELAXED = 5e-4, {"AUC": 5e-3, "perplexity": 5e-2}
+_MOST_DROPPED = 0.5  # of the lookups, in plans that are tried with the net
+Row = dict[str, Any]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m search.pir_plan",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--application", required=True, choices=APPLICATIONS, help="what looks rows up")
+    made.add_argument("--weights", required=True, type=Path, metavar="FILE", help="the net's trained weights")
+    made.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA)")
+    made.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help=f"of plans (default: {' '.join(KINDS)})")
+    made.add_argument(
+        "--samples", type=int, default=512, metavar="N", help="inferences tried with the net (default: %(default)s)"
+    )
+    made.add_argument(
+        "--screen",
+        type=int,
+        default=256,
+        metavar="N",
+        help="inferences that every plan is tried on (default: %(default)s)",
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all rows tried with the net to a file")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
+    group = made.add_argument_group("budgets and servers")
+    group.add_argument("--budget-bytes", default="300kB", metavar="B", help="of an inference (default: %(default)s)")
+    group.add_argument("--budget-seconds", default="0.3", metavar="S", help="of a pass (default: %(default)s)")
+    group.add_argument(
+        "--clients", type=int, default=32, metavar="N", help="inferences that share a pass (default: %(default)s)"
+    )
+    group.add_argument("--prf", choices=tuple(PRFS), default="aes", help="expands keys (default: %(default)s)")
+    return made
+
+
+class Search:
+    """What all rows share: the application, the profile of its training split, the speed and the budgets."""
+
+    def __init__(self, application: Application, speed: Speed, args: argparse.Namespace) -> None:
+        self.application, self.speed, self.clients = application, speed, args.clients
+        self.profile = Profile(application.accesses, application.rows)
+        self.most_bytes = float(parse_budget(args.budget_bytes, "bytes"))
+        self.most_seconds = float(parse_budget(args.budget_seconds, "seconds"))
+
+    def price(self, recipe: Recipe) -> Price:
+        """Of one inference."""
+        return recipe.price(self.application.rows, self.application.row_bytes)
+
+    def affordable(self, kinds: Sequence[str]) -> list[Recipe]:
+        """The recipes of the grid that fit the table and both budgets."""
+        fitting = [recipe for recipe in recipes(kinds) if recipe.codes(self.application.rows)]
+        return [recipe for recipe in fitting if self._within(self.price(recipe))]
+
+    def _within(self, price: Price) -> bool:
+        return price.bytes <= self.most_bytes and self.clients * self.speed.seconds(price) <= self.most_seconds
+
+    def front(self, candidates: Iterable[Recipe], evaluation: Evaluation, count: int) -> list[Recipe]:
+        """Of every family those that no other beats in dropped lookups and seconds, or in dropped lookups and bytes, on
+        the first `count` inferences.
+        """
+        families: dict[str, list[tuple[Recipe, float]]] = {}
+        complete: list[Recipe] = []  # that drop nothing: more keys would only cost more
+        for recipe in candidates:
+            if any(
+                recipe == replace(less, full=recipe.full, hot=recipe.hot) for less in complete if _fewer(less, recipe)
+            ):
+                continue
+            dropped = share_dropped(found(self.profile.plan(recipe), evaluation.wanted[:count]))
+            if dropped <= _MOST_DROPPED:
+                families.setdefault(recipe.family, []).append((recipe, dropped))
+            if dropped == 0:
+                complete.append(recipe)
+        kept = []
+        for tried in families.values():
+            prices = [self.price(recipe) for recipe, _ in tried]
+            seconds = pareto([(self.speed.seconds(p), share) for p, (_, share) in zip(prices, tried, strict=True)])
+            traffic = pareto([(p.bytes, share) for p, (_, share) in zip(prices, tried, strict=True)])
+            kept += [tried[number][0] for number in sorted({*seconds, *traffic})]
+        return kept
+
+    def row(self, recipe: Recipe, evaluation: Evaluation, exact: float) -> Row:
+        """A plan tried with the net."""
+        marks, price = found(self.profile.plan(recipe), evaluation.wanted), self.price(recipe)
+        quality, seconds = evaluation.quality(marks), self.speed.seconds(price)
+        return {
+            "family": recipe.family,
+            **{name: getattr(recipe, name) for name in Recipe.__dataclass_fields__},
+            "dropped_percent": 100 * share_dropped(marks),
+            "quality": quality,
+            "loss_percent": 100 * self.application.loss(quality, exact),
+            "keys": price.keys,
+            "bytes_per_inference": price.bytes,
+            "rows_read": price.rows,
+            "bytes_read": price.read,
+            "prf_blocks": price.blocks,
+            "inferences_per_second": 1 / seconds,
+            "pass_seconds": self.clients * seconds,
+        }
+
+
+def _fewer(one: Recipe, other: Recipe) -> bool:
+    return one.full <= other.full and one.hot <= other.hot and bool(one.hot) == bool(other.hot)
+
+
+def chosen(rows: Sequence[Row], measure: str) -> list[tuple[str, Row]]:
+    """The fastest row of every kind of plan that is eco, and that is relaxed, each with that word."""
+    out: list[tuple[str, Row]] = []
+    for kind in KINDS:
+        for word, most in (("eco", ECO), ("relaxed", RELAXED[measure])):
+            fitting = [row for row in rows if row["kind"] == kind and row["loss_percent"] <= 100 * most]
+            if fitting:
+                out.append((word, max(fitting, key=lambda row: row["inferences_per_second"])))
+    return out
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, search, write rows and picture, and print the chosen plans and their worth on the test split."""
+    if min(args.samples, args.screen, args.clients) < 1:
+        raise InputError("a number below 1", where="--samples, --screen, --clients", hint="all are 1 or more")
+    for limit, objective in ((args.budget_bytes, "bytes"), (args.budget_seconds, "seconds")):
+        parse_budget(limit, objective)
+    if args.json:
+        check_writable(args.json, "--json")
+    if args.plot:
+        plots.check(args.plot, "--plot")
+    application = load_application(args.application, args.weights, args.data)
+    speed, error = measure([application.row_bytes * (1 + c) for c in COMPANIONS], args.clients, args.prf)
+    search, evaluation = Search(application, speed, args), application.evaluation("validation", args.samples)
+    exact = evaluation.quality([wanted >= 0 for wanted in evaluation.wanted])
+    with tqdm(search.affordable(args.kinds), desc="plans", unit="plan", leave=False) as bar:
+        front = search.front(bar, evaluation, args.screen)
+    facts = {
+        **{"application": application.name, "measure": application.measure, "higher_is_better": application.higher},
+        **{"split": "validation", "inferences": len(evaluation.wanted), "exact": exact},
+        **{"table_rows": application.rows, "row_bytes": application.row_bytes, "clients": args.clients},
+        **{"budget_bytes": search.most_bytes, "budget_seconds": search.most_seconds, "prf": args.prf},
+        **{"speed_model_error_percent": 100 * error, **machine()},
+    }
+    with tqdm(front, desc="quality", unit="plan", leave=False) as bar:
+        rows = [{**search.row(recipe, evaluation, exact), **facts} for recipe in bar]
+    if not rows:
+        hint = "more bytes or seconds, or fewer clients in a pass"
+        raise InputError("no plan is within the budgets", where="--budget-bytes, --budget-seconds", hint=hint)
+    picked = chosen(rows, application.measure)
+    test = application.evaluation("test", args.samples)
+    base = test.quality([wanted >= 0 for wanted in test.wanted])
+    for _, row in picked:
+        recipe = Recipe(**{name: row[name] for name in Recipe.__dataclass_fields__})
+        row["test_quality"] = test.quality(found(search.profile.plan(recipe), test.wanted))
+        row["test_loss_percent"] = 100 * application.loss(row["test_quality"], base)
+    if args.json:
+        write_together({args.json: (json.dumps(rows, indent=2) + "\n").encode()})
+    if args.plot:
+        pir_plots.draw(rows, args.plot)
+    print(table(picked, application.measure))
+    print(
+        f"\n{application.rows:,} rows of {application.row_bytes} bytes; all rows found: {application.measure} "
+        f"{exact:.4f} (validation), {base:.4f} (test); {len(evaluation.wanted)} and {len(test.wanted)} inferences\n"
+        f"{len(rows)} plans tried with the net; speed model within {100 * error:.0f} % of what was measured here, "
+        f"{args.clients} keys in a pass"
+    )
+
+
+def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:
+    """The chosen plans as text."""
+    head = (
+        "plan",
+        "",
+        "keys",
+        "hot",
+        "beside",
+        "dropped %",
+        measure,
+        "loss %",
+        "test loss %",
+        "kB",
+        "per second",
+        "ms",
+    )
+    lines = []
+    for word, row in picked:
+        hot = f"{row['hot']} of {100 * row['share']:g} %" if row["hot"] else "-"
+        figures = (row["dropped_percent"], row["quality"], row["loss_percent"], row["test_loss_percent"])
+        texts = [f"{figures[0]:.2f}", f"{figures[1]:.4f}", f"{figures[2]:.2f}", f"{figures[3]:.2f}"]
+        speed = [f"{row['inferences_per_second']:,.0f}", f"{1e3 * row['pass_seconds']:.2f}"]
+        traffic = f"{row['bytes_per_inference'] / 1e3:.1f}"
+        lines.append((row["family"], word, str(row["full"]), hot, str(row["companions"]), *texts, traffic, *speed))
+    return text_table(head, lines, left=2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
