@@ -45,4 +45,4 @@ def _time(rows: int, width: int, clients: int, prf: str) -> tuple[Price, float]:
         for _ in range(passes):
             table.answer(keys)
         best = min(best, (time.perf_counter() - started) / passes)
-    return Price(clients, 0, 0, clients * rows, clients * rows * width, clients * blocks(rows)), best
+    return Price(clients, 0, 2 * clients * width, clients * rows, clients * rows * width, clients * blocks(rows)), best

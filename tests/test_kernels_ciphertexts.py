@@ -125,17 +125,28 @@ def test_convolutions_and_pools(
 
 
 def test_linear_where_the_inputs_are_many(path: str) -> None:
-    """More ciphertexts than a panel holds: for one place, for windows, and with more weights than the cache holds."""
+    """More ciphertexts than a panel holds, for one place and for windows; more weights, more terms than the cache."""
     x = residues(ONE, 1600)
+    some = slice(5, None, 16)  # of the columns, to compare
     for weights, index in [
         (integers(1, 2, 1500, most=1 << 17), torch.randperm(1600)[:1500].view(1, 1, -1).int()),
         (integers(1, 3, 9), windows(40, 3, 1, 1)[:, ::3].contiguous()),
         (integers(1, 70, 1000, most=1 << 17), torch.arange(1000).view(1, 1, -1).int()),
+        (integers(1, 1, 1000, most=1 << 17), indices(1, 300, 1000, inputs=50)),
     ]:
-        gathered = torch.cat([x, torch.zeros_like(x[:1])])[index[0].long()].long().flatten(2)
-        # The same sums as `expected`, without copies of the weights: int64 products wrap nowhere below 2^53.
-        sums = torch.stack([weights[0].long() @ place for place in gathered], 1)
-        assert linear(ONE, weights, index, x).equal(modulo(ONE, sums.unflatten(2, (1, DEGREE))))
+        wanted = [expected(ONE, weights, places, x[..., some]) for places in index.split(10, 1)]
+        assert linear(ONE, weights, index, x)[..., some].equal(torch.cat(wanted, 1))
+
+
+@pytest.mark.parametrize("numbers", [1, 5000, 30000])
+def test_torchs_versions_cut_the_work_without_a_trace(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
+    """One place at a time, some places of one group, some groups."""
+    x, weights, index = residues(TWO, 75, 2), integers(3, 2, 9), windows(5, 3, 1, 1, 3)[:, ::3]
+    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(ciphertexts, "_CPU_NUMBERS", numbers)
+    assert linear(TWO, weights, index, x).equal(expected(TWO, weights, index, x))
+    assert add(TWO, x, x, 3).equal(modulo(TWO, 4 * x.long()))
+    assert square(TWO, x)[:, 0].equal(modulo(TWO, x[:, 0].long() ** 2))
 
 
 def test_padding_and_zero_weights(path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import astuple
 from functools import lru_cache
 
 import pytest
@@ -222,15 +223,15 @@ def test_prices_are_those_of_keys_and_records() -> None:
 
 
 def test_the_speed_model_finds_what_made_its_measurements() -> None:
-    true = Speed(2e-6, 3e-8, 1e-11)
-    shapes = [(32, 256, 64), (32, 1 << 14, 64), (32, 1 << 14, 1536), (8, 1 << 12, 384)]
-    prices = [Price(k, 0, 0, k * rows, k * rows * width, k * blocks(rows)) for k, rows, width in shapes]
+    true = Speed(2e-6, 3e-8, 1e-11, 5e-10)
+    shapes = [(32, 256, 64), (32, 1 << 14, 64), (32, 1 << 14, 1536), (8, 1 << 12, 384), (8, 256, 4096)]
+    prices = [Price(k, 0, 2 * k * width, k * rows, k * rows * width, k * blocks(rows)) for k, rows, width in shapes]
     fitted = Speed.fit([(cost, true.seconds(cost)) for cost in prices])
-    assert [fitted.key, fitted.block, fitted.byte] == pytest.approx([2e-6, 3e-8, 1e-11], rel=1e-6)
+    assert astuple(fitted) == pytest.approx(astuple(true), rel=1e-6)
     slower = [(cost, 1e-9 * cost.keys + 1e-3) for cost in prices]  # explained best by a negative coefficient
-    assert min(Speed.fit(slower).key, Speed.fit(slower).block, Speed.fit(slower).byte) >= 0
+    assert min(astuple(Speed.fit(slower))) >= 0
     with pytest.raises(InputError, match="measurements"):
-        Speed.fit([(prices[0], 1.0)] * 2)
+        Speed.fit([(prices[0], 1.0)] * 3)
 
 
 def test_pareto_keeps_what_nothing_beats() -> None:

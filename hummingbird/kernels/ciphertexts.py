@@ -32,8 +32,7 @@ from hummingbird.kernels.ntt import Ring
 EXACT = 2**53  # float64 holds every integer up to here
 _ONE_STEP = 2**51  # below it, one step of the reduction is right
 _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q more are below 2^53
-_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 17, 1 << 24  # float64 numbers per buffer: a second-level cache; enough to fill a GPU
-_CPU_COLUMNS = 128
+_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 18, 1 << 24  # float64 numbers per buffer: near a second-level cache; a full GPU
 
 
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -121,7 +120,8 @@ def _native_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: T
 def reference_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
     """`linear` in plain torch, unchecked: some places and columns at a time, so that all buffers stay in the cache."""
     (groups, rows, terms), places = weights.shape, index.shape[1]
-    budget, width = (_CUDA_NUMBERS, ring.degree) if x.is_cuda else (_CPU_NUMBERS, _CPU_COLUMNS)
+    budget = _CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS
+    width = ring.degree if x.is_cuda else 128 if places > 1 else 256
     lines = x.shape[1:-1].numel()
     flat_x, flat_out = x.view(-1, lines, ring.degree), out.view(groups, rows, places, lines, ring.degree)
     for group, place, piece in _pieces(index, max(1, budget // (max(rows, terms) * width))):

@@ -5,14 +5,16 @@ For a code of b buckets of r places, one key of |k| = 176 + 17 depth(r) bytes ea
     up = 2 b |k|        down = 2 b w        read per server = b r w bytes
     PRF blocks per server = b (2 (nodes above the leaves) + 8 leaves),  leaves = ceil(r / 1024)      (AES; `blocks`)
 
-Seconds are a linear model of the kernel, s(key) = a + c_block blocks + c_byte bytes, whose coefficients are fitted to
-measurements of one machine (`Speed.fit`). Constant parts of messages (headers, HTTP) are left out: some 100 bytes.
+Seconds are a linear model of the kernel, s(key) = a + c_1 blocks + c_2 bytes read + c_3 w, whose coefficients are
+fitted to measurements of one machine (`Speed.fit`). Constant parts of messages (headers, HTTP) are left out: some 100
+bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from itertools import combinations
 
 import torch
 
@@ -66,36 +68,42 @@ def _price(code: BatchCode, record_bytes: int) -> Price:
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one core of a server for every key, PRF block and byte read."""
+    """Seconds of one core of a server for every key, PRF block, byte read and byte answered."""
 
     key: float
     block: float
-    byte: float
+    read: float
+    answered: float
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[Price, float]]) -> Speed:
         """The coefficients that explain measured seconds best in relative terms, none below 0.
 
-        InputError for fewer than three measurements, or one that took no time.
+        InputError for fewer than four measurements, or one that took no time.
         """
-        if len(measured) < 3 or not all(seconds > 0 for _, seconds in measured):
-            raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="three or more, of more than 0 s")
-        rows = torch.tensor([[p.keys / s, p.blocks / s, p.read / s] for p, s in measured], dtype=torch.float64)
-        scale = rows.norm(dim=0)
-        best, least = torch.zeros(3, dtype=torch.float64), torch.inf
-        for chosen in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]):  # least squares, not negative: try every face
-            part = (rows / scale)[:, chosen]
+        if len(measured) < 4 or not all(seconds > 0 for _, seconds in measured):
+            raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="four or more, of more than 0 s")
+        rows = torch.tensor([[n / s for n in _work(p)] for p, s in measured], dtype=torch.float64)
+        scale = rows.norm(dim=0).clamp_min(1e-300)  # a kind of work that none had stays at 0
+        best, least = torch.zeros(4, dtype=torch.float64), torch.inf
+        faces = [face for size in range(1, 5) for face in combinations(range(4), size)]
+        for face in map(list, faces):  # least squares of numbers that are not negative: the best of all subsets
+            part = (rows / scale)[:, face]
             found = torch.linalg.lstsq(part, torch.ones(len(part), 1, dtype=torch.float64), driver="gelsd").solution
             error = float((part @ found - 1).norm())
             if bool((found >= 0).all()) and error < least:
-                best, least = torch.zeros(3, dtype=torch.float64), error
-                best[chosen] = found.flatten()
-        key, block, byte = (best / scale).tolist()
-        return cls(key, block, byte)
+                best, least = torch.zeros(4, dtype=torch.float64), error
+                best[face] = found.flatten()
+        return cls(*(best / scale).tolist())
 
     def seconds(self, price: Price) -> float:
         """Of one core of each server, for one inference."""
-        return self.key * price.keys + self.block * price.blocks + self.byte * price.read
+        return sum(each * count for each, count in zip(astuple(self), _work(price), strict=True))
+
+
+def _work(price: Price) -> tuple[float, ...]:
+    """Of each server, in the order of `Speed`."""
+    return price.keys, price.blocks, price.read, price.down / 2
 
 
 def pareto(points: Sequence[Sequence[float]]) -> list[int]:

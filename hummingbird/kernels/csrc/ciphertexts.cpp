@@ -1,207 +1,24 @@
 // Arithmetic on ciphertexts, for CPUs: the fast twins of the torch versions in ../ciphertexts.py, which has the bounds.
 //
 // The linear layer is a matrix product [rows, terms] x [terms, columns] for every place, whose columns are the residues
-// of the ciphertexts that the place reads. Some columns of all ciphertexts that some places read are copied into a panel
-// that stays in the second-level cache; from there a tile of up to 6 rows x 32 columns is summed in registers, over a
-// list of the place's terms, reduced modulo q and stored (K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix
-// Multiplication, ACM TOMS 2008; the list is what a convolution's unfolding would have copied). The next columns are
-// copied between the tiles of these, so that the waits for memory overlap the sums.
+// of the ciphertexts that the place reads. Here it is cut into places that share what they read, for panels.h.
 
-#include "common.h"
+#include "panels.h"
 
-#include <algorithm>
 #include <thread>
-#include <vector>
-
-#if X86
-#define AVX2FMA __attribute__((target("avx2,fma")))
-#endif
 
 namespace {
 
-typedef double Two __attribute__((vector_size(16)));
-typedef double Four __attribute__((vector_size(32)));
-typedef double EightReals __attribute__((vector_size(64)));
-typedef int32_t TwoWords __attribute__((vector_size(8)));
-typedef int32_t FourWords __attribute__((vector_size(16)));
-typedef int32_t EightWords __attribute__((vector_size(32)));
-
-constexpr int kColumns = 32, kRows = 6;
-constexpr int64_t kPanel = 1 << 16;  // residues in a panel: two panels of 256 KiB in a second-level cache
-constexpr int64_t kStep = 512;       // the most columns of a panel; the degree is a multiple
-constexpr int64_t kWeights = 1 << 16;  // 512 KiB
-constexpr int64_t kTerms = 1 << 18;  // in the lists of the places done together: 2 MiB
-constexpr int64_t kAhead = 4;        // ciphertexts between fetching and copying
-
-// One step towards the residue of s: ../ciphertexts.py says when it is enough. Adding and subtracting 1.5 2^52 rounds
-// to an integer, ties to even; |s / q| < 2^51 leaves room for it. The product is exact, with and without fusing.
-template <typename V>
-BODY void reduce(V& s, double prime, double inverse) {
-    constexpr double kMagic = 6755399441055744.0;
-    const V quotient = (s * inverse + kMagic) - kMagic;
-    s -= quotient * prime;
-}
+constexpr int64_t kPanel = 1 << 16;    // residues in a panel: two panels of 256 KiB in a second-level cache
+constexpr int64_t kStep = 512;         // the most columns of a panel; the degree is a multiple
+constexpr int64_t kWeights = 1 << 16;  // that stay in the cache: 512 KiB
+constexpr int64_t kTerms = 1 << 18;    // in the lists of the places done together: 2 MiB
+constexpr int64_t kStream = 1 << 18;   // residues of a result that no second-level cache holds: 1 MiB
 
 template <typename T>
 T* aligned(T* at) {
     return (T*)((uintptr_t(at) + 63) / 64 * 64);
 }
-
-// ---- linear
-
-struct Sizes {  // as ../ciphertexts.py fills it in; lines: N residues each, of prime number line % primes
-    int64_t groups, rows, terms, places, inputs, lines, primes, degree, row_stride, place_stride;
-};
-
-struct Term {
-    int32_t at;      // where the ciphertext's columns are in a panel
-    int32_t column;  // of the packed weights
-};
-
-struct Rows {  // of one group: a tile's weights, column by column
-    int64_t first;
-    int count;
-    std::vector<double> weights;
-};
-
-struct Group {
-    std::vector<int32_t> terms;  // those with a weight that is not zero
-    std::vector<Rows> tiles;
-};
-
-struct Chunk {  // places done together
-    const Group* group;
-    int64_t number, place;        // of the group, of the first place
-    int64_t width;                // columns of a panel, a power of two
-    std::vector<int32_t> inputs;  // what is in the panel
-    std::vector<Term> terms;      // of all places, one after the other
-    std::vector<int64_t> ends;    // in `terms`, of each place
-};
-
-struct Job {
-    const int32_t* index;
-    const int32_t* x;
-    int32_t* out;
-    const double* primes;
-    Sizes s;
-    int steps;
-    bool stream;
-    std::vector<Group> groups;
-
-};
-
-// Ciphertexts first .. last - 1 of the chunk, the columns from `column` on; in the panel C columns of all lie together.
-template <int C>
-BODY void copy(const Job& job, const Chunk& chunk, int64_t column, int32_t* panel, int64_t first, int64_t last) {
-    const int64_t stride = job.s.lines * job.s.degree, slots = int64_t(chunk.inputs.size());
-    const int32_t* x = job.x + column;
-    for (int64_t slot = first; slot < last; slot++) {
-        if (slot + kAhead < slots) {
-            const int32_t* ahead = x + chunk.inputs[size_t(slot + kAhead)] * stride;
-            for (int64_t j = 0; j < chunk.width; j += 16) __builtin_prefetch(ahead + j);
-        }
-        const int32_t* from = x + chunk.inputs[size_t(slot)] * stride;
-        for (int64_t j = 0; j < chunk.width; j += C) memcpy(panel + j * slots + slot * C, from + j, C * 4);
-    }
-}
-
-// Eight, four or two numbers in one instruction; of __builtin_convertvector gcc 12 makes several.
-template <typename V>
-BODY void widen(const int32_t* from, V& to) {
-    for (int i = 0; i < int(sizeof(V) / 8); i++) to[i] = from[i];
-}
-
-// R rows x 32 columns of one place, to sums[r * 32 + j].
-template <typename V, typename W, int C, int R>
-BODY void tile(const int32_t* panel, int64_t slots, const Term* term, const Term* end, const double* weights,
-               double prime, int steps, int32_t* sums) {
-    constexpr int lanes = sizeof(V) / 8, vectors = C / lanes;
-    const double inverse = 1.0 / prime;
-    for (int j = 0; j < kColumns; j += C, panel += slots * C) {
-        V sum[R][vectors] = {};
-        for (const Term* t = term; t < end; t++) {
-            const int32_t* x = panel + t->at;
-            const double* w = weights + int64_t(t->column) * R;
-            V column[vectors];
-            for (int v = 0; v < vectors; v++) widen(x + v * lanes, column[v]);
-            for (int r = 0; r < R; r++)
-                for (int v = 0; v < vectors; v++) sum[r][v] += w[r] * column[v];
-        }
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < vectors; v++) reduce(sum[r][v], prime, inverse);
-        if (steps == 2)
-            for (int r = 0; r < R; r++)
-                for (int v = 0; v < vectors; v++) reduce(sum[r][v], prime, inverse);
-        for (int r = 0; r < R; r++)
-            for (int v = 0; v < vectors; v++) {
-                const W words = __builtin_convertvector(sum[r][v], W);
-                memcpy(sums + r * kColumns + j + v * lanes, &words, sizeof words);
-            }
-    }
-}
-
-BODY void store(const int32_t* from, bool stream, int32_t* to) {
-#if X86
-    if (stream) {  // past the caches: the result is larger than they are, and is not read here
-        for (int j = 0; j < kColumns; j += 4) _mm_stream_si128((__m128i*)(to + j), *(const __m128i*)(from + j));
-        return;
-    }
-#endif
-    memcpy(to, from, kColumns * 4);
-}
-
-// All rows and places of a chunk for one panel, and the copying of the next one, from column `next` on if not negative.
-template <typename V, typename W, int C>
-BODY void multiply(const Job& job, const Chunk& chunk, int64_t column, const int32_t* panel, int64_t next,
-                   int32_t* next_panel) {
-    const int64_t slots = int64_t(chunk.inputs.size()), places = int64_t(chunk.ends.size());
-    const int64_t tiles = int64_t(chunk.group->tiles.size()) * places * (chunk.width / kColumns);
-    const double prime = job.primes[column / job.s.degree % job.s.primes];
-    int64_t done = 0, copied = 0;
-    alignas(64) int32_t sums[kRows * kColumns];
-    for (const Rows& rows : chunk.group->tiles) {
-        const double* weights = rows.weights.data();
-        int32_t* out = job.out + (chunk.number * job.s.rows + rows.first) * job.s.row_stride +
-                       chunk.place * job.s.place_stride + column;
-        const Term* term = chunk.terms.data();
-        for (int64_t place = 0; place < places; place++, out += job.s.place_stride) {
-            const Term* end = chunk.terms.data() + chunk.ends[size_t(place)];
-            for (int64_t j = 0; j < chunk.width; j += kColumns) {
-                const int32_t* part = panel + j * slots;
-                switch (rows.count) {
-#define HB_TILE(R) \
-    case R: tile<V, W, C, R>(part, slots, term, end, weights, prime, job.steps, sums); break;
-                    HB_TILE(1) HB_TILE(2) HB_TILE(3) HB_TILE(4) HB_TILE(5) HB_TILE(6)
-#undef HB_TILE
-                }
-                for (int r = 0; r < rows.count; r++)
-                    store(sums + r * kColumns, job.stream, out + r * job.s.row_stride + j);
-                if (next >= 0) {
-                    const int64_t wanted = slots * ++done / tiles;
-                    copy<C>(job, chunk, next, next_panel, copied, wanted);
-                    copied = wanted;
-                }
-            }
-            term = end;
-        }
-    }
-}
-
-// One chunk, columns first .. last - 1 of a ciphertext; two panels.
-template <typename V, typename W, int C>
-BODY void run_chunk(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* panel, int32_t* other) {
-    copy<C>(job, chunk, first, panel, 0, int64_t(chunk.inputs.size()));
-    for (int64_t column = first; column < last; column += chunk.width) {
-        const int64_t next = column + chunk.width < last ? column + chunk.width : -1;
-        multiply<V, W, C>(job, chunk, column, panel, next, other);
-        std::swap(panel, other);
-    }
-#if X86
-    _mm_sfence();
-#endif
-}
-
-using RunChunk = void (*)(const Job&, const Chunk&, int64_t, int64_t, int32_t*, int32_t*);
 
 int usable_isa() {
 #if X86
@@ -229,21 +46,7 @@ void share(int64_t count, int threads, double products, const F& run) {
     for (auto& other : others) other.join();
 }
 
-constexpr int kPortableColumns = 4, kAvx2Columns = 8, kAvx512Columns = 32;  // of a tile in registers
-
-void run_chunk_portable(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Two, TwoWords, kPortableColumns>(job, chunk, first, last, a, b);
-}
-
-#if X86
-AVX2FMA void run_chunk_avx2(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Four, FourWords, kAvx2Columns>(job, chunk, first, last, a, b);
-}
-
-AVX512 void run_chunk_avx512(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<EightReals, EightWords, kAvx512Columns>(job, chunk, first, last, a, b);
-}
-#endif
+// ---- linear
 
 Group pack(const double* weights, const Sizes& s) {
     Group group;
@@ -405,12 +208,12 @@ API void hb_linear(const double* weights, const int32_t* index, const int32_t* x
     memcpy(&job.s, sizes, sizeof job.s);
     const Sizes& s = job.s;
     for (int64_t g = 0; g < s.groups; g++) job.groups.push_back(pack(weights + g * s.rows * s.terms, s));
-    job.stream = uintptr_t(out) % 16 == 0 && s.row_stride % 4 == 0 && s.place_stride % 4 == 0;
+    const int64_t size = s.groups * s.rows * s.places * s.lines * s.degree;
+    job.stream = size > kStream && uintptr_t(out) % 16 == 0 && s.row_stride % 4 == 0 && s.place_stride % 4 == 0;
     const RunChunk run = CHOOSE_FMA(run_chunk);
     const int isa = usable_isa();
     const int columns = isa == kAvx512 ? kAvx512Columns : isa == kAvx2 ? kAvx2Columns : kPortableColumns;
-    const double products = double(s.groups * s.rows) * double(s.places * s.terms) * double(s.lines * s.degree);
-    share(s.lines * s.degree / kStep, threads, products,
+    share(s.lines * s.degree / kStep, threads, double(size) * double(s.terms),
           [&](int64_t first, int64_t last) { run_columns(job, run, columns, first * kStep, last * kStep); });
 }
 
