@@ -21,7 +21,7 @@ demo: $(NATIVE)  ## private inference between two local parties
 	@$(VENV) -m scripts.demo
 
 test: $(NATIVE)  ## run the tests
-	@$(VENV) -m pytest -q
+	@$(VENV) -m pytest -q -n 2 --dist loadfile
 
 lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m ruff check .
