@@ -41,7 +41,16 @@ setup(
     # when installing with plain pip (the Makefile does).
     install_requires=["torch>=2.6", "torchvision", "crypten==0.4.1", "numpy", "tqdm", "cryptography", "grpcio"],
     extras_require={
-        "test": ["pytest", "pytest-timeout", "pytest-xdist", "scikit-learn", "matplotlib", "ruff", "mypy", "setuptools>=77"],
+        "test": [
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "scikit-learn",
+            "matplotlib",
+            "ruff",
+            "mypy",
+            "setuptools>=77",
+        ],
     },
     classifiers=[
         "Programming Language :: Python :: 3",

@@ -43,7 +43,9 @@ _EPILOG = """examples:
 
   ResNet-18 on CIFAR-10, stored in half precision:
     python -m search.finetune --model resnet18 --weights resnet18.pt --bits 6-64.json --dataset cifar10 --data DATA \\
-        --epochs 4 --half --test --out resnet18-6-64.pt
+        --epochs 2 --rate 0.002 --half --test --out resnet18-6-64.pt
+
+A rate that is too large shows in the first epoch, whose accuracy is then below that of epoch 0, the net as it came.
 
 --out X.pt writes X.pt and X.bits.json: the same windows, and in `provenance` what they were trained with, the sha256 of
 X.pt included. Ctrl-C saves the best epoch so far.
