@@ -223,7 +223,10 @@ def test_common_units() -> None:
 # ---- bounds
 
 
-@pytest.mark.parametrize("case", [*LINEAR.values(), *PRODUCTS.values(), AIDED["relu, max pool, softmax"]], ids=str)
+BOUNDED = {**LINEAR, **PRODUCTS, "relu, max pool, softmax": AIDED["relu, max pool, softmax"]}
+
+
+@pytest.mark.parametrize("case", BOUNDED.values(), ids=BOUNDED)
 def test_proven_bounds_hold_and_are_no_guess(case: Any) -> None:
     """No input in range exceeds them, not even those at the ends; for one linear layer an input reaches them."""
     net, shape = made(case)
