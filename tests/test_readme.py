@@ -203,7 +203,7 @@ def test_lines_parse() -> None:
             search.frontier,
             search.validate,
         ):
-            if program_.__name__.replace(".", "/") in line or program_.__name__ in line:
+            if re.search(program_.__name__.replace(".", "[./]") + r"(\.py)?\s", line):
                 program_.parser().parse_args(program(shlex.split(line))[1])
                 seen += 1
     assert seen >= 12

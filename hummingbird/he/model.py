@@ -95,8 +95,12 @@ class HEModel:
 
 def _peak() -> int:
     """The process's largest resident memory so far, bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    try:
+        with open("/proc/self/status") as file:  # getrusage would tell a large parent's, kept through fork and exec
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
 
 
 def _resident() -> int:
