@@ -30,6 +30,7 @@ from hummingbird.table import text_table
 from scripts import he_ablation, he_kernels, he_nets
 from scripts.files import check_writable
 from scripts.party import ROOT, machine
+from scripts.program import end
 
 Rows = list[dict[str, Any]]
 SECTIONS = ("nets", "torch", "sockets", "mobilenet", "kernels", "ablation")
@@ -234,15 +235,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     args = parser().parse_args(arguments)
-    try:
-        run(args)
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
 from scripts.files import check_writable
 from scripts.party import machine
+from scripts.program import end
 
 PATHS = ("avx512+gfni", "avx2+gfni", "avx2", "portable")
 DECODERS = ("xor", *(f"sum{width}" for width in WIDTHS))
@@ -308,15 +309,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     args = parser().parse_args(arguments)
-    try:
-        run(args)
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import hummingbird
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import InputError
 from hummingbird.table import text_table
 from models import MODELS, get_model
 from scripts.contest import window_of
 from scripts.files import check_writable
 from scripts.party import machine
+from scripts.program import end
 
 TYPES = {"float32": torch.contiguous_format, "bfloat16": torch.channels_last}
 MODES = ("eval", "training")
@@ -158,15 +159,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     args = parser().parse_args(arguments)
-    try:
-        run(args)
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
 
 
 if __name__ == "__main__":

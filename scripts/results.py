@@ -44,9 +44,9 @@ from scripts import results_page
 from scripts.data import DATASETS, load
 from scripts.files import check_writable
 from scripts.party import machine, torchrun
+from scripts.program import command_of, end
 from scripts.training import predict
 from search.frontier import uniform_window
-from search.options import command_of, end
 
 Row = dict[str, Any]
 

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import InputError
 from models import load_checkpoint
 from scripts.data import DATASETS, load
 from scripts.files import check_writable, write_together
 from scripts.net import add_model_arguments, build, place, read_weights
+from scripts.program import end
 from scripts.training import RATES, SCHEDULES, Recipe, Training, evaluate, weights_file
 
 _EPILOG = """examples:
@@ -137,6 +138,12 @@ def state_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.state")
 
 
+def interrupted(out: Path) -> str:
+    """What to do after Ctrl-C in a training to `out`."""
+    kept = state_of(out).is_file()
+    return f"interrupted: {'go on with the same command and --resume' if kept else 'nothing was saved yet'}"
+
+
 def run(options: argparse.Namespace) -> None:
     """Train, save, and report the accuracy of the file that was saved."""
     recipe = recipe_of(options)
@@ -169,17 +176,7 @@ def run(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        kept = state_of(options.out).is_file()
-        how = "go on with the same command and --resume" if kept else "nothing was saved yet"
-        print(f"interrupted: {how}", file=sys.stderr)
-        return 130
-    return 0
+    return end(lambda: run(options), lambda: interrupted(options.out))
 
 
 if __name__ == "__main__":

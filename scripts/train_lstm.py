@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.lstm import WordLSTM
 from scripts.files import check_writable, write_together
+from scripts.program import end
 from scripts.text_data import load_text
-from scripts.train import read_state, state_of, train
+from scripts.train import interrupted, read_state, state_of, train
 from scripts.training import weights_file
 
 _EPILOG = """examples:
@@ -187,17 +188,7 @@ def run(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        kept = state_of(options.out).is_file()
-        how = "go on with the same command and --resume" if kept else "nothing was saved yet"
-        print(f"interrupted: {how}", file=sys.stderr)
-        return 130
-    return 0
+    return end(lambda: run(options), lambda: interrupted(options.out))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.recommender import Recommender
 from scripts.files import check_writable, write_together
 from scripts.movielens_data import Questions, load_questions
+from scripts.program import end
 from scripts.training import weights_file
 
 _EPILOG = """example:
@@ -114,15 +115,7 @@ def run(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: nothing was saved", file=sys.stderr)
-        return 130
-    return 0
+    return end(lambda: run(options), lambda: "interrupted: nothing was saved")
 
 
 if __name__ == "__main__":

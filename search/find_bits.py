@@ -30,16 +30,9 @@ from hummingbird.search import Objective, Progress
 from hummingbird.search.study import OBJECTIVES, Study
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
+from scripts.program import command_of, end
 from search import plots
-from search.options import (
-    add_net_arguments,
-    add_search_arguments,
-    command_of,
-    end,
-    grouping,
-    load_net_and_images,
-    search_options,
-)
+from search.options import add_net_arguments, add_search_arguments, grouping, load_net_and_images, search_options
 
 _EPILOG = """examples:
   the digits net, which holds no images out, so that training images choose; then 6 bits of 64 on average:

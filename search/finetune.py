@@ -33,8 +33,9 @@ from hummingbird.errors import InputError
 from hummingbird.version import VERSION
 from scripts.data import DATASETS, load
 from scripts.files import check_writable, write_together
+from scripts.program import command_of, end
 from scripts.training import Recipe, Training, evaluate, weights_file
-from search.options import add_net_arguments, command_of, end, load_net_and_images
+from search.options import add_net_arguments, load_net_and_images
 
 _EPILOG = """examples:
   windows that hurt the digits net, which holds no images out, so that epochs are judged by training images:

@@ -27,16 +27,10 @@ from hummingbird.search.study import Study
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
 from scripts.party import machine
+from scripts.program import command_of, end
 from search import plots
 from search.find_bits import check_states, interrupted, online, open_study, origin, parse_budget, search_bar, state_of
-from search.options import (
-    add_net_arguments,
-    add_search_arguments,
-    command_of,
-    end,
-    load_net_and_images,
-    search_options,
-)
+from search.options import add_net_arguments, add_search_arguments, load_net_and_images, search_options
 
 _EPILOG = """examples:
   the digits net, which holds no images out, so that training images choose:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.compare import PROTOCOLS
 from hummingbird.search.study import CRITERIA
 from scripts.data import SPLITS, load
@@ -130,25 +128,3 @@ def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:
             raise ConfigError(f"{word!r} names no patterns", where="--group", hint=hint)
         found.setdefault(name, []).extend(patterns.split(","))
     return found
-
-
-def command_of(program: str, words: Sequence[str]) -> str:
-    """The command line for provenance: as typed, but absolute paths lose their folders, which are of one machine."""
-    shown = []
-    for word in words:
-        key, equals, value = word.rpartition("=")
-        shown.append(f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word)
-    return shlex.join(["python", "-m", program, *(word for word in shown if word != "--resume")])
-
-
-def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
-    """The exit code of `run`: 0; 1 after an `error:` line; 130 after Ctrl-C and the line that `interrupted` gives."""
-    try:
-        run()
-    except HummingbirdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"\n{interrupted()}", file=sys.stderr)
-        return 130
-    return 0

@@ -28,9 +28,9 @@ from hummingbird.pir.price import Price, Speed, pareto
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
 from scripts.party import machine
+from scripts.program import end
 from search import pir_plots, plots
 from search.find_bits import parse_budget
-from search.options import end
 from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
 from search.pir_grid import COMPANIONS, KINDS, Profile, Recipe, found, recipes, share_dropped
 from search.pir_speed import measure

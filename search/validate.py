@@ -32,8 +32,9 @@ from hummingbird.table import text_table
 from hummingbird.twin.observe import magnitudes
 from scripts.files import check_writable, write_together
 from scripts.party import machine
+from scripts.program import end
 from scripts.training import predict
-from search.options import add_net_arguments, end, load_net_and_images
+from search.options import add_net_arguments, load_net_and_images
 
 _EPILOG = """example:
     python -m search.validate --model digits --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json \\
