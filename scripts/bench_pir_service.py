@@ -15,6 +15,7 @@ import itertools
 import json
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -33,11 +34,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from hummingbird.errors import HummingbirdError
+from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
 from hummingbird.pir.link import Remote
 from hummingbird.table import text_table
 from scripts.bench import machine
+from scripts.files import check_writable
+from scripts.program import end
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = 128  # requests under way at the client
@@ -123,7 +126,8 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
                 client.close()
 
 
-def main() -> None:
+def parser() -> argparse.ArgumentParser:
+    """The options."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rows", type=int, default=1 << 20, help="rows of the table (default 2^20)")
     p.add_argument("--dim", type=int, default=64, help="float32 in a row (default 64: 256 bytes)")
@@ -137,7 +141,18 @@ def main() -> None:
     p.add_argument("--decoder", choices=("xor", "sum"), default="xor")
     p.add_argument("--prf", choices=("aes", "chacha12"), default="aes")
     p.add_argument("--json", type=Path, help="write the rows to a file")
-    args = p.parse_args()
+    return p
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the table, and write the rows."""
+    if min(args.rows, args.dim, *args.keys) < 1 or min(args.seconds, *args.loads) <= 0 or args.workers < 0:
+        where = "--rows, --dim, --keys, --seconds, --loads, --workers"
+        raise InputError("a number that cannot be meant", where=where, hint="at least 1, and rates above 0")
+    if wrong := [window for window in args.windows if not re.fullmatch(r"\d+:\d+(\.\d+)?", window)]:
+        raise InputError(f"{wrong[0]!r} is no window", where="--windows", hint="N:MS, as 192:2")
+    if args.json:
+        check_writable(args.json, "--json")
     with tempfile.TemporaryDirectory(prefix="hb") as name:
         folder = Path(name)
         table = np.lib.format.open_memmap(folder / "table.npy", "w+", np.float32, (args.rows, args.dim))
@@ -169,5 +184,11 @@ def main() -> None:
         args.json.write_text(json.dumps([{**row, **facts} for row in rows], indent=2) + "\n")
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
