@@ -30,6 +30,20 @@ def _quarter(a, b, c, d):
 
 
 @triton.jit
+def double_round(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15):
+    """Two of ChaCha's rounds: columns, then diagonals."""
+    x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
+    x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
+    x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
+    x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
+    x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
+    x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
+    x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
+    x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+    return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+
+
+@triton.jit
 def _blocks(key, first, blocks, out, size: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     zero = tl.zeros((size,), dtype=tl.uint32)
@@ -46,14 +60,9 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
     x4, x5, x6, x7, x8, x9, x10, x11 = k0, k1, k2, k3, k4, k5, k6, k7
     x12, x13, x14, x15 = counter, zero, zero, zero
     for _ in range(10):
-        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
-        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
-        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
-        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
-        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
-        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
-        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
-        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = double_round(
+            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+        )
     at, inside = out + index * 16, index < blocks
     tl.store(at + 0, (x0 + 0x61707865).to(tl.int32, bitcast=True), mask=inside)
     tl.store(at + 1, (x1 + 0x3320646E).to(tl.int32, bitcast=True), mask=inside)

@@ -20,7 +20,7 @@ from hummingbird.errors import InputError
 from hummingbird.kernels import dpf
 from hummingbird.kernels.prf import CHACHA12, LEAF_BYTES
 from hummingbird.kernels.rows import WIDTHS
-from hummingbird.kernels.triton import _quarter
+from hummingbird.kernels.triton import double_round
 
 _PROGRAM = 128  # nodes per program
 _QUERIES, _COLUMNS, _ROWS = 64, 128, 128  # a product's tile
@@ -41,14 +41,9 @@ def _chacha12(k0, k1, k2, k3, counter, public, inside):
     x4, x5, x6, x7, x8, x9, x10, x11 = k0, k1, k2, k3, k0, k1, k2, k3
     x12, x13, x14, x15 = c, n0, n1, n2
     for _ in range(6):
-        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
-        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
-        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
-        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
-        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
-        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
-        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
-        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = double_round(
+            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+        )
     x0, x1, x2, x3 = x0 + 0x61707865, x1 + 0x3120646E, x2 + 0x79622D36, x3 + 0x6B206574
     x4, x5, x6, x7, x8, x9, x10, x11 = x4 + k0, x5 + k1, x6 + k2, x7 + k3, x8 + k0, x9 + k1, x10 + k2, x11 + k3
     return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12 + c, x13 + n0, x14 + n1, x15 + n2
