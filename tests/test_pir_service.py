@@ -359,6 +359,22 @@ def test_decoders_are_not_mixed_and_a_failure_reaches_all():
     broken.close()
 
 
+def test_a_failure_beside_the_work_reaches_all_and_the_batcher_goes_on():
+    class Full(Metrics):
+        def add(self, *_):
+            raise MemoryError("no room")
+
+    def lost():
+        raise RuntimeError("connection")
+
+    batcher = Batcher(Counting(), Full(), max_batch=3, max_wait=5.0)
+    assert [type(result) for result in ask(batcher, [1, 1, 1])] == [MemoryError] * 3
+    with pytest.raises(RuntimeError, match="connection"):
+        batcher.answer(torch.zeros(3, 4, dtype=torch.uint8), "x", lost)
+    assert type(ask(batcher, [3])[0]) is MemoryError
+    batcher.close()
+
+
 def test_queued_queries_are_answered_at_the_end():
     server = Server(TABLE[:50], 0)
     folder = Path(tempfile.mkdtemp(prefix="hb"))

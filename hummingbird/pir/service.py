@@ -78,14 +78,12 @@ class Batcher:
 
     def _run(self) -> None:
         while batch := self._collect():
-            live: list[_Job] = []
-            for job in batch:
-                if job.wanted():
-                    live.append(job)
-                else:
-                    job.result.set_exception(PeerError("the client has gone"))
-            if live:
-                self._pass(live)
+            try:
+                self._pass(batch)
+            except Exception as error:  # for those who wait; the next batch is none the worse
+                for job in batch:
+                    if not job.result.done():
+                        job.result.set_exception(error)
 
     def _collect(self) -> list[_Job]:
         """The next pass's queries, all of one decoder; none at the end."""
@@ -113,17 +111,20 @@ class Batcher:
             return batch
 
     def _pass(self, batch: list[_Job]) -> None:
-        counts = [len(job.keys) for job in batch]
-        started = time.monotonic()
-        try:
-            state, records = self._answer(torch.cat([job.keys for job in batch]), batch[0].decoder)
-        except Exception as error:
-            for job in batch:
-                job.result.set_exception(error)
+        live: list[_Job] = []
+        for job in batch:
+            if job.wanted():
+                live.append(job)
+            else:
+                job.result.set_exception(PeerError("the client has gone"))
+        if not live:
             return
+        counts = [len(job.keys) for job in live]
+        started = time.monotonic()
+        state, records = self._answer(torch.cat([job.keys for job in live]), live[0].decoder)
         now = time.monotonic()
-        self._metrics.add([now - job.arrived for job in batch], counts, now - started)
-        for job, part in zip(batch, records.split(counts), strict=True):
+        self._metrics.add([now - job.arrived for job in live], counts, now - started)
+        for job, part in zip(live, records.split(counts), strict=True):
             job.result.set_result((state, part))
 
 
