@@ -1,18 +1,15 @@
-"""Homomorphic layers as a service: results, what the server receives, wrong bytes, deaths, limits, and the programs."""
+"""Homomorphic layers as a service: results, what the server receives, wrong bytes, deaths, and limits."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -25,23 +22,14 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerEr
 from hummingbird.he import messages
 from hummingbird.he.client import RemoteModel
 from hummingbird.he.convert import convert_model
-from hummingbird.he.flow import Ahead
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Client, Server
 from hummingbird.he.server import MAX_CALLS, Service
 from hummingbird.kernels.polynomials import pack, unpack
 from hummingbird.wire import service
 from tests.dealers import Authority
+from tests.he_service import SHAPE, close, images, served, small_net
 from tests.parties import ROOT
-
-SHAPE = (1, 6, 6)
-
-
-def small_net() -> nn.Module:
-    """Two turns: 36 and 32 values go up, 32 and 5 come back."""
-    torch.manual_seed(0)
-    layers = nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 5)
-    return nn.Sequential(*layers).eval()
 
 
 @pytest.fixture(scope="module")
@@ -54,32 +42,10 @@ def server(net: nn.Module) -> Server:
     return convert_model(net, SHAPE).server
 
 
-@contextmanager
-def served(made: Service, tls: service.Tls | None = None) -> Iterator[str]:
-    """The address of a service in this process."""
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own may be too long for a socket's path
-        running = service.serve(made.handlers(), f"unix:{folder}/s", tls)
-        try:
-            yield f"unix:{folder}/s"
-        finally:
-            running.stop(0).wait()
-
-
 @pytest.fixture(scope="module")
 def address(server: Server) -> Iterator[str]:
     with served(Service(server)) as here:
         yield here
-
-
-def images(count: int, seed: int = 0) -> Tensor:
-    return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
-
-
-def close(outputs: Tensor, net: nn.Module, x: Tensor) -> bool:
-    """Whether outputs are the net's: errors of 2^-12 of a value's size are what the planner allows, in both layers."""
-    with torch.inference_mode():
-        expected = net(x)
-    return bool((outputs - expected).abs().max() < 2**-9 * expected.abs().max())
 
 
 # Results --------------------------------------------------------------------------------------------------------------
@@ -443,101 +409,3 @@ def test_a_dead_service_is_an_error_not_a_hang(address: str) -> None:
             model(images(2))
     with pytest.raises(PeerError, match="nothing answers"):
         RemoteModel("127.0.0.1:1", timeout=0.3)
-
-
-def test_ahead() -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(5)
-        raise KeyError("done")
-
-    with Ahead(numbers(), 2) as ahead:
-        assert [ahead.next(5) for _ in range(5)] == list(range(5))
-        with pytest.raises(KeyError):
-            ahead.next(5)
-    block = threading.Event()
-    with Ahead((block.wait(10) for _ in range(3)), 2, block.set) as ahead:
-        with pytest.raises(TimeoutError):
-            ahead.next(0.05)
-    with Ahead(iter([1]), 2) as ahead:
-        assert (ahead.next(5), ahead.next(5)) == (1, None)
-
-
-# The programs ---------------------------------------------------------------------------------------------------------
-
-COMMAND = [sys.executable, "-m", "hummingbird"]
-
-
-def made_by_command() -> nn.Module:
-    """What the server of the tests below runs: a name that --model can import."""
-    return small_net()
-
-
-@contextmanager
-def server_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*COMMAND, "he-server", "--model", "tests.test_he_service:made_by_command", "--input", "1x6x6"]
-        child = subprocess.Popen(
-            [*command, "--listen", f"unix:{folder}/s"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert child.stdout is not None
-        lines = []
-        for line in child.stdout:
-            lines.append(line)
-            if line.startswith("he-server listening on "):
-                break
-        assert lines[-1:] == [f"he-server listening on unix:{folder}/s\n"], lines
-        try:
-            yield f"unix:{folder}/s", child
-        finally:
-            child.kill()
-            child.wait()
-            child.stdout.close()
-
-
-def test_two_programs(net: nn.Module, tmp_path: Path) -> None:
-    x = images(5)
-    np.save(tmp_path / "x.npy", x.numpy())
-    with torch.inference_mode():
-        np.save(tmp_path / "y.npy", net(x).argmax(1).numpy())
-    with server_process() as (address, child):
-        words = ["--images", f"{tmp_path}/x.npy", "--labels", f"{tmp_path}/y.npy", "--out", f"{tmp_path}/out.npy"]
-        ended = subprocess.run(
-            [*COMMAND, "he-client", "--server", address, *words], cwd=ROOT, capture_output=True, text=True, timeout=60
-        )
-        assert ended.returncode == 0, ended.stderr
-        lines = ended.stdout.splitlines()
-        assert lines[0].startswith("client-aided, 2 turns of up to ") and "in the 2024 table" in lines[0]
-        assert lines[1].startswith("5 images in ") and lines[2] == "accuracy 100.00 %, 5 of 5"
-        assert close(torch.from_numpy(np.load(tmp_path / "out.npy")), net, x)
-
-        with RemoteModel(address, timeout=20) as model:  # the same server, killed in the middle of a turn
-            first = threading.Event()
-
-            def stop(done: float) -> None:
-                if not first.is_set():
-                    first.set()
-                    os.kill(child.pid, signal.SIGKILL)
-
-            started = time.monotonic()
-            with pytest.raises(PeerError, match=f"server {address}"):
-                model(images(2), progress=stop)
-            assert time.monotonic() - started < 10
-
-
-def test_wrong_files_are_two_lines(tmp_path: Path, address: str) -> None:
-    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY what")
-    np.save(tmp_path / "x.npy", images(2).numpy())
-    np.save(tmp_path / "y.npy", np.zeros(3))
-    from hummingbird.__main__ import main
-
-    for words in (
-        ["--images", f"{tmp_path}/none.npy"],
-        ["--images", f"{tmp_path}/bad.npy"],
-        ["--images", f"{tmp_path}/x.npy", "--labels", f"{tmp_path}/y.npy"],
-        ["--images", f"{tmp_path}/x.npy", "--out", f"{tmp_path}/none/out.npy"],
-    ):
-        assert main(["he-client", "--server", address, *words]) == 1

@@ -62,7 +62,8 @@ def run_client(args: argparse.Namespace) -> int:
     if args.labels is not None:
         labels = _read(args.labels, "--labels")
         if labels.shape != images.shape[:1]:
-            raise InputError(f"{tuple(labels.shape)} labels for {len(images)} images", where="--labels")
+            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
+            raise InputError(what, where="--labels", hint="one for each image")
     if args.out is not None and not args.out.parent.is_dir():
         raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
     with RemoteModel(args.server, tls=_tls(args), timeout=args.timeout) as model:

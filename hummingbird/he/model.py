@@ -15,6 +15,7 @@ from hummingbird.he import report
 from hummingbird.he.plan import Plan
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Batch, Client, Server
+from hummingbird.kernels import heap
 from hummingbird.kernels.polynomials import packed_bytes
 from hummingbird.prg import SEED_BYTES
 
@@ -32,6 +33,7 @@ class HEModel:
     """
 
     def __init__(self, plan: Plan) -> None:
+        heap.keep()  # ciphertexts of a layer are large, and fresh memory costs more than the arithmetic on it
         self.plan = plan
         self.server = Server(plan)
         self.client = Client(plan.public)
