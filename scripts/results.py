@@ -7,6 +7,8 @@
     Figure 12   the windows
     and test images through two parties under torchrun with each of them, and through CrypTen
 
+and, with --lookup, a section on private lookups as in Lam et al. (`scripts.results_lookup`).
+
 A folder of checkpoints holds, for a net and its data, as resnet18-cifar10:
 
     STEM.pt                            weights                       python -m scripts.train
@@ -40,7 +42,7 @@ import hummingbird
 from hummingbird.bits import BitConfig
 from hummingbird.errors import HummingbirdError, InputError
 from models import MODELS, get_model, load_checkpoint
-from scripts import results_page
+from scripts import results_lookup, results_page
 from scripts.data import DATASETS, load
 from scripts.files import check_writable
 from scripts.party import machine, torchrun
@@ -239,6 +241,14 @@ def parser() -> argparse.ArgumentParser:
         help="where the nets and their windows are (default: checkpoints)",
     )
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
+    p.add_argument(
+        "--lookup",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="rows of `search.pir_plan --json`, for the section on private lookups (default: no such section)",
+    )
     p.add_argument("--repeats", type=int, default=3, help="seeds of the twin, twice as many for --images (default: 3)")
     p.add_argument("--images", type=int, default=1000, help="test images to infer in private, 0: none (default: 1000)")
     p.add_argument("--out", type=Path, default=Path("results.md"), metavar="FILE", help="default: results.md")
@@ -253,11 +263,13 @@ def run(args: argparse.Namespace, command: str) -> None:
     check_writable(args.out, "--out")
     if args.json:
         check_writable(args.json, "--json")
+    lookups = results_lookup.read(args.lookup)
     started = time.perf_counter()
     rows = [row for case in cases(args.checkpoints, args.data) for row in measure(case, args)]
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
-    args.out.write_text(results_page.page(rows, command))
+    sections = [results_page.page(rows, command), *([results_lookup.section(lookups)] if lookups else [])]
+    args.out.write_text("\n".join(sections))
     print(f"wrote {args.out} in {time.perf_counter() - started:.0f} s")
     wrong = [f"{row['net']} {row['setting']}" for row in rows if row.get("equals_twin") is False]
     if wrong:

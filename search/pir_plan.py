@@ -28,7 +28,7 @@ from hummingbird.pir.price import Price, Speed, pareto
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
 from scripts.party import machine
-from scripts.program import end
+from scripts.program import command_of, end
 from search import pir_plots, plots
 from search.find_bits import parse_budget
 from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
@@ -165,7 +165,7 @@ def chosen(rows: Sequence[Row], measure: str) -> list[tuple[str, Row]]:
     return out
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, command: str) -> None:
     """Measure, search, write rows and picture, and print the chosen plans and their worth on the test split."""
     if min(args.samples, args.screen, args.clients) < 1:
         raise InputError("a number below 1", where="--samples, --screen, --clients", hint="all are 1 or more")
@@ -181,9 +181,12 @@ def run(args: argparse.Namespace) -> None:
     exact = evaluation.quality([wanted >= 0 for wanted in evaluation.wanted])
     with tqdm(search.affordable(args.kinds), desc="plans", unit="plan", leave=False) as bar:
         front = search.front(bar, evaluation, args.screen)
+    test = application.evaluation("test", args.samples)
+    base = test.quality([wanted >= 0 for wanted in test.wanted])
     facts = {
         **{"application": application.name, "measure": application.measure, "higher_is_better": application.higher},
         **{"split": "validation", "inferences": len(evaluation.wanted), "exact": exact},
+        **{"test_inferences": len(test.wanted), "test_exact": base, "command": command},
         **{"table_rows": application.rows, "row_bytes": application.row_bytes, "clients": args.clients},
         **{"budget_bytes": search.most_bytes, "budget_seconds": search.most_seconds, "prf": args.prf},
         **{"speed_model_error_percent": 100 * error, **machine()},
@@ -194,8 +197,6 @@ def run(args: argparse.Namespace) -> None:
         hint = "more bytes or seconds, or fewer clients in a pass"
         raise InputError("no plan is within the budgets", where="--budget-bytes, --budget-seconds", hint=hint)
     picked = chosen(rows, application.measure)
-    test = application.evaluation("test", args.samples)
-    base = test.quality([wanted >= 0 for wanted in test.wanted])
     for _, row in picked:
         recipe = Recipe(**{name: row[name] for name in Recipe.__dataclass_fields__})
         row["test_quality"] = test.quality(found(search.profile.plan(recipe), test.wanted))
@@ -242,8 +243,9 @@ def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    args = parser().parse_args(words)
+    return end(lambda: run(args, command_of("search.pir_plan", words)), lambda: "interrupted: nothing was written")
 
 
 if __name__ == "__main__":
