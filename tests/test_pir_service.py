@@ -221,6 +221,8 @@ def test_bad_command_lines(tmp_path):
     assert "batches of 0" in run("--max-batch", "0")
     assert "0 threads" in run("--threads", "0")
     assert "3 workers for 10 rows" in run("--workers", "3")
+    if not torch.cuda.is_available():
+        assert "no GPU that PyTorch can use" in run("--device", "cuda")
 
 
 # In this process, over sockets ----------------------------------------------------------------------------------------

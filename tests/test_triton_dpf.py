@@ -36,7 +36,7 @@ for batch, size, row_bytes in ((1, 1, 8), (3, 129, 40), (65, 300, 136), (2, 4500
     data[: size // 2] |= 0xF0  # sums that wrap
     bits = source.bytes(batch * (size // 8 + 2)).view(batch, -1)  # spare bits are set
     bits[0] = 255
-    table = triton_dpf.prepare(data, device)
+    table = triton_dpf.prepare(data.to(device))
     for width in rows.WIDTHS if size < 300 else (32,):
         expected = rows.reference_select(bits, data, width)
         assert torch.equal(triton_dpf.select_sum(bits.to(device), table, width).cpu(), expected), (batch, size, width)
@@ -46,10 +46,11 @@ for wrong in ((bits.long(), table, 8), (bits[:, :9], table, 8), (bits, table[:, 
 """
 
 
-def run(device: str, rows: int, **environment: str) -> None:
+def run(program: str, *words: str, **environment: str) -> None:
+    """A program on a device, its first word: in a process of its own, for Triton's variable."""
     pytest.importorskip("triton")
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, device, str(rows)],
+        [sys.executable, "-c", program, *words],
         env={**os.environ, **environment},
         cwd=ROOT,
         capture_output=True,
@@ -60,10 +61,10 @@ def run(device: str, rows: int, **environment: str) -> None:
 
 def test_triton_computes_the_same(tmp_path: Path) -> None:
     """In Triton's interpreter, which wants its variable set before Triton is imported."""
-    run("cpu", 70_000, TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
+    run(PROGRAM, "cpu", "70000", TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_computes_the_same() -> None:
-    run("cuda", 1 << 24)
+    run(PROGRAM, "cuda", str(1 << 24))

@@ -61,9 +61,7 @@ class Table:
         if not isinstance(row_bytes, int) or row_bytes < 1:
             raise InputError(f"expected rows of at least one byte, got {row_bytes}", where=f"{where}(row_bytes)")
         self.rows, self.row_bytes, self._sliced = rows, row_bytes, native.available()
-        # Sliced: 64 bytes for 8 rows of 8 bytes, groups of rows even in number (struct Shape of csrc/slices.h).
-        size = -(-rows // 16) * 16 * -(-row_bytes // 8) * 8 if self._sliced else rows * row_bytes
-        self._store = _zeros(size)
+        self._store = self._room()
 
     @classmethod
     def prepare(cls, data: Tensor) -> Table:
@@ -86,13 +84,7 @@ class Table:
         if not isinstance(start, int) or not 0 <= start <= self.rows - len(data):
             message = f"rows {start} to {start + len(data)} of a table of {self.rows}"
             raise InputError(message, where=f"{where}(start)")
-        if not self._sliced:
-            self._store.view(self.rows, self.row_bytes)[start : start + len(data)] = data
-            return
-        data = data.contiguous()
-        native.library().hb_rows_write(
-            self._store.data_ptr(), self.rows, self.row_bytes, start, len(data), data.data_ptr()
-        )
+        self._write(start, data.contiguous())
 
     def update(self, index: Tensor, rows: Tensor) -> None:
         """Replace single rows in place: index int64 (n,), rows uint8 (n, row_bytes); of two for one index the last.
@@ -106,15 +98,10 @@ class Table:
         if len(rows) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
             hint = f"they go from 0 to {self.rows - 1}"
             raise InputError("an index is outside the table", where=f"{where}(index)", hint=hint)
-        if not self._sliced:
-            table = self._store.view(self.rows, self.row_bytes)
-            for at, row in zip(index.tolist(), rows, strict=True):
-                table[at] = row
-            return
-        index, rows = index.contiguous(), rows.contiguous()
-        native.library().hb_rows_update(
-            self._store.data_ptr(), self.rows, self.row_bytes, index.data_ptr(), len(rows), rows.data_ptr()
-        )
+        self._replace(index.contiguous(), rows.contiguous())
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        """InputError for checked keys, or sums (width 0: XOR), that `answer` cannot do where this table is."""
 
     def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
         """The XOR of the rows that each key selects: keys uint8 (B, key_bytes) of `dpf` -> uint8 (B, row_bytes).
@@ -138,6 +125,35 @@ class Table:
         if leaf < 0 or end > total or (end < total and self.rows % dpf.LEAF_ROWS):
             message = f"{self.rows} rows from leaf {leaf} on are no part of a table of {total}, which the keys are for"
             raise InputError(message, where=f"{where}(first_leaf)", hint="a leaf is 1024 rows")
+        self.accept(keys, width)
+        return self._selected(keys, width, leaf, leaves)
+
+    # What depends on where the rows are; arguments are checked.
+
+    def _room(self) -> Tensor:
+        # Sliced: 64 bytes for 8 rows of 8 bytes, groups of rows even in number (struct Shape of csrc/slices.h).
+        wide = -(-self.rows // 16) * 16 * -(-self.row_bytes // 8) * 8
+        return _zeros(wide if self._sliced else self.rows * self.row_bytes)
+
+    def _write(self, start: int, data: Tensor) -> None:
+        if not self._sliced:
+            self._store.view(self.rows, self.row_bytes)[start : start + len(data)] = data
+            return
+        native.library().hb_rows_write(
+            self._store.data_ptr(), self.rows, self.row_bytes, start, len(data), data.data_ptr()
+        )
+
+    def _replace(self, index: Tensor, rows: Tensor) -> None:
+        if not self._sliced:
+            table = self._store.view(self.rows, self.row_bytes)
+            for at, row in zip(index.tolist(), rows, strict=True):
+                table[at] = row
+            return
+        native.library().hb_rows_update(
+            self._store.data_ptr(), self.rows, self.row_bytes, index.data_ptr(), len(rows), rows.data_ptr()
+        )
+
+    def _selected(self, keys: Tensor, width: int, leaf: int, leaves: int) -> Tensor:
         if not self._sliced:
             return self._select(dpf.expand(keys, leaf, leaves), width, -1)
         return self._select(keys, width, leaf)
@@ -163,6 +179,22 @@ class Table:
         if width not in WIDTHS or 8 * self.row_bytes % width:
             hint = "8, 16, 32 or 64, and rows of whole words"
             raise InputError(f"no words of {width} bits in rows of {self.row_bytes} bytes", where=where, hint=hint)
+
+
+def table_on(device: str, rows: int, row_bytes: int) -> Table:
+    """A table of zeros on "cpu", or on "cuda", for sums by ChaCha12 keys (`gpu_rows`); InputError if there is none."""
+    if device == "cpu":
+        return Table(rows, row_bytes)
+    where, hint = "kernels.rows.table_on(device)", "cpu serves every decoder and PRF"
+    if device != "cuda":
+        raise InputError(f"no tables on {device!r}", where=where, hint='"cpu" or "cuda"')
+    if not torch.cuda.is_available():
+        raise InputError("there is no GPU that PyTorch can use", where=where, hint=hint)
+    try:
+        from hummingbird.kernels.gpu_rows import GpuTable  # elsewhere Triton may be missing
+    except ImportError as error:
+        raise InputError(f"Triton cannot be imported: {error}", where=where, hint=hint) from None
+    return GpuTable(rows, row_bytes, torch.device(device))
 
 
 def select_xor(bits: Tensor, table: Table) -> Tensor:

@@ -168,9 +168,9 @@ def _words(octets: Tensor) -> Tensor:
     return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
-def prepare(data: Tensor, device: torch.device) -> Tensor:
-    """A table for `select_sum`: rows uint8 (rows, row_bytes) to int8 of the same shape, less 128, on a device."""
-    return (data.to(device) ^ 0x80).view(torch.int8)
+def prepare(data: Tensor) -> Tensor:
+    """A table for `select_sum`: rows uint8 (rows, row_bytes) to int8 of the same shape, less 128, on their device."""
+    return (data ^ 0x80).view(torch.int8)
 
 
 def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:

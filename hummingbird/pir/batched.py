@@ -38,6 +38,9 @@ class Buckets:
             self.digests += leaf_digests(part.numpy())
             table.fill(0, part)
 
+    def accept(self, keys: Tensor, width: int) -> None:
+        """All are taken."""
+
     def answer(self, keys: Tensor, width: int) -> Tensor:
         """Of whole inferences' keys, in their order (`BucketServer` has checked that)."""
         code = self._code

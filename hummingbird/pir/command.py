@@ -49,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", type=int, default=0, metavar="N", help="processes that share the rows (default: none)"
     )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the rows are; a GPU answers clients with decoder sum and prf chacha12 only (default cpu)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers")
     parser.add_argument("--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of who may update rows")
     parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
@@ -68,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
     keys = {name: _key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    server = open_server(args.table, args.party, tensor=args.tensor, workers=args.workers, **keys)
+    server = open_server(args.table, args.party, tensor=args.tensor, workers=args.workers, device=args.device, **keys)
     status = 0
     try:
         tls = Tls(*files) if all(files) else None

@@ -40,8 +40,9 @@ class Server:
     """Party 0 or 1 over a table: `Server(Source.open("table.npy"), 0)`. The two parties must not collude.
 
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
-    without it nobody may. identity: 32 secret bytes, with which answers are signed. shard: its records made ready
-    (`shards.Workers`), by default in this process. Methods may be called from any thread.
+    without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
+    and shares by ChaCha12 keys. shard: its records made ready (`shards.Workers`), by default in this process, on the
+    device. Methods may be called from any thread. InputError where there is no such device.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Server:
         *,
         owner: bytes | None = None,
         identity: bytes | None = None,
+        device: str = "cpu",
         shard: Shard | None = None,
     ) -> None:
         if party not in (0, 1):
@@ -59,7 +61,7 @@ class Server:
         self.party, self.facts, self.name = party, source.facts, f"server {party} (in this process)"
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
         self._identity = None if identity is None else integrity.Identity(identity)
-        self._shard = Part(source) if shard is None else shard
+        self._shard = Part(source, device=device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
         self._last = b""  # update
         self._lock = threading.Lock()
@@ -81,9 +83,11 @@ class Server:
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
         """State and selected records for checked keys: uint8 (B, record_bytes), XOR (`xor`) or sum mod 2^width."""
-        width = 0 if decoder == "xor" else self.facts.word_bits
         with self._lock:
-            return self._state, self._shard.answer(keys, width)
+            return self._state, self._shard.answer(keys, self._width(decoder))
+
+    def _width(self, decoder: str) -> int:
+        return 0 if decoder == "xor" else self.facts.word_bits
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
         """The packed answer to a packed query. answer: in place of `answer`, to collect queries (`service.Batcher`).
@@ -93,6 +97,7 @@ class Server:
         decoder, keys = unpack_query(query, self.facts, self.party)
         if decoder == "shares":
             raise InputError("shares stay with their server", hint="use Client.deposit")
+        self._shard.accept(keys, self._width(decoder))  # before it waits with others' queries, which would fail with it
         state, records = (answer or self.answer)(keys, decoder)
         signature = self._identity.sign(self.party, query, state, records) if self._identity else None
         return pack_answer(state, records, signature)
@@ -145,6 +150,7 @@ class Server:
         s is +1 or -1, known to the client only, so that s * (s * row) = row takes one product of shares. The table is a
         `Source.for_shares`: popcount(t_0) - popcount(t_1) = s is the selected sum of its last column, all ones.
         """
+        self._shard.accept(keys, self._width("shares"))
         state, records = (answer or self.answer)(keys, "shares")
         words = records.view(torch.int64)
         words = -words if self.party else words  # party 1 subtracts
@@ -204,20 +210,26 @@ def open_server(
     workers: int = 0,
     owner: bytes | None = None,
     identity: bytes | None = None,
+    device: str = "cpu",
 ) -> Server:
-    """A server of a table in a file. workers: processes that share its rows; 0: in this process."""
+    """A server of a table in a file. workers: processes that share its rows; 0: in this process, on a device."""
+    if workers and device != "cpu":
+        hint = "a GPU needs none"
+        raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
     source = Source.open(path, tensor)
-    shard = Workers(path, tensor, workers) if workers else Part(source)
+    shard = Workers(path, tensor, workers) if workers else Part(source, device=device)
     return Server(source, party, owner=owner, identity=identity, shard=shard)
 
 
-def local_servers(table: Source | Tensor | nn.Module, *, owner: bytes | None = None) -> tuple[Server, Server]:
+def local_servers(
+    table: Source | Tensor | nn.Module, *, owner: bytes | None = None, device: str = "cpu"
+) -> tuple[Server, Server]:
     """Both servers in this process, for trying things out: whoever controls the process sees every index.
 
         servers = local_servers(embedding)
         private = PrivateEmbedding.from_torch(embedding, servers)
 
-    owner: public key of who may update rows.
+    owner: public key of who may update rows. device: of both, as `Server` takes it.
     """
     source = table if isinstance(table, Source) else Source.of(table)
-    return Server(source, 0, owner=owner), Server(source, 1, owner=owner)
+    return Server(source, 0, owner=owner, device=device), Server(source, 1, owner=owner, device=device)

@@ -41,6 +41,9 @@ class Shard(Protocol):
 
     digests: list[bytes]  # of the leaves, as they were loaded
 
+    def accept(self, keys: Tensor, width: int) -> None:
+        """InputError for checked keys and a width that `answer` does not take."""
+
     def answer(self, keys: Tensor, width: int) -> Tensor:
         """Selected records' sum mod 2^width, or XOR for width 0: uint8 (B, record_bytes)."""
 
@@ -55,18 +58,21 @@ class Shard(Protocol):
 
 
 class Part:
-    """Records first..last-1 of a table, in this process; `first` begins a leaf."""
+    """Records first..last-1 of a table, in this process; `first` begins a leaf. device: "cpu" or "cuda"."""
 
-    def __init__(self, source: Source, first: int = 0, last: int | None = None) -> None:
+    def __init__(self, source: Source, first: int = 0, last: int | None = None, *, device: str = "cpu") -> None:
         last = source.facts.rows if last is None else last
         self._first, self._last = first, last
         self._leaf = first // LEAF_ROWS
         self.digests: list[bytes] = []
-        self._table = kernel.Table(last - first, source.facts.record_bytes)
+        self._table = kernel.table_on(device, last - first, source.facts.record_bytes)
         for start, records in source.parts(first, last):
             records = np.ascontiguousarray(records)
             self.digests += leaf_digests(records)
             self._table.fill(start - first, torch.from_numpy(records))
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        self._table.accept(keys, width)
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
         if width:
@@ -107,6 +113,9 @@ class Workers:
             self.close()
             raise
         self.digests = [row.numpy().tobytes() for (digests,) in parts for row in digests]
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        pass
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
         parts = self._ask([torch.tensor([width]), keys])
