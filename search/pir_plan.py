@@ -74,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
         help="inferences that every plan is tried on (default: %(default)s)",
     )
     made.add_argument("--json", type=Path, metavar="FILE", help="write all rows tried with the net to a file")
+    made.add_argument(
+        "--plan", type=Path, metavar="FILE", help="write the fastest eco plan, for clients and `pir-server --plan`"
+    )
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
     group = made.add_argument_group("budgets and servers")
     group.add_argument("--budget-bytes", default="300kB", metavar="B", help="of an inference (default: %(default)s)")
@@ -150,6 +153,10 @@ class Search:
         }
 
 
+def _recipe(row: Row) -> Recipe:
+    return Recipe(**{name: row[name] for name in Recipe.__dataclass_fields__})
+
+
 def _fewer(one: Recipe, other: Recipe) -> bool:
     return one.full <= other.full and one.hot <= other.hot and bool(one.hot) == bool(other.hot)
 
@@ -171,8 +178,9 @@ def run(args: argparse.Namespace, command: str) -> None:
         raise InputError("a number below 1", where="--samples, --screen, --clients", hint="all are 1 or more")
     for limit, objective in ((args.budget_bytes, "bytes"), (args.budget_seconds, "seconds")):
         parse_budget(limit, objective)
-    if args.json:
-        check_writable(args.json, "--json")
+    for path, option in ((args.json, "--json"), (args.plan, "--plan")):
+        if path:
+            check_writable(path, option)
     if args.plot:
         plots.check(args.plot, "--plot")
     application = load_application(args.application, args.weights, args.data)
@@ -198,11 +206,16 @@ def run(args: argparse.Namespace, command: str) -> None:
         raise InputError("no plan is within the budgets", where="--budget-bytes, --budget-seconds", hint=hint)
     picked = chosen(rows, application.measure)
     for _, row in picked:
-        recipe = Recipe(**{name: row[name] for name in Recipe.__dataclass_fields__})
-        row["test_quality"] = test.quality(found(search.profile.plan(recipe), test.wanted))
+        row["test_quality"] = test.quality(found(search.profile.plan(_recipe(row)), test.wanted))
         row["test_loss_percent"] = 100 * application.loss(row["test_quality"], base)
+    contents: dict[Path, bytes] = {}
     if args.json:
-        write_together({args.json: (json.dumps(rows, indent=2) + "\n").encode()})
+        contents[args.json] = (json.dumps(rows, indent=2) + "\n").encode()
+    eco = [row for word, row in picked if word == "eco"]
+    if args.plan and eco:
+        best = max(eco, key=lambda row: row["inferences_per_second"])
+        contents[args.plan] = search.profile.plan(_recipe(best)).to_json().encode()
+    write_together(contents)
     if args.plot:
         pir_plots.draw(rows, args.plot)
     print(table(picked, application.measure))
@@ -212,6 +225,8 @@ def run(args: argparse.Namespace, command: str) -> None:
         f"{len(rows)} plans tried with the net; speed model within {100 * error:.0f} % of what was measured here, "
         f"{args.clients} keys in a pass"
     )
+    if args.plan and not eco:
+        raise InputError("no plan is eco", where="--plan", hint="more kinds of plans, or larger budgets")
 
 
 def table(picked: Sequence[tuple[str, Row]], measure: str) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -184,3 +190,58 @@ def test_over_the_wire_several_clients_share_a_pass(tmp_path: Path) -> None:
             layer.clients[0].close()
         for service in services:
             service.stop(0)
+
+
+# Plans in files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cuckoo", "bins", "hot and companions"])
+def test_a_plan_from_a_file_is_the_same(kind: str, tmp_path: Path) -> None:
+    plan, path = plan_of(kind), tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    other = Plan.load(path)
+    assert (other.codes, other.parts) == (plan.codes, plan.parts) and torch.equal(other.hot_rows, plan.hot_rows)
+    assert all(torch.equal(a, b) for a, b in zip(other.layouts(), plan.layouts(), strict=True))
+
+
+def test_files_that_are_no_plans(tmp_path: Path) -> None:
+    path, good = tmp_path / "plan.json", json.loads(plan_of("hot and companions").to_json())
+    code = good["full"]
+    wrong: list[object] = [[], 3, "x", {}, {**good, "format": "other"}, {**good, "full": None}, {**good, "hot": None}]
+    wrong += [
+        {**good, "full": {**code, **change}} for change in ({"rows": 0}, {"rows": "9"}, {"seed": "x"}, {"more": 1})
+    ]
+    for name, rows in (("hot_rows", [-1]), ("hot_rows", [0.5]), ("hot_rows", [[1]]), ("companions", [[1]])):
+        wrong.append({**good, name: rows})
+    wrong.append({**good, "companions": [[ROWS]] * ROWS})
+    for fields in wrong:
+        path.write_text(json.dumps(fields))
+        with pytest.raises(InputError, match="not a plan"):
+            Plan.load(path)
+    with pytest.raises(InputError, match="cannot read the plan"):
+        Plan.load(tmp_path / "absent.json")
+
+
+def test_programs_serve_a_plan() -> None:
+    """Two tables at each server, hot and full."""
+    embedding, folder = embedding_of(torch.float32), Path(tempfile.mkdtemp(prefix="hb"))
+    np.save(folder / "t.npy", embedding.weight.numpy())
+    (folder / "plan.json").write_text(plan_of("hot and companions").to_json())
+    command = [sys.executable, "-m", "hummingbird", "pir-server", "--table", f"{folder}/t.npy"]
+    command += ["--plan", f"{folder}/plan.json", "--party"]
+    addresses = [[f"unix:{folder}/{name}{party}" for name in ("hot", "full")] for party in (0, 1)]
+    programs = [
+        subprocess.Popen([*command, str(party), "--listen", *addresses[party]], stdout=subprocess.PIPE, text=True)
+        for party in (0, 1)
+    ]
+    try:
+        layer = BatchedEmbedding.from_torch(embedding, Plan.load(folder / "plan.json"), *addresses, timeout=60)
+        assert torch.equal(layer(inputs(3, 20)), embedding(inputs(3, 20)))
+        for client in layer.clients:
+            client.close()
+    finally:
+        for program in programs:
+            program.terminate()
+        out = [program.communicate(timeout=20)[0] for program in programs]
+        shutil.rmtree(folder)
+    assert all(text.count("listening on") == 2 and text.count("pir-server party") == 4 for text in out)

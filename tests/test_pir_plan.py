@@ -56,8 +56,8 @@ WORDS = ["--application", "movielens", "--weights", "none.pt", "--samples", "20"
 
 
 def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows_file, picture = tmp_path / "rows.json", tmp_path / "plans.png"
-    assert main([*WORDS, "--json", str(rows_file), "--plot", str(picture)]) == 0
+    rows_file, picture, plan_file = tmp_path / "rows.json", tmp_path / "plans.png", tmp_path / "plan.json"
+    assert main([*WORDS, "--json", str(rows_file), "--plot", str(picture), "--plan", str(plan_file)]) == 0
     rows = json.loads(rows_file.read_text())
     profile, shares = Profile(accesses(200, 0), ROWS), Shares(1, 20)
     for row in rows:
@@ -81,6 +81,10 @@ def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFix
     shown = {(line.split()[-11], line) for line in text.splitlines() if re.search(r" (eco|relaxed) ", line)}
     assert len(shown) == len(chosen(rows, "AUC")) >= len(words)
     assert "2,000 rows of 64 bytes; all rows found: AUC 1.0000 (validation), 1.0000 (test)" in text
+    eco = [row for word, row in chosen(rows, "AUC") if word == "eco"]
+    best = max(eco, key=lambda row: row["inferences_per_second"])
+    plan = profile.plan(Recipe(**{name: best[name] for name in Recipe.__dataclass_fields__}))
+    assert plan_file.read_text() == plan.to_json()
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

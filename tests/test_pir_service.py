@@ -25,9 +25,11 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.kernels.dpf import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers
+from hummingbird.pir.batch import BatchCode
 from hummingbird.pir.link import Remote
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.metrics import Metrics
+from hummingbird.pir.plan import Plan
 from hummingbird.pir.service import Batcher
 from hummingbird.pir.shards import Workers
 from hummingbird.wire import service as wire
@@ -221,6 +223,12 @@ def test_bad_command_lines(tmp_path):
     assert "batches of 0" in run("--max-batch", "0")
     assert "0 threads" in run("--threads", "0")
     assert "3 workers for 10 rows" in run("--workers", "3")
+    (tmp_path / "plan.json").write_text(Plan(BatchCode.cuckoo(10, 4)).to_json())
+    plan = ("--plan", str(tmp_path / "plan.json"))
+    assert "2 addresses, 1 tables" in run(*plan, "--listen", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b")
+    assert "not a plan" in run("--plan", str(tmp_path / "t.npy"))
+    for options in (("--workers", "2"), ("--device", "cuda")):
+        assert "--plan with --workers" in run(*plan, *options)
     if not torch.cuda.is_available():
         assert "no GPU that PyTorch can use" in run("--device", "cuda")
 

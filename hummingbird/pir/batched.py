@@ -85,13 +85,19 @@ class BucketServer(Server):
         return super().handle(query, whole)
 
 
-def plan_servers(table: Tensor | nn.Module, plan: Plan, party: int, *, identity: bytes | None = None) -> list[Server]:
+def plan_servers(
+    table: Source | Tensor | nn.Module, plan: Plan, party: int, *, identity: bytes | None = None
+) -> list[Server]:
     """One server of party 0 or 1 for each of the plan's codes, in their order; put them on the wire as any other.
 
-    table: a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. Memory: 3 times the table for a cuckoo code, and
-    that times 1 + C with C companions. InputError for a table of another number of rows than the plan's.
+    table: a Source of plain rows, a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. Memory: 3 times the
+    table for a cuckoo code, and that times 1 + C with C companions. InputError for signed rows and rows for shares,
+    and for a table of another number of rows than the plan's.
     """
-    source = Source.of(table)
+    source = table if isinstance(table, Source) else Source.of(table)
+    if source.facts.table_id or source.facts.shares:
+        hint = "lay plain rows out"
+        raise InputError(f"{source.facts.text()}: a plan is of plain rows", where="pir.plan_servers", hint=hint)
     if source.facts.rows != plan.full.rows:
         what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
         raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")

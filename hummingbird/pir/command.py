@@ -10,13 +10,17 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.pir.batched import plan_servers
 from hummingbird.pir.integrity import KEY_BYTES
-from hummingbird.pir.server import open_server
+from hummingbird.pir.plan import Plan
+from hummingbird.pir.server import Server, open_server
 from hummingbird.pir.service import MAX_BATCH, MAX_WAIT, Service
+from hummingbird.pir.table import Source
 from hummingbird.wire.service import Tls
 
 DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
@@ -32,7 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
     parser.add_argument("--tensor", metavar="NAME", help="its name, where a .safetensors file holds several")
     parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")
-    parser.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="serve many lookups at once, by the plan in a file of Plan.to_json or search.pir_plan --plan",
+    )
+    parser.add_argument(
+        "--listen",
+        required=True,
+        nargs="+",
+        metavar="ADDRESS",
+        help="HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's",
+    )
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate of this server (PEM), for its host name")
     parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
     parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the clients' authority (PEM)")
@@ -74,25 +90,44 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
     keys = {name: _key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    server = open_server(args.table, args.party, tensor=args.tensor, workers=args.workers, device=args.device, **keys)
-    status = 0
+    tls = Tls(*files) if all(files) else None
+    servers, services, status = _servers(args, keys), list[Service](), 0
     try:
-        tls = Tls(*files) if all(files) else None
-        service = Service(server, args.listen, tls, max_batch=args.max_batch, max_wait=args.max_wait / 1e3)
-        print(f"pir-server party {args.party}: {server.facts.text()}, version {server.state.version}", flush=True)
-        print(f"pir-server listening on {args.listen}", flush=True)
+        if len(args.listen) != len(servers):
+            hint = "one for each table: a plan has a full one, and perhaps a hot one before it"
+            raise InputError(f"{len(args.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
+        for server, address in zip(servers, args.listen, strict=True):
+            batching = {"max_batch": args.max_batch, "max_wait": args.max_wait / 1e3}
+            services.append(Service(server, address, tls, **batching))
+            print(f"pir-server party {args.party}: {server.facts.text()}, version {server.state.version}", flush=True)
+            print(f"pir-server listening on {address}", flush=True)
         while not stop.wait(_POLL):
             try:
-                server.check()
+                for server in servers:
+                    server.check()
             except HummingbirdError as error:
                 print(f"error: {error}", file=sys.stderr)
                 status = 1
                 break
-        service.stop()
     finally:
-        server.close()
-    print(f"pir-server party {args.party}: {service.metrics.line()}", flush=True)
+        for service in services:
+            service.stop()
+        for server in servers:
+            server.close()
+    for service in services:
+        print(f"pir-server party {args.party}: {service.metrics.line()}", flush=True)
     return status
+
+
+def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
+    """Of the table, or of the tables of a plan."""
+    if args.plan is None:
+        where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
+        return [open_server(args.table, args.party, tensor=args.tensor, **where)]
+    if args.workers or args.device != "cpu" or "owner" in keys:
+        hint = "a plan's tables are in this process, on the CPU, and take no updates"
+        raise InputError("--plan with --workers, --device or --owner", where="pir-server", hint=hint)
+    return plan_servers(Source.open(args.table, args.tensor), Plan.load(args.plan), args.party, **keys)
 
 
 def _key(path: Path) -> bytes:

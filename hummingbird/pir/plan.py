@@ -11,15 +11,19 @@ The plan is public. Time on the client's side depends on what it wants: send at 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hummingbird.errors import ConfigError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.pir.batch import Assignment, BatchCode, checked
+
+_FILE = "hummingbird plan 1"
 
 
 class Lookup(NamedTuple):
@@ -57,6 +61,30 @@ class Plan:
         if self.companions is not None and len(self.companions) != self.full.rows:
             what = f"companions of {len(self.companions)} rows in a table of {self.full.rows}"
             raise ConfigError(what, where="Plan", hint="one line of companions for each row")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """A plan from a file that `to_json` has made; InputError for any other."""
+        try:
+            fields = json.loads(path.read_text())
+            if fields["format"] != _FILE:
+                raise ValueError("another format")
+            full, hot = (fields[name] and _code(fields[name]) for name in ("full", "hot"))
+            beside = fields["companions"] and _rows(fields["companions"], -1, full.rows, 2)
+            plan = cls(full, hot, _rows(fields["hot_rows"], 0, full.rows, 1), beside)
+        except OSError as error:
+            raise InputError(f"cannot read the plan: {error.strerror}", where=str(path)) from None
+        except (ValueError, TypeError, KeyError, AttributeError, HummingbirdError) as error:
+            hint = "Plan.to_json and search.pir_plan --plan make such files"
+            raise InputError(f"not a plan: {error}", where=str(path), hint=hint) from None
+        return plan
+
+    def to_json(self) -> str:
+        """For a file that clients and both servers `load`; the plan is public."""
+        full, hot = ({**asdict(code), "seed": code.seed.hex()} if code else None for code in (self.full, self.hot))
+        beside = None if self.companions is None else self.companions.tolist()
+        fields = {"format": _FILE, "full": full, "hot": hot, "hot_rows": self.hot_rows.tolist(), "companions": beside}
+        return json.dumps(fields) + "\n"
 
     @cached_property
     def where_hot(self) -> dict[int, int]:
@@ -123,6 +151,21 @@ class Plan:
             return [[] for _ in distinct]
         beside = self.companions[torch.tensor(distinct, dtype=torch.int64)].tolist()
         return [[(part, number[row]) for part, row in enumerate(rows, 1) if row in number] for rows in beside]
+
+
+def _code(fields: dict[str, Any]) -> BatchCode:
+    seed = bytes.fromhex(fields.pop("seed"))
+    if not all(type(number) is int for number in fields.values()):
+        raise ValueError("a code has whole numbers")
+    return BatchCode(**fields, seed=seed)
+
+
+def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
+    """Rows least..size-1, in so many dimensions."""
+    rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
+    if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
+        raise ValueError("rows that the table has not")
+    return rows
 
 
 def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
