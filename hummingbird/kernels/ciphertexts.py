@@ -122,6 +122,8 @@ def reference_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out:
     (groups, rows, terms), places = weights.shape, index.shape[1]
     budget = _CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS
     width = ring.degree if x.is_cuda else 128 if places > 1 else 256
+    while width < ring.degree and 2 * width * places * max(rows, terms) <= budget:
+        width *= 2
     lines = x.shape[1:-1].numel()
     flat_x, flat_out = x.view(-1, lines, ring.degree), out.view(groups, rows, places, lines, ring.degree)
     for group, place, piece in _pieces(index, max(1, budget // (max(rows, terms) * width))):
@@ -158,31 +160,30 @@ def _pieces(index: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
             yield group, place, piece.transpose(1, 2)
 
 
-def _reduce(sums: Tensor, prime: float | Tensor, steps: int, spare: Tensor) -> None:
+def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
     """`sums` modulo the prime, centred, in place: float64 integers, below 2^51 for one step, up to 2^53 - q for two."""
-    inverse = 1.0 / prime
     for _ in range(steps):
-        torch.mul(sums, inverse, out=spare).round_()
-        sums.addcmul_(spare, prime, value=-1) if isinstance(prime, Tensor) else sums.sub_(spare, alpha=prime)
+        torch.mul(sums, 1.0 / prime, out=spare).round_()
+        sums.sub_(spare, alpha=prime)
 
 
 # ---- one residue at a time
 
 
-def _by_residue(ring: Ring, sizes: int, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A function of float64 residues (n, ..., L, N) reduced modulo the primes, a few ciphertexts at a time.
+def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """A function of float64 residues modulo one prime (n, ..., N), reduced in `steps`, a few ciphertexts at a time.
 
-    Its values are integers of absolute value <= 2^53 - q; `sizes` of them for each ciphertext.
+    It is given the prime's number first; `sizes` parts of each ciphertext come out, of values that `_reduce` allows.
     """
     like = tensors[0]
-    out = torch.empty((like.shape[0], sizes, *like.shape[-2:]), dtype=torch.int32, device=like.device)
-    primes = torch.tensor(ring.primes, dtype=torch.float64, device=like.device)[:, None]
-    each = sum(t[0].numel() for t in tensors) if like.shape[0] else 0
-    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // max(1, each))
+    out = torch.empty((like.shape[0], sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
+    each = ring.degree * max(sizes, sum(t.shape[1] for t in tensors))
+    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // each)
     for start in range(0, like.shape[0], step):
-        values = function(*(t[start : start + step].double() for t in tensors))
-        _reduce(values, primes, 2, torch.empty_like(values))
-        out[start : start + step] = values
+        for i, prime in enumerate(ring.primes):
+            values = function(i, *(t[start : start + step, :, i].double() for t in tensors))
+            _reduce(values, float(prime), steps, torch.empty_like(values))
+            out[start : start + step, :, i] = values
     return out
 
 
@@ -203,7 +204,8 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
     if not _is_native(x):
         flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
         # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
-        return _by_residue(ring, 1, lambda a, b: a.add_(b, alpha=factor), x.view(flat), y.view(flat)).view(x.shape)
+        sums = _by_residue(ring, 1, 1, lambda _, a, b: a.add_(b, alpha=factor), x.view(flat), y.view(flat))
+        return sums.view(x.shape)
     return _native_combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
 
 
@@ -232,7 +234,10 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
         raise InputError(f"{tuple(x.shape)} times {tuple(y.shape)}", where="kernels.multiply", hint=hint)
     x, y = x.contiguous(), y.contiguous()
     if not _is_native(x):
-        return _by_residue(ring, a + b - 1, _products, x, y)
+        steps = 1 if min(a, b) <= 2 else 2  # two products of residues are below q^2 / 2 < 2^51
+        if x is y:
+            return _by_residue(ring, 2 * a - 1, steps, lambda _, part: _products(part, part), x)
+        return _by_residue(ring, a + b - 1, steps, lambda _, *parts: _products(*parts), x, y)
     out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
     sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
     native.library().hb_multiply(x.data_ptr(), y.data_ptr(), *sizes, _primes(ring), threads, out.data_ptr())
@@ -240,10 +245,13 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Of x (n, a, N) and y (n, b, N): sums of at most 8 products of less than q^2 / 4, below 2^53 - q."""
     a, b = x.shape[1], y.shape[1]
-    out = torch.zeros((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.float64, device=x.device)
-    for i in range(a):
-        out[:, i : i + b].addcmul_(x[:, i : i + 1], y)  # at most 8 products of less than q^2 / 4: below 2^53 - q
+    out = x.new_empty((x.shape[0], a + b - 1, x.shape[2]))
+    torch.mul(x[:, :1], y, out=out[:, :b])
+    torch.mul(x[:, 1:], y[:, b - 1 :], out=out[:, b:])
+    for i in range(1, a):
+        out[:, i : i + b - 1].addcmul_(x[:, i : i + 1], y[:, : b - 1])
     return out
 
 
@@ -277,5 +285,4 @@ def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
     if _is_native(x):
         return _native_combine(head, x.contiguous(), spread, inverses, [-i for i in inverses])
-    factors = torch.tensor(inverses, dtype=torch.float64, device=x.device)[:, None]
-    return _by_residue(head, x.shape[1], lambda a, b: a.sub_(b).mul_(factors), x[:, :, :count], spread)
+    return _by_residue(head, x.shape[1], 1, lambda i, a, b: a.sub_(b).mul_(inverses[i]), x, spread)

@@ -71,7 +71,7 @@ def reference_encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, sec
     """`encrypt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, len(ring.primes), a.shape[0], a.device):
-        plain = space.put(message[piece], 1)[0].add_(space.put(noise[piece], 2)[0])
+        plain = space.put(message[piece] + noise[piece], 1)[0]
         for q, factor, column in zip(ring.primes, s, space.put(a[piece]), strict=True):
             product = space.load(column).mul_(factor[:, None])  # below 2^50
             masked = space.transform(space.reduce(product, q), q, True)
@@ -84,7 +84,7 @@ def reference_encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor,
     """`encrypt_ntt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, len(ring.primes), a.shape[0], a.device):
-        plain = space.put(message[piece], 1)[0].add_(space.put(noise[piece], 2)[0])
+        plain = space.put(message[piece] + noise[piece], 1)[0]
         for q, factor, column in zip(ring.primes, s, space.put(a[piece]), strict=True):
             values = space.transform(space.reduce(space.load(plain), q), q, False)
             values.addcmul_(column, factor[:, None], value=-1)  # below 2^51

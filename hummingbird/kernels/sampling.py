@@ -53,14 +53,18 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 
 def reference_uniform(x: Tensor, moduli: Tensor) -> Tensor:
     """Words x, int32 (n, L, N), to residues in place; the places of those to draw again, int64."""
-    moduli, size, found = moduli.view(-1, 1), x.shape[1] * x.shape[2], []
-    step = max(1, _AT_ONCE // size) if x.is_cpu else max(1, len(x))
-    for start in range(0, len(x), step):
-        piece = x[start : start + step]
-        piece &= _WORD
-        found.append((piece >= moduli).view(-1).nonzero().view(-1) + start * size)
+    lines, degree = x.view(-1, x.shape[-1]), x.shape[-1]
+    moduli = moduli.view(-1, 1)
+    pieces = x.split(max(1, _AT_ONCE // x[0].numel()) if len(x) and x.is_cpu else max(1, len(x)))
+    # Few words are out of range: the largest of every eight is compared first, as maxima cost less than comparisons.
+    above = [(piece.bitwise_and_(_WORD).unflatten(2, (8, -1)).amax(2) >= moduli).flatten(0, 1) for piece in pieces]
+    line, column = torch.cat(above).nonzero().unbind(1)
+    column = column[:, None] + torch.arange(0, degree, degree // 8, device=x.device)
+    rejected = lines[line[:, None], column] >= moduli[line % len(moduli)]
+    places = (line[:, None] * degree + column)[rejected].sort().values
+    for piece in pieces:
         piece.sub_((moduli // 2 - piece).bitwise_right_shift_(31).bitwise_and_(moduli))  # q where x > q/2
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device=x.device)
+    return places
 
 
 def native_uniform(x: Tensor, moduli: Tensor) -> Tensor:
@@ -98,13 +102,15 @@ def reference_noise(words: Tensor) -> Tensor:
     out = torch.empty(words.shape, dtype=torch.int32, device=words.device)
     step = _AT_ONCE if words.is_cpu else max(1, words.numel())
     for x, counts in zip(words.view(-1).split(step), out.view(-1).split(step), strict=True):
-        part = torch.empty_like(x)
         x &= (1 << 2 * ETA) - 1
-        # Neighbouring fields of so many bits are added, those of the mask and those above; at last six of at most 8.
-        for bits, mask in ((1, 0x155555555555), (2, 0x333333333333), (4, 0x0F0F0F0F0F0F)):
-            torch.bitwise_right_shift(x, bits, out=part).bitwise_and_(mask)
-            x.bitwise_and_(mask).add_(part)
-        for bits in (8, 16, 32):
-            x.add_(torch.bitwise_right_shift(x, bits, out=part))
+        part = torch.empty_like(x)
+        # Additions on halves of words, which are vector instructions: no sum leaves its field of at most 8 bits.
+        half, other = x.view(torch.int32), part.view(torch.int32)
+        for bits, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F)):
+            torch.bitwise_right_shift(half, bits, out=other).bitwise_and_(mask)
+            half.bitwise_and_(mask).add_(other)
+        for bits in (8, 16):
+            half.add_(torch.bitwise_right_shift(half, bits, out=other))
+        half.add_(torch.bitwise_right_shift(x, 32, out=part).view(torch.int32))
         counts.copy_(x.bitwise_and_(0xFF)).sub_(ETA)
     return out
