@@ -27,7 +27,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels import native
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ntt import Ring, reference_carry
 
 EXACT = 2**53  # float64 holds every integer up to here
 _ONE_STEP = 2**51  # below it, one step of the reduction is right
@@ -273,16 +273,35 @@ def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     count = len(ring.primes) - 1
     if not count:
         raise InputError("one prime is left", where="kernels.switch(ring)", hint="keep more primes until here")
-    head, last = ring.take(count), Ring.of(ring.degree, ring.primes[count:])
+    head = ring.take(count)
     plain = 1 if form == "mixed" else 0  # parts that are coefficients
-    dropped = x[:, :, count:].contiguous()
-    if plain < x.shape[1]:
-        dropped[:, plain:] = last.intt(dropped[:, plain:].contiguous())
-    spread = dropped.expand(-1, -1, count, -1).contiguous()  # |spread| <= (p - 1) / 2 < 2^25, which transforms allow
-    if plain < x.shape[1]:
-        spread[:, plain:] = head.ntt(spread[:, plain:].contiguous())
+    spread = (_native_spread if _is_native(x) else _reference_spread)(ring, x, plain)  # of |.| <= (p - 1) / 2 < 2^25
     inverses = [(pow(ring.primes[count], -1, q) + q // 2) % q - q // 2 for q in head.primes]
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
     if _is_native(x):
         return _native_combine(head, x.contiguous(), spread, inverses, [-i for i in inverses])
     return _by_residue(head, x.shape[1], 1, lambda i, a, b: a.sub_(b).mul_(inverses[i]), x, spread)
+
+
+def _native_spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
+    """[x]_p, residues modulo the last prime, modulo the others: of the same form."""
+    count = len(ring.primes) - 1
+    dropped = x[:, :, count:].contiguous()
+    if plain < x.shape[1]:
+        last = Ring.of(ring.degree, ring.primes[count:])
+        dropped[:, plain:] = last.intt(dropped[:, plain:].contiguous())
+    spread = dropped.expand(-1, -1, count, -1).contiguous()
+    if plain < x.shape[1]:
+        spread[:, plain:] = ring.take(count).ntt(spread[:, plain:].contiguous())
+    return spread
+
+
+def _reference_spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
+    """See `_native_spread`."""
+    (n, size, _, degree), count = x.shape, len(ring.primes) - 1
+    dropped = x[:, :, count]
+    spread = x.new_empty(n, size, count, degree)
+    spread[:, :plain] = dropped[:, :plain, None]
+    values = reference_carry(dropped[:, plain:].reshape(-1, degree), ring.primes[count], ring.take(count))
+    spread[:, plain:] = values.view(n, size - plain, count, degree)
+    return spread

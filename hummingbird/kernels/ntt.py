@@ -130,6 +130,21 @@ def reference_transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
     return out.view(x.shape)
 
 
+def reference_carry(x: Tensor, last: int, ring: Ring) -> Tensor:
+    """Values modulo the prime `last`, to those of the same centred coefficients modulo the ring's: in plain torch.
+
+    int32 (n, N), contiguous, to (n, L, N); |coefficient| < 2^25, which transforms allow.
+    """
+    out = x.new_empty(x.shape[0], len(ring.primes), ring.degree)
+    for piece, space in pieces(ring.degree, len(ring.primes), x.shape[0], x.device):
+        plain = space.put(x[piece], 1)[0]
+        plain.copy_(space.reduce(space.transform(space.load(plain), last, True), last))
+        for q, column in zip(ring.primes, space.part(0), strict=True):
+            column.copy_(space.reduce(space.transform(space.load(plain), q, False), q))
+        space.get(out[piece])
+    return out
+
+
 # ---- C++
 
 

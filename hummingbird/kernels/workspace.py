@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hummingbird.kernels.roots import centred, exponents, powers
 
-_PIECE = {"cpu": 1 << 17, "cuda": 1 << 22}  # residues at a time
+_PIECE = {"cpu": 1 << 18, "cuda": 1 << 22}  # residues at a time
 
 
 def _radices(degree: int) -> list[int]:
@@ -55,15 +55,22 @@ class Workspace:
 
     def put(self, x: Tensor, part: int = 0) -> Tensor:
         """int32 (columns, L, N) or (columns, N), contiguous, copied to (L, N, columns) in buffer `part`."""
+        columns = self.key[2]
+        rows = x.view(columns, -1)
+        into = self.part(part).view(-1, columns)[: rows.shape[1]]
+        return into.copy_(rows.t()).view(-1, self.key[0], columns)
+
+    def part(self, part: int) -> Tensor:
+        """Buffer `part`, int32 (L, N, columns)."""
         degree, primes, columns, device = self.key
         while len(self._parts) <= part:
-            self._parts.append(torch.empty(primes * degree, columns, dtype=torch.int32, device=device))
-        rows = x.view(columns, -1)
-        return self._parts[part][: rows.shape[1]].copy_(rows.t()).view(-1, degree, columns)
+            self._parts.append(torch.empty(primes, degree, columns, dtype=torch.int32, device=device))
+        return self._parts[part]
 
     def get(self, out: Tensor) -> None:
         """Buffer 0 to int32 (columns, L, N)."""
-        out.view(self.key[2], -1).copy_(self._parts[0].t())
+        columns = self.key[2]
+        out.view(columns, -1).copy_(self.part(0).view(-1, columns).t())
 
     def load(self, x: Tensor) -> Tensor:
         """Residues (N, columns) as float64, in a buffer that the next transform overwrites."""
