@@ -13,9 +13,11 @@ an FFT of N/2 points after a twist, as zeta^((4j+1)N/2) = i. complex puts two va
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import ConfigError
@@ -47,24 +49,36 @@ def encode(values: Tensor, packing: str, degree: int, scale: int) -> Tensor:
         out = torch.zeros(values.shape[0], degree, dtype=torch.int32, device=values.device)
         out[:, :count] = (values * 2.0**scale).round_()
         return out
-    half = degree // 2
-    z = torch.zeros(values.shape[0], half, dtype=torch.complex128, device=values.device)
-    first = values[:, :half].double()
-    z.real[:, : first.shape[1]] = first
-    if count > half:
-        z.imag[:, : count - half] = values[:, half:].double()
-    twisted = torch.fft.fft(z) * (_twist(degree).to(values.device).conj() * (2.0**scale / half))
-    return torch.cat([twisted.real, twisted.imag], 1).round_().int()
+    half, n = degree // 2, values.shape[0]
+    if count < degree:
+        values = F.pad(values, (0, degree - count))
+    out = torch.empty(n, 2, half, dtype=torch.int32, device=values.device)
+    factors = _twist(degree).to(values.device).conj().resolve_conj() * (2.0**scale / half)
+    for piece, place in _pieces(values.view(n, 2, half), out):
+        piece = piece.double()
+        twisted = torch.fft.fft(torch.complex(piece[:, 0], piece[:, 1])).mul_(factors)
+        place.copy_(torch.view_as_real(twisted).round_().movedim(2, 1))
+    return out.view(n, degree)
 
 
 def decode(coefficients: Tensor, packing: str) -> Tensor:
     """Values times the scale: float64 (n, N) to float64 (n, slots)."""
     if packing == "coefficients":
         return coefficients
-    half = coefficients.shape[1] // 2
-    u = torch.complex(coefficients[:, :half], coefficients[:, half:]) * _twist(2 * half).to(coefficients.device)
-    z = torch.fft.ifft(u) * half
-    return z.real if packing == "real" else torch.cat([z.real, z.imag], 1)
+    n, degree = coefficients.shape
+    half, parts = degree // 2, 1 if packing == "real" else 2
+    out = torch.empty(n, parts, half, dtype=torch.float64, device=coefficients.device)
+    twist = _twist(degree).to(coefficients.device)
+    for piece, place in _pieces(coefficients.view(n, 2, half), out):
+        values = torch.fft.ifft(torch.complex(piece[:, 0], piece[:, 1]).mul_(twist), norm="forward")
+        place.copy_(torch.view_as_real(values).movedim(2, 1)[:, :parts])
+    return out.view(n, -1)
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few polynomials of each tensor at a time on a CPU, whose passes over them then stay in the cache."""
+    size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
 def constant(packing: str, degree: int) -> Tensor:
