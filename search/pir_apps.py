@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models import recommender
 from models.lstm import WordLSTM
@@ -29,7 +29,6 @@ from scripts.train_recommender import auc, scores
 
 APPLICATIONS = ("movielens", "wikitext2")
 _COLUMNS = 16  # texts read side by side
-_HALF = 2  # bytes of a number: the rows of the shipped nets are float16
 
 
 class Evaluation(Protocol):
@@ -43,18 +42,27 @@ class Evaluation(Protocol):
 
 @dataclass(frozen=True)
 class Application:
-    """rows of row_bytes in the table; accesses: what every inference of the training split wants; evaluation: of at
-    most so many inferences of a split, all for None. measure: what quality is, which is better when it is higher, or
-    when it is lower.
+    """table: what is looked up in, (rows, dim) as it is stored at the servers; accesses: what every inference of the
+    training split wants; evaluation: of at most so many inferences of a split, all for None. measure: what quality is,
+    which is better when it is higher, or when it is lower.
     """
 
     name: str
     measure: str
     higher: bool
-    rows: int
-    row_bytes: int
+    table: Tensor
     accesses: Sequence[Tensor]
     evaluation: Callable[[str, int | None], Evaluation]
+
+    @property
+    def rows(self) -> int:
+        """Of the table."""
+        return len(self.table)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.table.shape[1] * self.table.element_size()
 
     def loss(self, quality: float, exact: float) -> float:
         """How much worse than the exact net, as a fraction of its quality."""
@@ -64,6 +72,11 @@ class Application:
 def load_application(name: str, weights: Path, data: str | None) -> Application:
     """One of APPLICATIONS with its trained net; InputError for missing or unfit weights and data."""
     return {"movielens": _movielens, "wikitext2": _wikitext2}[name](weights, data)
+
+
+def _stored(layer: nn.Embedding) -> Tensor:
+    """Rows in half precision, as the shipped nets have them."""
+    return layer.weight.detach().half()
 
 
 class _Answers:
@@ -87,14 +100,12 @@ def _movielens(weights: Path, data: str | None) -> Application:
     train = load_questions("train", data)
     net = recommender.Recommender(train.movies)
     read_weights(net, weights, "--weights")
-    rows, dim = net.items.weight.shape
     accesses = [line[line != recommender.PADDING] for line in train.wanted]
     return Application(
         "movielens",
         "AUC",
         True,
-        rows,
-        _HALF * dim,
+        _stored(net.items),
         accesses,
         lambda split, count: _Answers(net, load_questions(split, data), count),
     )
@@ -123,13 +134,11 @@ def _wikitext2(weights: Path, data: str | None) -> Application:
     text = load_text(data)
     net = WordLSTM(len(text.words))
     read_weights(net, weights, "--weights")
-    rows, dim = net.words.weight.shape
     return Application(
         "wikitext2",
         "perplexity",
         False,
-        rows,
-        _HALF * dim,
+        _stored(net.words),
         text.numbers["train"].split(WINDOW),
         lambda split, count: _Reading(net, text.numbers[split], count),
     )

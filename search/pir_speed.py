@@ -1,48 +1,45 @@
-"""How fast this machine serves private lookups: the kernel timed on small tables, and the model fitted to it."""
+"""How fast this machine serves private lookups: passes of real servers timed, and the model fitted to them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 from tqdm import tqdm
 
-from hummingbird.kernels import rows as kernel
 from hummingbird.pir import dpf
-from hummingbird.pir.price import Price, Speed, blocks
+from hummingbird.pir.batch import BatchCode
+from hummingbird.pir.batched import plan_servers
+from hummingbird.pir.messages import pack_query
+from hummingbird.pir.plan import Plan
+from hummingbird.pir.price import Price, Speed, price
+from scripts.bench_pir import seconds
+from search.pir_timed import REPEATS, answer_together, one_thread
 
-_ROWS = (256, 1024, 4096, 16384)  # buckets of plans are of such sizes
-_REPEATS = 5
+# Buckets and keys for each of them: sizes of plans are between them.
+_SIZES = ((1, 8), (1, 64), (8, 1), (8, 2), (32, 1), (32, 2), (96, 1))
+_HOT = 10  # a hot table has one row in so many
 
 
-def measure(widths: Sequence[int], clients: int, prf: str) -> tuple[Speed, float]:
-    """The speed of one core at batches of `clients` keys on records of `widths` bytes, and the largest relative error
+def measure(rows: int, widths: Sequence[int], clients: int, prf: str) -> tuple[Speed, float]:
+    """The speed of one core at passes for `clients` inferences on tables of `rows` rows, and the largest relative error
     of the model on what was measured.
 
-    Expansion and selection together, the best of several runs; `prf` expands the keys.
+    widths: bytes of a record. A whole table is served, bucket by bucket, as a plan's is: a lone bucket stays in the
+    cache, and says little of a table that does not.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        sizes = [(rows, width) for rows in _ROWS for width in widths]
-        with tqdm(sizes, desc="speed", unit="table", leave=False) as bar:
-            measured = [_time(rows, width, clients, prf) for rows, width in bar]
-    finally:
-        torch.set_num_threads(threads)
+    codes = [BatchCode(size, b, 1, n) for size in (rows, max(1, rows // _HOT)) for b, n in _SIZES if b <= size]
+    settings = [(code, width) for code in codes for width in widths]
+    # CPU time of this thread, the least of several: a clock on the wall counts the turns of other processes, too.
+    with one_thread(), tqdm(settings, desc="speed", unit="table", leave=False) as bar:
+        measured = [_time(code, width, clients, prf) for code, width in bar]
     speed = Speed.fit(measured)
-    return speed, max(abs(speed.seconds(price) / seconds - 1) for price, seconds in measured)
+    return speed, max(abs(speed.seconds(cost) / took - 1) for cost, took in measured)
 
 
-def _time(rows: int, width: int, clients: int, prf: str) -> tuple[Price, float]:
-    table = kernel.Table(rows, width)
-    table.fill(0, (torch.arange(rows * width) * 97 % 251).to(torch.uint8).view(rows, width))
-    keys = dpf.generate(torch.arange(clients) * 31 % rows, rows, prf)[0]
-    passes = max(1, 4096 * 64 // (rows * width))  # long enough for the clock
-    best = float("inf")
-    for _ in range(_REPEATS):
-        started = time.perf_counter()
-        for _ in range(passes):
-            table.answer(keys)
-        best = min(best, (time.perf_counter() - started) / passes)
-    return Price(clients, 0, 2 * clients * width, clients * rows, clients * rows * width, clients * blocks(rows)), best
+def _time(code: BatchCode, width: int, clients: int, prf: str) -> tuple[Price, float]:
+    """Price and seconds of an inference."""
+    (server,) = plan_servers(torch.zeros(code.rows, width, dtype=torch.uint8), Plan(code), 0)
+    places = (torch.arange(clients * code.keys) * 31 % code.bucket_rows).view(clients, code.keys)
+    queries = [pack_query("xor", dpf.generate(some, code.bucket_rows, prf)[0]) for some in places]
+    return price([code], width), seconds(lambda: answer_together(server, queries), REPEATS) / clients

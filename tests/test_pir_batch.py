@@ -16,7 +16,7 @@ from hummingbird.kernels import dpf
 from hummingbird.pir import batch, profile
 from hummingbird.pir.batch import Assignment, BatchCode
 from hummingbird.pir.plan import Plan
-from hummingbird.pir.price import Price, Speed, blocks, pareto, price
+from hummingbird.pir.price import Speed, blocks, pareto, price
 
 SIZES = (1, 2, 3, 5, 64, 1000, 1024, 4097)
 
@@ -213,6 +213,9 @@ def test_prices_are_those_of_keys_and_records() -> None:
     assert cost.down == 2 * 64 * plan.keys and cost.bytes == cost.up + cost.down
     assert cost.rows == sum(code.keys * code.layout().shape[1] for code in plan.codes)
     assert cost.read == 64 * cost.rows
+    assert cost.messages == len(plan.codes) and cost.buckets == sum(code.buckets for code in plan.codes)
+    two = price([BatchCode(1000, 10, 1, 2)], 64)
+    assert (two.keys, two.buckets, two.held, two.read) == (20, 10, 64 * 1000, 2 * 64 * 1000)
     for rows in (1, 1024, 1025, 2048, 5000, 70000, 1 << 20):
         leaves, above = -(-rows // 1024), 0
         level = leaves
@@ -223,15 +226,15 @@ def test_prices_are_those_of_keys_and_records() -> None:
 
 
 def test_the_speed_model_finds_what_made_its_measurements() -> None:
-    true = Speed(2e-6, 3e-8, 1e-11, 5e-10)
-    shapes = [(32, 256, 64), (32, 1 << 14, 64), (32, 1 << 14, 1536), (8, 1 << 12, 384), (8, 256, 4096)]
-    prices = [Price(k, 0, 2 * k * width, k * rows, k * rows * width, k * blocks(rows)) for k, rows, width in shapes]
+    true = Speed(5e-5, 1e-6, 1e-11, 2e-6, 3e-8, 1e-11, 5e-10)
+    shapes = [(1, 8, 64), (1, 64, 384), (8, 1, 1536), (8, 2, 64), (32, 1, 384), (96, 1, 64), (2, 32, 1536), (300, 1, 8)]
+    prices = [price([BatchCode(1 << 14, buckets, 1, rounds)], width) for buckets, rounds, width in shapes]
     fitted = Speed.fit([(cost, true.seconds(cost)) for cost in prices])
     assert astuple(fitted) == pytest.approx(astuple(true), rel=1e-6)
     slower = [(cost, 1e-9 * cost.keys + 1e-3) for cost in prices]  # explained best by a negative coefficient
     assert min(astuple(Speed.fit(slower))) >= 0
     with pytest.raises(InputError, match="measurements"):
-        Speed.fit([(prices[0], 1.0)] * 3)
+        Speed.fit([(prices[0], 1.0)] * 6)
 
 
 def test_pareto_keeps_what_nothing_beats() -> None:

@@ -13,14 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from hummingbird.errors import HummingbirdError
+from hummingbird.pir.batched import plan_servers
 from hummingbird.pir.price import Speed, price
-from search import pir_plan, pir_speed
+from search import pir_plan, pir_speed, pir_timed
 from search.pir_apps import Application
 from search.pir_grid import Profile, Recipe, found, recipes, share_dropped
 from search.pir_plan import ECO, chosen, main, parser
 
 ROWS, WIDTH = 2000, 64
-SPEED = Speed(1e-7, 1e-9, 1e-12, 1e-10)
+SPEED = Speed(1e-5, 1e-7, 1e-13, 1e-7, 1e-9, 1e-12, 1e-10)
+TABLE = torch.randn(ROWS, WIDTH // 2, generator=torch.Generator().manual_seed(5)).half()
 
 
 def accesses(count: int, seed: int) -> list[Tensor]:
@@ -40,19 +43,20 @@ class Shares:
 
 def application(*_: object) -> Application:
     seeds = {"train": 0, "validation": 1, "test": 2}
-    return Application("shares", "AUC", True, ROWS, WIDTH, accesses(200, 0), lambda split, n: Shares(seeds[split], n))
+    return Application("shares", "AUC", True, TABLE, accesses(200, 0), lambda split, n: Shares(seeds[split], n))
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pir_plan, "load_application", application)
     monkeypatch.setattr(pir_plan, "measure", lambda *_: (SPEED, 0.01))
+    monkeypatch.setattr(pir_timed, "REPEATS", 1)
     monkeypatch.setattr("search.pir_grid.SIZES", (8, 24, 48))
     monkeypatch.setattr("search.pir_grid.SHARES", (0.1,))
     monkeypatch.setattr("search.pir_grid.COMPANIONS", (0, 2))
 
 
-WORDS = ["--application", "movielens", "--weights", "none.pt", "--samples", "20", "--screen", "5"]
+WORDS = ["--application", "movielens", "--weights", "none.pt", "--samples", "20", "--screen", "5", "--clients", "6"]
 
 
 def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,11 +78,18 @@ def test_rows_are_what_their_plans_are(tmp_path: Path, capsys: pytest.CaptureFix
     assert {row["kind"] for row in rows} == {"plain", "bins", "cuckoo"}
     assert any(row["companions"] for row in rows) and any(row["hot"] for row in rows)
     tested = [row for row in rows if "test_quality" in row]
+    for row in rows:
+        figures = [row[key] for key in ("timed_inferences_per_second", "client_milliseconds", "message_bytes")]
+        assert all(figures) if row in tested else figures == [None] * 3
+    for row in tested:
+        assert row["timed_inferences_per_second"] == pytest.approx(6 / row["timed_pass_seconds"])
+        extra = row["message_bytes"] - row["bytes_per_inference"]
+        assert 0 < extra <= 4 * 128 * (2 if row["hot"] else 1)  # headers of a query and an answer of each server
     assert tested and all(0.4 < row["test_quality"] <= 1 for row in tested)
 
     text = capsys.readouterr().out
     words = {(word, row["family"]) for word, row in chosen(rows, "AUC")}
-    shown = {(line.split()[-11], line) for line in text.splitlines() if re.search(r" (eco|relaxed) ", line)}
+    shown = {(line.split()[-13], line) for line in text.splitlines() if re.search(r" (eco|relaxed) ", line)}
     assert len(shown) == len(chosen(rows, "AUC")) >= len(words)
     assert "2,000 rows of 64 bytes; all rows found: AUC 1.0000 (validation), 1.0000 (test)" in text
     eco = [row for word, row in chosen(rows, "AUC") if word == "eco"]
@@ -138,12 +149,45 @@ def test_the_grid_is_of_plans_that_can_be_made() -> None:
 
 
 def test_the_speed_of_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pir_speed, "_REPEATS", 1)
-    monkeypatch.setattr(pir_speed, "_ROWS", (256, 1024))
+    monkeypatch.setattr(pir_speed, "REPEATS", 1)
     threads = torch.get_num_threads()
-    speed, error = pir_speed.measure([64, 256], 8, "aes")
+    speed, error = pir_speed.measure(50, [64, 256], 8, "aes")  # a hot table of 5 rows has few buckets
     assert torch.get_num_threads() == threads and error >= 0
     assert min(astuple(speed)) >= 0 < max(astuple(speed))
+
+
+@pytest.mark.parametrize(
+    "recipe", [Recipe("plain", 8), Recipe("bins", 8, 24, 0.1, 2, 2), Recipe("cuckoo", 24, 24, 0.1)]
+)
+def test_a_plan_at_work_finds_what_the_planner_finds(recipe: Recipe) -> None:
+    profile, wanted = Profile(accesses(200, 0), ROWS), accesses(7, 2)
+    threads = torch.get_num_threads()
+    took = pir_timed.timed(TABLE, profile.plan(recipe), wanted, "chacha12")
+    assert took.content == recipe.price(ROWS, WIDTH).bytes < took.messages
+    assert took.server > 0 and took.client > 0 and torch.get_num_threads() == threads
+
+
+def test_wrong_rows_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, wanted = Profile(accesses(200, 0), ROWS).plan(Recipe("bins", 8)), accesses(3, 2)
+    other = TABLE.clone()
+    other[wanted[1]] += 1
+    with monkeypatch.context() as patch, pytest.raises(HummingbirdError, match="a wrong row"):
+        patch.setattr(pir_timed, "plan_servers", lambda table, *rest: plan_servers(other, *rest))
+        pir_timed.timed(TABLE, plan, wanted, "aes")
+    with monkeypatch.context() as patch, pytest.raises(HummingbirdError, match="a wrong row"):  # zeros, where none is
+        patch.setattr(pir_timed, "found", lambda _, wanted: [torch.ones(len(rows)).bool() for rows in wanted])
+        pir_timed.timed(TABLE, plan, wanted, "aes")
+    with monkeypatch.context() as patch, pytest.raises(HummingbirdError, match="other answers in a pass than alone"):
+        patch.setattr(pir_timed, "answer_together", lambda server, queries: [b""])
+        pir_timed.timed(TABLE, plan, wanted, "aes")
+
+
+def test_bytes_that_were_not_foreseen_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pir_plan, "timed", lambda *_: pir_timed.Timed(1.0, 1.0, 30, 20))
+    assert main(WORDS) == 1
+    assert "error: messages have 20 bytes of keys and records, not" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,13 @@ For a code of b buckets of r places, one key of |k| = 176 + 17 depth(r) bytes ea
     up = 2 b |k|        down = 2 b w        read per server = b r w bytes
     PRF blocks per server = b (2 (nodes above the leaves) + 8 leaves),  leaves = ceil(r / 1024)      (AES; `blocks`)
 
-Seconds are a linear model of the kernel, s(key) = a + c_1 blocks + c_2 bytes read + c_3 w, whose coefficients are
-fitted to measurements of one machine (`Speed.fit`). Constant parts of messages (headers, HTTP) are left out: some 100
-bytes.
+Seconds are a linear model of a server, for n keys to each bucket
+
+    s(code) = m + b (t + c_0 r w + n (a + c_1 blocks + c_2 r w + c_3 w))
+
+with c_0 for memory that a pass reads once, and c_2 for the work of each key. Its coefficients are fitted to
+measurements of one machine (`Speed.fit`). Constant parts of messages (headers, HTTP) are left out of the bytes: some
+100 in each.
 """
 
 from __future__ import annotations
@@ -22,15 +26,19 @@ from hummingbird.errors import InputError
 from hummingbird.kernels import dpf
 from hummingbird.pir.batch import BatchCode
 
+_TERMS = 7  # of the model
 _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 
 
 @dataclass(frozen=True)
 class Price:
-    """Of one inference. keys: to each server; up, down: bytes of the client to and from both servers; rows, read
-    (bytes), blocks (of the PRF): the work of each server.
+    """Of one inference. messages, keys: to each server; buckets: that the keys are for; held: bytes of these; up, down:
+    bytes of the client to and from both servers; rows, read (bytes), blocks (of the PRF): the work of each server.
     """
 
+    messages: int
+    buckets: int
+    held: int
     keys: int
     up: int
     down: int
@@ -63,13 +71,19 @@ def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
 def _price(code: BatchCode, record_bytes: int) -> Price:
     keys, rows = code.keys, code.keys * code.bucket_rows
     up, down = 2 * keys * dpf.key_bytes(code.bucket_rows), 2 * keys * record_bytes
-    return Price(keys, up, down, rows, rows * record_bytes, keys * blocks(code.bucket_rows))
+    read = rows * record_bytes
+    return Price(1, code.buckets, read // code.rounds, keys, up, down, rows, read, keys * blocks(code.bucket_rows))
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of one core of a server for every key, PRF block, byte read and byte answered."""
+    """Seconds of one core of a server for every message, bucket, byte held, key, PRF block, byte read and byte
+    answered, where so many inferences share a pass as in the measurements.
+    """
 
+    message: float
+    bucket: float
+    held: float
     key: float
     block: float
     read: float
@@ -79,20 +93,20 @@ class Speed:
     def fit(cls, measured: Sequence[tuple[Price, float]]) -> Speed:
         """The coefficients that explain measured seconds best in relative terms, none below 0.
 
-        InputError for fewer than four measurements, or one that took no time.
+        InputError for fewer than seven measurements, or one that took no time.
         """
-        if len(measured) < 4 or not all(seconds > 0 for _, seconds in measured):
-            raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="four or more, of more than 0 s")
+        if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
+            raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
         rows = torch.tensor([[n / s for n in _work(p)] for p, s in measured], dtype=torch.float64)
         scale = rows.norm(dim=0).clamp_min(1e-300)  # a kind of work that none had stays at 0
-        best, least = torch.zeros(4, dtype=torch.float64), torch.inf
-        faces = [face for size in range(1, 5) for face in combinations(range(4), size)]
+        best, least = torch.zeros(_TERMS, dtype=torch.float64), torch.inf
+        faces = [face for size in range(_TERMS) for face in combinations(range(_TERMS), size + 1)]
         for face in map(list, faces):  # least squares of numbers that are not negative: the best of all subsets
             part = (rows / scale)[:, face]
             found = torch.linalg.lstsq(part, torch.ones(len(part), 1, dtype=torch.float64), driver="gelsd").solution
             error = float((part @ found - 1).norm())
             if bool((found >= 0).all()) and error < least:
-                best, least = torch.zeros(4, dtype=torch.float64), error
+                best, least = torch.zeros(_TERMS, dtype=torch.float64), error
                 best[face] = found.flatten()
         return cls(*(best / scale).tolist())
 
@@ -103,7 +117,7 @@ class Speed:
 
 def _work(price: Price) -> tuple[float, ...]:
     """Of each server, in the order of `Speed`."""
-    return price.keys, price.blocks, price.read, price.down / 2
+    return price.messages, price.buckets, price.held, price.keys, price.blocks, price.read, price.down / 2
 
 
 def pareto(points: Sequence[Sequence[float]]) -> list[int]:
