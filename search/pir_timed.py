@@ -23,7 +23,7 @@ from hummingbird.pir.server import Server
 from scripts.bench_pir import seconds
 from search.pir_grid import found
 
-REPEATS = 7
+REPEATS = 15
 _DECODER = "xor"
 
 
