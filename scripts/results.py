@@ -30,7 +30,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ BATCH = 250
 CRYPTEN_IMAGES = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A net with its files; images and labels: of the test split."""
 
@@ -75,6 +75,7 @@ class Case:
     folder: Path
     images: Tensor
     labels: Tensor
+    _plain: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -86,6 +87,13 @@ class Case:
     def net(self, setting: str) -> nn.Module:
         net = get_model(self.model, DATASETS[self.dataset].classes).eval()
         return load_checkpoint(self.file(SETTINGS[setting][0]), net)
+
+    def plain(self, setting: str) -> Tensor:
+        """Predictions without windows for all images, made once for each file of weights."""
+        weights = SETTINGS[setting][0]
+        if weights not in self._plain:
+            self._plain[weights] = predict(self.net(setting), self.images, batch=BATCH)
+        return self._plain[weights]
 
     def bits(self, setting: str) -> BitConfig:
         ending = SETTINGS[setting][1]
@@ -101,9 +109,9 @@ def repeated(net: nn.Module, bits: BitConfig, images: Tensor, repeats: int) -> l
     return [predict(hummingbird.simulate(net, bits, seed=seed), images, batch=BATCH) for seed in range(repeats)]
 
 
-def accuracy_row(case: Case, setting: str, bits: BitConfig, net: nn.Module, repeats: int) -> Row:
-    """Accuracy on the whole test split with windows in place, as mean and deviation over seeds."""
-    plain = predict(net, case.images, batch=BATCH)
+def accuracy_row(case: Case, setting: str, bits: BitConfig, repeats: int, *, of: str) -> Row:
+    """Accuracy on the test split of the net `of` a setting with windows in place, as mean and deviation over seeds."""
+    net, plain = case.net(of), case.plain(of)
     # Without low bits to lose there is no chance in it.
     random = any(bits.window(name).m for name in bits.layers) or bits.default.m > 0
     found = repeated(net, bits, case.images, repeats if random else 1)
@@ -127,7 +135,7 @@ def uniform_row(case: Case, width: int, args: argparse.Namespace) -> Row:
     images, labels = load(case.dataset, provenance["split"], args.data)
     samples = int(provenance["samples"])
     window = uniform_window(net, images[:samples], labels[:samples], width)
-    row = accuracy_row(case, f"uniform {width}/64", BitConfig(window), net, args.repeats)
+    row = accuracy_row(case, f"uniform {width}/64", BitConfig(window), args.repeats, of="exact")
     return {**row, "window": str(window)}
 
 
@@ -212,9 +220,7 @@ def measure(case: Case, args: argparse.Namespace) -> list[Row]:
     for setting in SETTINGS:
         if setting != "exact":
             work.append((f"search {setting}", partial(search_row, case, setting)))
-        work.append(
-            (setting, partial(accuracy_row, case, setting, case.bits(setting), case.net(setting), args.repeats))
-        )
+        work.append((setting, partial(accuracy_row, case, setting, case.bits(setting), args.repeats, of=setting)))
         if args.images:
             work.append((f"private {setting}", partial(private_row, case, setting, args)))
     work += [(f"uniform {width}", partial(uniform_row, case, width, args)) for width in UNIFORM]
