@@ -59,6 +59,7 @@ DOCUMENTS = [
         "docs/bit-config.md",
         "docs/encrypted.md",
         "docs/lookup.md",
+        "docs/results.md",
         "docs/torchvision.md",
     )
 ]
