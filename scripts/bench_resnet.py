@@ -72,7 +72,7 @@ def work(args: argparse.Namespace) -> None:
     def errors(opened: Tensor, plain: Tensor) -> dict[str, float]:
         return {
             "largest_logit_error_percent": 100 * float((opened - plain).abs().max() / plain.abs().max()),
-            "agreement_percent": 100 * float((opened.argmax(1) == plain.argmax(1)).float().mean()),
+            "agreement_percent": 100 * float((opened.argmax(1) == plain.argmax(1)).double().mean()),
         }
 
     run_worker(args, build(args), images("test")[0][: args.batch], errors)

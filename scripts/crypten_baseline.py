@@ -172,8 +172,8 @@ def main() -> None:
         figures = {
             "protocol": "CrypTen 0.4.1",
             "images": len(images),
-            "accuracy_private_percent": 100 * float((got.argmax(1) == labels).float().mean()),
-            "accuracy_plain_percent": 100 * float((plain.argmax(1) == labels).float().mean()),
+            "accuracy_private_percent": 100 * float((got.argmax(1) == labels).double().mean()),
+            "accuracy_plain_percent": 100 * float((plain.argmax(1) == labels).double().mean()),
             "largest_logit_error": float((plain - got).abs().max()),
             "largest_logit": float(plain.abs().max()),
             "seconds": seconds,

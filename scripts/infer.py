@@ -146,7 +146,7 @@ def summary(
         "parties": parties,
         "images": count,
         "batch": args.batch,
-        "accuracy_private_percent": 100 * float((logits.argmax(1) == labels).float().mean()),
+        "accuracy_private_percent": 100 * float((logits.argmax(1) == labels).double().mean()),
         "seconds": seconds,
         "milliseconds_per_image": 1e3 * seconds / count,
         "online_seconds": seconds - total.offline_seconds,
@@ -158,8 +158,8 @@ def summary(
     }
     if plain is not None:
         figures |= {
-            "accuracy_plain_percent": 100 * float((plain.argmax(1) == labels).float().mean()),
-            "agreement_percent": 100 * float((plain.argmax(1) == logits.argmax(1)).float().mean()),
+            "accuracy_plain_percent": 100 * float((plain.argmax(1) == labels).double().mean()),
+            "agreement_percent": 100 * float((plain.argmax(1) == logits.argmax(1)).double().mean()),
             "largest_logit_error": float((plain - logits).abs().max()),
             "largest_logit": float(plain.abs().max()),
         }

@@ -26,12 +26,12 @@ The tables of HummingBird (Maeng and Suh, 2023) with the nets of this repository
 {command}
 ```
 
-which measures every figure but the seconds of the searches. {machine}. Windows are chosen on validation
-images that no net was trained on; the test images choose nothing.
+which measures every figure but the seconds of the searches. {machine}.
+Windows are chosen on validation images that no net was trained on; the test images choose nothing.
 """
 NOTE_CIFAR100 = """
 (1) Not the canonical split: 18,000 training, 2,000 validation and 10,000 test images of a split of its own. Its
-figures and the paper's are of different tasks; compare within a column.
+figures and the paper's are of different tasks; compare along a row.
 """
 
 

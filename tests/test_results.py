@@ -65,7 +65,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize(("off", "equal"), [(0.0, True), (2.0, False)])
+@pytest.mark.parametrize(("off", "equal"), [(0.0, True), (1.0, True), (2.0, False)])
 def test_private_accuracy_must_be_that_of_the_twin(
     folder: Path, off: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
