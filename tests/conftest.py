@@ -19,6 +19,9 @@ from hummingbird.mpc import session as sessions
 from tests.dealers import Running
 from tests.nursery import Nursery, open_dealer, open_nursery
 
+# A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
