@@ -257,6 +257,30 @@ def test_what_is_no_key_is_refused_with_the_reason() -> None:
         dpf.check(keys, "here", party=1)
 
 
+@pytest.mark.parametrize("name", prf.PRFS)
+@pytest.mark.parametrize("party", [None, 0, 1])
+def test_the_library_refuses_what_the_definition_refuses(
+    name: str, party: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native.available()
+    rows, verdicts = 70_000, []
+    whole = pairs(rows, name)[party or 0]
+    for place in range(dpf.key_bytes(rows)):
+        for flip in (1, 2, 4, 128, 255):
+            keys = whole.clone()
+            keys[2, place] ^= flip
+            both = []
+            for library in (True, False):
+                monkeypatch.setattr(native, "available", lambda library=library: library)
+                try:
+                    both.append(dpf.check(keys, "here", rows, party))
+                except InputError as error:
+                    both.append(error.what)
+            assert both[0] == both[1], (place, flip)
+            verdicts.append(both[0] == rows)
+    assert 0.2 < sum(verdicts) / len(verdicts) < 0.98
+
+
 def test_a_key_of_no_rows_is_refused() -> None:
     key = crafted(prf.AES, torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8))
     assert dpf.check(key, "here") == 1

@@ -234,6 +234,21 @@ def test_parts_of_a_table_add_up(path: str) -> None:
     assert torch.equal(sums.view(torch.uint8), Table.prepare(data).answer_sum(first, 32))
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tables_asked_together_answer_as_each_alone(path: str, threads: int) -> None:
+    torch.set_num_threads(threads)  # the fixture sets it back
+    small = path == "torch"
+    for count, batch in ((40, 3), (1500, 1), (9 if small else 9000, 40)):
+        data = randoms(5, count, 12)
+        tables = [Table.prepare(part) for part in data]
+        keys = generate(torch.randint(0, count, (5 * batch,)), count)[0].view(5, batch, -1)
+        for width in (0, 8, 32):
+            alone = [t.answer_sum(k, width) if width else t.answer(k) for t, k in zip(tables, keys, strict=True)]
+            assert torch.equal(rows.answer_each(tables, keys, width), torch.stack(alone)), (count, width)
+        turned = keys.transpose(0, 1).contiguous().transpose(0, 1)
+        assert torch.equal(rows.answer_each(tables, turned, 0), rows.answer_each(tables, keys, 0))
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +270,11 @@ def test_what_is_refused(path: str) -> None:
         (lambda: table.update(torch.tensor([0, 3 * LEAF]), randoms(2, 6)), "outside the table"),
         (lambda: table.update(torch.tensor([0, -1]), randoms(2, 6)), "outside the table"),
         (lambda: table.answer(others), "table of 3071 rows"),
+        (lambda: rows.answer_each([table, table], keys[None], 0), "keys (2, B, key_bytes), got (1, 1,"),
+        (lambda: rows.answer_each([table], keys, 0), "keys (1, B, key_bytes)"),
+        (lambda: rows.answer_each([table], others[None], 0), "table of 3071 rows"),
+        (lambda: rows.answer_each([table], keys[None], 64), "no words of 64 bits"),
+        (lambda: rows.answer_each([table, Table(3 * LEAF, 7)], keys[None], 0), "several shapes"),
         (lambda: table.answer(keys[:, :-1]), "cut short"),
         (lambda: table.answer(keys[:0]), "at least one key"),
         (lambda: table.answer(keys.int()), "int32"),

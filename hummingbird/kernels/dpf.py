@@ -67,7 +67,13 @@ def check(keys: Tensor, where: str, rows: int | None = None, party: int | None =
     if not batch or size < key_bytes(1):
         message = f"expected at least one key of {key_bytes(1)} bytes or more, got {batch} of {size}"
         raise InputError(message, where=where)
-    data = keys.contiguous().numpy()
+    keys = keys.contiguous()
+    data = keys.numpy()
+    named = int.from_bytes(data[0, _ROWS : _ROWS + 8].tobytes(), "little") if rows is None else rows
+    if native.available() and 1 <= named <= MOST_ROWS:
+        whose = -1 if party is None else party
+        if native.library().hb_dpf_check(keys.data_ptr(), batch, size, named, whose):
+            return named
 
     def refuse(wrong: Any, what: str, hint: str = "") -> None:
         if wrong.any():

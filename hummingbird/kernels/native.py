@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hummingbird.kernels.twin import Cut
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 4  # the same number as hb_abi() in csrc/kernels.cpp
+_ABI = 5  # the same number as hb_abi() in csrc/kernels.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -45,13 +45,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_linear": (None, [*[_pointer] * 5, _int, _int, _pointer]),
     "hb_combine": (None, [_pointer, _pointer, *[_long] * 4, *[_pointer] * 3, _int, _pointer]),
     "hb_multiply": (None, [_pointer, _pointer, *[_long] * 5, _pointer, _int, _pointer]),
+    "hb_dpf_check": (_int, [_pointer, *[_long] * 4]),
     "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_dpf_generate": (None, [_pointer, _long, *[_pointer] * 5]),
     "hb_gfni": (_int, []),
     "hb_set_gfni": (_int, [_int]),
     "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_rows_update": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
-    "hb_rows_answer": (None, [_pointer, _long, _long, _int, _pointer, *[_long] * 3, _int, _pointer]),
+    "hb_rows_answer": (None, [_pointer, *[_long] * 3, _int, _pointer, *[_long] * 3, _int, _pointer]),
     "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
     "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
     "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),

@@ -13,7 +13,9 @@ graph, 1970). Keys are expanded a few leaves at a time, while bits and rows stay
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -162,11 +164,7 @@ class Table:
         """Keys that begin at `leaf`, or, for -1, selection bits."""
         if not self._sliced:
             return reference_select(data, self._store.view(self.rows, self.row_bytes), width)
-        data, out = data.contiguous(), torch.empty((len(data), self.row_bytes), dtype=torch.uint8)
-        shape = (self._store.data_ptr(), self.rows, self.row_bytes)
-        queries = (data.data_ptr(), *data.shape, leaf)
-        native.library().hb_rows_answer(*shape, width, *queries, torch.get_num_threads(), out.data_ptr())
-        return out
+        return _select_each([self], data[None], width, leaf)[0]
 
     def _check_rows(self, data: Tensor, where: str) -> None:
         ok = isinstance(data, Tensor) and data.dtype == torch.uint8 and data.device.type == "cpu"
@@ -179,6 +177,39 @@ class Table:
         if width not in WIDTHS or 8 * self.row_bytes % width:
             hint = "8, 16, 32 or 64, and rows of whole words"
             raise InputError(f"no words of {width} bits in rows of {self.row_bytes} bytes", where=where, hint=hint)
+
+
+def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
+    """What keys of its own select from each of some tables of one shape, on the CPU, in one call for small tables.
+
+    keys: uint8 (T, B, key_bytes), B for each of the T tables; width: of `answer_sum`, 0 for an XOR. Gives uint8
+    (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes.
+    """
+    where, first = "kernels.rows.answer_each", tables[0]
+    if any((table.rows, table.row_bytes) != (first.rows, first.row_bytes) for table in tables):
+        raise InputError("tables of several shapes", where=f"{where}(tables)", hint="ask them one by one")
+    if not isinstance(keys, Tensor) or keys.dim() != 3 or len(keys) != len(tables):
+        got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
+        raise InputError(f"expected keys ({len(tables)}, B, key_bytes), got {got}", where=f"{where}(keys)")
+    if width:
+        first._check_width(width, f"{where}(width)")
+    dpf.check(keys.flatten(0, 1), f"{where}(keys)", first.rows)
+    if not native.available():
+        leaves = dpf.leaves_of(first.rows)
+        parts = zip(tables, keys, strict=True)
+        return torch.stack([table._selected(part, width, 0, leaves) for table, part in parts])
+    return _select_each(tables, keys, width, 0)
+
+
+def _select_each(tables: Sequence[Table], data: Tensor, width: int, leaf: int) -> Tensor:
+    """By the library, from sliced tables of one shape: data (T, B, size) as `Table._select` takes them."""
+    first, data = tables[0], data.contiguous()
+    out = torch.empty((*data.shape[:2], first.row_bytes), dtype=torch.uint8)
+    stores = (ctypes.c_void_p * len(tables))(*(table._store.data_ptr() for table in tables))
+    shape = (stores, len(tables), first.rows, first.row_bytes)
+    queries = (data.data_ptr(), *data.shape[1:], leaf)
+    native.library().hb_rows_answer(*shape, width, *queries, torch.get_num_threads(), out.data_ptr())
+    return out
 
 
 def table_on(device: str, rows: int, row_bytes: int) -> Table:

@@ -45,12 +45,8 @@ class Buckets:
         """Of whole inferences' keys, in their order (`BucketServer` has checked that)."""
         code = self._code
         by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)
-        answers = []
-        for table, part in zip(self._tables, by_bucket, strict=True):
-            here = part.reshape(-1, keys.shape[1])
-            answers.append(table.answer_sum(here, width) if width else table.answer(here))
-        records = torch.stack(answers).view(code.buckets, -1, code.rounds, answers[0].shape[1])
-        return records.transpose(0, 1).reshape(len(keys), -1)
+        records = kernel.answer_each(self._tables, by_bucket.flatten(1, 2), width)
+        return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
         """Always InputError: rows of a plan are in several buckets, whose places an update does not name."""

@@ -83,7 +83,7 @@ def keys_in_a_query(facts: Facts) -> int:
 
 def pack_query(decoder: str, keys: Tensor) -> bytes:
     """keys: uint8 (B, key_bytes), all of one party."""
-    return bytes(pack_tensors([as_bytes(bytes([DECODERS.index(decoder)])), keys]))
+    return pack_tensors([as_bytes(bytes([DECODERS.index(decoder)])), keys])
 
 
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
@@ -113,7 +113,7 @@ def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
 def pack_deposit(ticket: bytes, receipt: bytes, keys: Tensor, factors: Tensor | None = None) -> bytes:
     """keys: uint8 (B, key_bytes), all of one party; factors: its shares of s * weight, int64 (B,)."""
     factors = torch.empty(0, dtype=torch.int64) if factors is None else factors
-    return bytes(pack_tensors([as_bytes(ticket + receipt), keys, factors]))
+    return pack_tensors([as_bytes(ticket + receipt), keys, factors])
 
 
 def unpack_deposit(data: bytes, facts: Facts, party: int) -> tuple[bytes, bytes, Tensor, Tensor | None]:
@@ -137,7 +137,7 @@ def pack_result(share: Tensor) -> bytes:
     if share.dtype != torch.int64 or 8 * share.numel() > MAX_MESSAGE - _OVERHEAD:
         what = f"a result of {share.dtype} with shape {tuple(share.shape)}"
         raise InputError(what, hint=f"int64, at most {MAX_MESSAGE - _OVERHEAD} bytes")
-    return bytes(pack_tensors([share]))
+    return pack_tensors([share])
 
 
 def unpack_result(data: bytes) -> Tensor:
@@ -159,7 +159,7 @@ def _unpack_state(part: Tensor) -> State:
 def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -> bytes:
     """records: uint8 (B, record_bytes)."""
     tail = [] if signature is None else [as_bytes(signature)]
-    return bytes(pack_tensors([_pack_state(state), records, *tail]))
+    return pack_tensors([_pack_state(state), records, *tail])
 
 
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
@@ -175,7 +175,7 @@ def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[
 def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes = b"") -> bytes:
     """indices: int64 (n,); records: uint8 (n, record_bytes). Without a signature: what the owner signs."""
     tail = [as_bytes(signature)] if signature else []
-    return bytes(pack_tensors([_pack_state(state), indices, records, *tail]))
+    return pack_tensors([_pack_state(state), indices, records, *tail])
 
 
 def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:

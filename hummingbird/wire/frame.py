@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +40,10 @@ def frame_bytes(layout: Sequence[tuple[torch.dtype, Sequence[int]]]) -> int:
     return _HEADER.size + data
 
 
-def pack_tensors(tensors: Sequence[Tensor]) -> memoryview:
+def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
     """One frame of the tensors, any device and strides; uint8, int32, int64 and float32, at most 8 dimensions.
 
-    One copy of the data. InputError for another type or more dimensions.
+    One copy of the data, where it is contiguous. InputError for another type or more dimensions.
     """
     for position, tensor in enumerate(tensors):
         if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
@@ -51,19 +52,14 @@ def pack_tensors(tensors: Sequence[Tensor]) -> memoryview:
                 where=f"tensor {position}",
                 hint=f"types: {', '.join(str(dtype) for dtype in _CODES)}; at most {MAX_DIMS} dimensions",
             )
-    out = torch.empty(frame_bytes([(t.dtype, t.shape) for t in tensors]), dtype=torch.uint8)
-    view = out.numpy().data
-    _HEADER.pack_into(view, 0, _MAGIC, VERSION, 0, len(tensors))
-    at = _HEADER.size
+    parts: list[Any] = [_HEADER.pack(_MAGIC, VERSION, 0, len(tensors))]
     for tensor in tensors:
-        _TENSOR.pack_into(view, at, _CODES[tensor.dtype], tensor.dim(), bytes(6))
-        struct.pack_into(f"<{tensor.dim()}Q", view, at + _TENSOR.size, *tensor.shape)
-        at += _TENSOR.size + 8 * tensor.dim()
-        end = at + tensor.numel() * tensor.element_size()
-        out[at:end].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-        at = at + _up(end - at)
-        out[end:at] = 0
-    return view
+        parts.append(_TENSOR.pack(_CODES[tensor.dtype], tensor.dim(), bytes(6)))
+        parts.append(struct.pack(f"<{tensor.dim()}Q", *tensor.shape))
+        parts.append(tensor.detach().cpu().contiguous().numpy())
+        size = tensor.numel() * tensor.element_size()
+        parts.append(bytes(_up(size) - size))
+    return b"".join(parts)
 
 
 def unpack_tensors(buffer: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES) -> list[Tensor]:

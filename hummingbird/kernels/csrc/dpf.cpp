@@ -105,6 +105,28 @@ void dpf_walk(Walker& w, int64_t first, int64_t leaves, uint8_t* out) {
     }
 }
 
+// Whether keys of one whole batch are all for so many rows and, unless it is -1, for this party, and valid: as `check`
+// in ../dpf.py, which also says what is wrong.
+API int hb_dpf_check(const uint8_t* keys, int64_t count, int64_t size, int64_t rows, int64_t party) {
+    const int depth = depth_of(leaves_of(rows));
+    if (size != kHead + kCorrection * depth + kLeafBytes) return 0;
+    uint8_t wrong = 0;
+    for (const uint8_t* key = keys; key < keys + count * size; key += size) {
+        int64_t own;
+        memcpy(&own, key + kRows, 8);
+        const uint8_t number = key[kNumber], role = key[kParty];
+        wrong |= memcmp(key, "DPF\1", kNumber) || own != rows || key[kParty + 1] || key[kParty + 2];
+        wrong |= (number != kAes && number != kChacha) || role > 1 || (party >= 0 && role != party);
+        wrong |= (key[kRoot] & 1) != role;
+        for (int level = 0; level < depth; level++) {
+            const uint8_t* const correction = key + kHead + kCorrection * level;
+            wrong |= (correction[0] & 1) | (correction[kBlock] & 0xFC);
+        }
+        if (number == kChacha) wrong |= memcmp(key + kRoot - 4, kZeros, 4) != 0;
+    }
+    return !wrong;
+}
+
 // Selection bits of `batch` keys of `size` bytes: leaves first .. first + leaves - 1 of each, one key after another.
 API void hb_dpf_expand(const uint8_t* keys, int64_t batch, int64_t size, int64_t first, int64_t leaves, uint8_t* out) {
     Walker walker;

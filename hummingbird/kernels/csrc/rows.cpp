@@ -74,6 +74,34 @@ std::vector<Line> shared(int64_t blocks, int64_t threads, int64_t lines, const A
     return std::move(sums[0]);
 }
 
+// A thread costs as much as some ten thousand products of a line of the table with eight queries.
+int64_t useful_threads(const Shape& s, int64_t count, int64_t threads) {
+    const int64_t useful = s.groups() * s.vectors() * ((count + 7) / 8) / (1 << 16) + 1;
+    return least(useful, threads < 1 ? 1 : threads);
+}
+
+// out (count, row_bytes): of one table.
+void answer(const Shape& s, const uint8_t* table, int width, const Queries& queries, int64_t threads, uint8_t* out) {
+    const int64_t used = least(useful_threads(s, queries.count, threads), s.blocks());
+#if X86
+    if (!width && current_isa >= kAvx2) {
+        const bool affine = gfni;
+        const int64_t lines = s.vectors() * ((queries.count + 7) / 8);
+        const auto add = [&](int64_t first, int64_t last, Line* sums) {
+            add_tiles(s, table, queries, affine, first, last, sums);
+        };
+        const auto merge = [&](Line* sums, const Line* other) { merge_words(sums, other, lines, 0); };
+        return give_tiles(s, shared(s.blocks(), used, lines, add, merge).data(), queries.count, out);
+    }
+#endif
+    const int64_t lines = (s.row_bytes + 63) / 64 * queries.count;
+    const auto add = [&](int64_t first, int64_t last, Line* sums) {
+        add_sums(s, table, queries, width, first, last, sums);
+    };
+    const auto merge = [&](Line* sums, const Line* other) { merge_words(sums, other, lines, width); };
+    give_sums(s, shared(s.blocks(), used, lines, add, merge).data(), queries.count, out);
+}
+
 }  // namespace
 
 API int hb_gfni() { return gfni; }
@@ -103,30 +131,20 @@ API void hb_rows_update(uint64_t* table, int64_t rows, int64_t row_bytes, const 
     for (int64_t i = 0; i < count; i++) put(table, s, index[i], data + i * row_bytes);
 }
 
-// out (count, row_bytes): the XOR (width 0), or the sum in words of `width` bits, of the rows that each query selects.
-// data: `size` bytes for each query: keys of a DPF in which the table begins at leaf `leaf`, or, leaf -1, the bits.
-API void hb_rows_answer(const uint8_t* table, int64_t rows, int64_t row_bytes, int width, const uint8_t* data,
-                        int64_t count, int64_t size, int64_t leaf, int threads, uint8_t* out) {
+// out: for each of the `tables`, all of one shape, and each of its `count` queries, row_bytes bytes: the XOR (width 0), or
+// the sum in words of `width` bits, of the rows selected. data: `size` bytes for each query, table after table: keys of a
+// DPF in which the table begins at leaf `leaf`, or, leaf -1, the bits. Threads share one table, or else the tables.
+API void hb_rows_answer(const uint8_t* const* table, int64_t tables, int64_t rows, int64_t row_bytes, int width,
+                        const uint8_t* data, int64_t count, int64_t size, int64_t leaf, int threads, uint8_t* out) {
     const Shape s = {rows, row_bytes};
-    const Queries queries = {data, count, size, leaf};
-    // A thread costs as much as some ten thousand products of a line of the table with eight queries.
-    const int64_t deep = (count + 7) / 8, useful = s.groups() * s.vectors() * deep / (1 << 16) + 1;
-    const int64_t most = least(useful, s.blocks()), used = threads < most ? (threads < 1 ? 1 : threads) : most;
-#if X86
-    if (!width && current_isa >= kAvx2) {
-        const bool affine = gfni;
-        const int64_t lines = s.vectors() * deep;
-        const auto add = [&](int64_t first, int64_t last, Line* sums) {
-            add_tiles(s, table, queries, affine, first, last, sums);
-        };
-        const auto merge = [&](Line* sums, const Line* other) { merge_words(sums, other, lines, 0); };
-        return give_tiles(s, shared(s.blocks(), used, lines, add, merge).data(), count, out);
-    }
-#endif
-    const int64_t lines = (row_bytes + 63) / 64 * count;
-    const auto add = [&](int64_t first, int64_t last, Line* sums) {
-        add_sums(s, table, queries, width, first, last, sums);
+    const auto run = [&](int64_t first, int64_t last, int64_t inside) {
+        for (int64_t i = first; i < last; i++)
+            answer(s, table[i], width, {data + i * count * size, count, size, leaf}, inside, out + i * count * row_bytes);
     };
-    const auto merge = [&](Line* sums, const Line* other) { merge_words(sums, other, lines, width); };
-    give_sums(s, shared(s.blocks(), used, lines, add, merge).data(), count, out);
+    const int64_t used = least(useful_threads(s, count * tables, threads), tables);
+    if (tables == 1 || used == 1) return run(0, tables, tables == 1 ? threads : 1);
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < used; i++) others.emplace_back(run, tables * i / used, tables * (i + 1) / used, 1);
+    run(0, tables / used, 1);
+    for (auto& other : others) other.join();
 }

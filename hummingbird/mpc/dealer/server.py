@@ -152,7 +152,7 @@ class Dealer:
         requests: list[Request],
         wait: float,
         active: Callable[[], bool] = lambda: True,
-    ) -> Iterator[memoryview]:
+    ) -> Iterator[bytes]:
         """A frame of party 0's corrections for each request, once all parties have joined.
 
         wait: seconds to wait for them. active: asked meanwhile; the caller is gone when it says no.
@@ -281,7 +281,7 @@ def handlers(dealer: Dealer) -> dict[str, Method]:
         first, requests = message.integer("first", 0, _MAX_INDEX), message.requests()
         for frame in dealer.correct(session, token, first, requests, message.seconds("wait"), context.is_active):
             for start in range(0, len(frame), CHUNK):
-                yield bytes(frame[start : start + CHUNK])
+                yield frame[start : start + CHUNK]
         context.set_trailing_metadata((("dealer-seconds", f"{dealer.seconds(session):.6f}"),))
 
     def leave(data: bytes, context: grpc.ServicerContext) -> bytes:
