@@ -32,7 +32,7 @@ from hummingbird.kernels.ntt import Ring, reference_carry
 EXACT = 2**53  # float64 holds every integer up to here
 _ONE_STEP = 2**51  # below it, one step of the reduction is right
 _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q more are below 2^53
-_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 18, 1 << 24  # float64 numbers per buffer: near a second-level cache; a full GPU
+_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 17, 1 << 24  # float64 numbers per buffer: two fit a second-level cache; a full GPU
 
 
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -123,25 +123,24 @@ def reference_transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
     """`Ring.ntt` and `Ring.intt` in plain torch, of a contiguous x."""
     rows = x.view(-1, len(ring.primes), ring.degree)
     out = torch.empty_like(rows)
-    for piece, space in pieces(ring.degree, len(ring.primes), rows.shape[0], x.device):
-        for q, column in zip(ring.primes, space.put(rows[piece]), strict=True):
-            column.copy_(space.reduce(space.transform(space.load(column), q, inverse), q))
-        space.get(out[piece])
+    for piece, space in pieces(ring.degree, rows.shape[0], x.device):
+        for i, q in enumerate(ring.primes):
+            values = space.transform(space.load(rows[piece, i]), q, inverse)
+            space.store(space.reduce(values, q), out[piece, i])
     return out.view(x.shape)
 
 
 def reference_carry(x: Tensor, last: int, ring: Ring) -> Tensor:
     """Values modulo the prime `last`, to those of the same centred coefficients modulo the ring's: in plain torch.
 
-    int32 (n, N), contiguous, to (n, L, N); |coefficient| < 2^25, which transforms allow.
+    int32 (n, N) to (n, L, N); |coefficient| < 2^25, which transforms allow.
     """
     out = x.new_empty(x.shape[0], len(ring.primes), ring.degree)
-    for piece, space in pieces(ring.degree, len(ring.primes), x.shape[0], x.device):
-        plain = space.put(x[piece], 1)[0]
-        plain.copy_(space.reduce(space.transform(space.load(plain), last, True), last))
-        for q, column in zip(ring.primes, space.part(0), strict=True):
-            column.copy_(space.reduce(space.transform(space.load(plain), q, False), q))
-        space.get(out[piece])
+    for piece, space in pieces(ring.degree, x.shape[0], x.device):
+        plain = space.keep(space.reduce(space.transform(space.load(x[piece]), last, True), last))
+        for i, q in enumerate(ring.primes):
+            values = space.transform(space.load(plain), q, False)
+            space.store(space.reduce(values, q), out[piece, i])
     return out
 
 

@@ -70,26 +70,24 @@ def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tens
 def reference_encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
     """`encrypt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
-    for piece, space in pieces(ring.degree, len(ring.primes), a.shape[0], a.device):
-        plain = space.put(message[piece] + noise[piece], 1)[0]
-        for q, factor, column in zip(ring.primes, s, space.put(a[piece]), strict=True):
-            product = space.load(column).mul_(factor[:, None])  # below 2^50
+    for piece, space in pieces(ring.degree, a.shape[0], a.device):
+        plain = space.keep(message[piece] + noise[piece])
+        for i, q in enumerate(ring.primes):
+            product = space.load(a[piece, i]).mul_(s[i, :, None])  # below 2^50
             masked = space.transform(space.reduce(product, q), q, True)
-            column.copy_(space.reduce(masked.neg_().add_(plain), q))
-        space.get(out[piece])
+            space.store(space.reduce(torch.sub(plain, masked, out=masked), q), out[piece, i])
     return out
 
 
 def reference_encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
     """`encrypt_ntt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
-    for piece, space in pieces(ring.degree, len(ring.primes), a.shape[0], a.device):
-        plain = space.put(message[piece] + noise[piece], 1)[0]
-        for q, factor, column in zip(ring.primes, s, space.put(a[piece]), strict=True):
+    for piece, space in pieces(ring.degree, a.shape[0], a.device):
+        plain = message[piece] + noise[piece]
+        for i, q in enumerate(ring.primes):
             values = space.transform(space.reduce(space.load(plain), q), q, False)
-            values.addcmul_(column, factor[:, None], value=-1)  # below 2^51
-            column.copy_(space.reduce(values, q))
-        space.get(out[piece])
+            values.addcmul_(space.keep(a[piece, i]), s[i, :, None], value=-1)  # below 2^51
+            space.store(space.reduce(values, q), out[piece, i])
     return out
 
 
@@ -123,19 +121,18 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
 def reference_phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
     """`phase` in plain torch."""
     out, s = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32, device=c.device), secret.double()
-    for piece, space in pieces(ring.degree, len(ring.primes), c.shape[0], c.device):
-        parts = [space.put(c[piece, i].contiguous(), i) for i in range(c.shape[1])]
-        for q, factor, *columns in zip(ring.primes, s, *parts, strict=True):
-            total = space.load(columns[-1])
+    for piece, space in pieces(ring.degree, c.shape[0], c.device):
+        for i, q in enumerate(ring.primes):
+            *earlier, last = c[piece, :, i].unbind(1)
+            total = space.load(last)
             if form == "mixed":
-                space.reduce(total.mul_(factor[:, None]), q)  # below 2^50
-                total = space.transform(total, q, True).add_(columns[0])
+                space.reduce(total.mul_(s[i, :, None]), q)  # below 2^50
+                total = space.transform(total, q, True).add_(space.keep(earlier[0]))
             else:
-                for column in reversed(columns[:-1]):  # Horner: below 2^50 + 2^25
-                    space.reduce(total.mul_(factor[:, None]).add_(column), q)
+                for part in reversed(earlier):  # Horner: below 2^50 + 2^25
+                    space.reduce(total.mul_(s[i, :, None]).add_(space.keep(part)), q)
                 total = space.transform(total, q, True)
-            columns[0].copy_(space.reduce(total, q))
-        space.get(out[piece])
+            space.store(space.reduce(total, q), out[piece, i])
     return out
 
 

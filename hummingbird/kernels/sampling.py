@@ -104,13 +104,14 @@ def reference_noise(words: Tensor) -> Tensor:
     for x, counts in zip(words.view(-1).split(step), out.view(-1).split(step), strict=True):
         x &= (1 << 2 * ETA) - 1
         part = torch.empty_like(x)
-        # Additions on halves of words, which are vector instructions: no sum leaves its field of at most 8 bits.
+        # Ones of every two, four and eight bits, on halves of words, as 32-bit shifts are vector instructions.
         half, other = x.view(torch.int32), part.view(torch.int32)
-        for bits, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F)):
-            torch.bitwise_right_shift(half, bits, out=other).bitwise_and_(mask)
-            half.bitwise_and_(mask).add_(other)
-        for bits in (8, 16):
-            half.add_(torch.bitwise_right_shift(half, bits, out=other))
-        half.add_(torch.bitwise_right_shift(x, 32, out=part).view(torch.int32))
-        counts.copy_(x.bitwise_and_(0xFF)).sub_(ETA)
+        half.sub_(torch.bitwise_right_shift(half, 1, out=other).bitwise_and_(0x55555555))
+        torch.bitwise_right_shift(half, 2, out=other).bitwise_and_(0x33333333)
+        half.bitwise_and_(0x33333333).add_(other)
+        half.add_(torch.bitwise_right_shift(half, 4, out=other)).bitwise_and_(0x0F0F0F0F)
+        # Bytes of at most 8 add up in the highest byte of each half, at most 32 there: no sum leaves its byte.
+        half.mul_(0x01010101).bitwise_right_shift_(24)
+        torch.bitwise_right_shift(x, 32, out=part).add_(x).bitwise_and_(0xFF)
+        counts.copy_(part).sub_(ETA)
     return out

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hummingbird.kernels.roots import centred, exponents, powers
 
-_PIECE = {"cpu": 1 << 18, "cuda": 1 << 22}  # residues at a time
+_PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # residues modulo one prime at a time
+_COLUMNS = 8  # at least: a vector of the last steps, whose rows are short
 
 
 def _radices(degree: int) -> list[int]:
@@ -43,38 +44,26 @@ def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[Tensor, 
 
 
 class Workspace:
-    """Buffers for a piece of a tensor of polynomials, transposed: (L, N, columns), one polynomial a column.
+    """Buffers for a piece of some polynomials, modulo one prime at a time: float64 (N, columns), a polynomial a column.
 
     One is kept per thread: fresh memory costs more than the transforms that are done in it.
     """
 
-    def __init__(self, degree: int, primes: int, columns: int, device: torch.device) -> None:
-        self.key = degree, primes, columns, device
-        self._a, self._b, self._spare = torch.empty(3, degree, columns, dtype=torch.float64, device=device)
-        self._parts: list[Tensor] = []
-
-    def put(self, x: Tensor, part: int = 0) -> Tensor:
-        """int32 (columns, L, N) or (columns, N), contiguous, copied to (L, N, columns) in buffer `part`."""
-        columns = self.key[2]
-        rows = x.view(columns, -1)
-        into = self.part(part).view(-1, columns)[: rows.shape[1]]
-        return into.copy_(rows.t()).view(-1, self.key[0], columns)
-
-    def part(self, part: int) -> Tensor:
-        """Buffer `part`, int32 (L, N, columns)."""
-        degree, primes, columns, device = self.key
-        while len(self._parts) <= part:
-            self._parts.append(torch.empty(primes, degree, columns, dtype=torch.int32, device=device))
-        return self._parts[part]
-
-    def get(self, out: Tensor) -> None:
-        """Buffer 0 to int32 (columns, L, N)."""
-        columns = self.key[2]
-        out.view(columns, -1).copy_(self.part(0).view(-1, columns).t())
+    def __init__(self, degree: int, columns: int, device: torch.device) -> None:
+        self.key = degree, columns, device
+        self._a, self._b, self._spare, self._kept = torch.empty(4, degree, columns, dtype=torch.float64, device=device)
 
     def load(self, x: Tensor) -> Tensor:
-        """Residues (N, columns) as float64, in a buffer that the next transform overwrites."""
-        return self._a.copy_(x)
+        """int32 (columns, N), of any strides, or what `keep` returned, in a buffer that the next transform overwrites."""
+        return self._a.copy_(x if x is self._kept else x.t())
+
+    def keep(self, x: Tensor) -> Tensor:
+        """int32 (columns, N), or float64 (N, columns), in a buffer that stays as it is until the next `keep`."""
+        return self._kept.copy_(x if x.is_floating_point() else x.t())
+
+    def store(self, x: Tensor, out: Tensor) -> None:
+        """Residues (N, columns) to int32 (columns, N), of any strides."""
+        out.copy_(x.t())
 
     def reduce(self, x: Tensor, q: int) -> Tensor:
         """x mod q in place: float64 integers |x| < 2^53 - q.
@@ -87,7 +76,7 @@ class Workspace:
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
         """What `load` returned, |x| <= 2^25, to values or coefficients in a buffer, of absolute value <= q/2 + 2."""
-        degree, _, columns, device = self.key
+        degree, columns, device = self.key
         other = self._b
         for matrix in _matrices(degree, q, inverse, str(device)):
             groups, radix, _ = matrix.shape
@@ -101,11 +90,11 @@ class Workspace:
 _kept = threading.local()
 
 
-def pieces(degree: int, primes: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
-    """Cut `count` polynomials modulo so many primes into pieces that fit a workspace, this thread's."""
-    size = max(32, _PIECE[device.type] // (degree * primes))
+def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
+    """Cut `count` polynomials into pieces that fit a workspace, this thread's."""
+    size = max(_COLUMNS, _PIECE[device.type] // degree)
     for start in range(0, count, size):
-        key = (degree, primes, min(size, count - start), device)
+        key = (degree, min(size, count - start), device)
         if getattr(_kept, "space", None) is None or _kept.space.key != key:
             _kept.space = Workspace(*key)
-        yield slice(start, start + key[2]), _kept.space
+        yield slice(start, start + key[1]), _kept.space
