@@ -54,7 +54,7 @@ class Workspace:
         self._a, self._b, self._spare, self._kept = torch.empty(4, degree, columns, dtype=torch.float64, device=device)
 
     def load(self, x: Tensor) -> Tensor:
-        """int32 (columns, N), of any strides, or what `keep` returned, in a buffer that the next transform overwrites."""
+        """int32 (columns, N), any strides, or what `keep` returned, in a buffer that the next transform overwrites."""
         return self._a.copy_(x if x is self._kept else x.t())
 
     def keep(self, x: Tensor) -> Tensor:
