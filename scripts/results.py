@@ -155,9 +155,9 @@ def search_row(case: Case, setting: str) -> Row:
 
 
 def options(case: Case, weights: str, count: int, data: str | None) -> list[str]:
-    """Of both programs that run as parties."""
+    """Of both programs that run as parties: paths are whole, since parties start in the project's own folder."""
     net = ["--model", case.model, "--dataset", case.dataset, "--checkpoint", str(case.file(weights))]
-    return [*net, "--images", str(count), "--batch", "50", *(["--data", data] if data else [])]
+    return [*net, "--images", str(count), "--batch", "50", *(["--data", str(Path(data).resolve())] if data else [])]
 
 
 def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
@@ -168,7 +168,7 @@ def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
     twin leaves out, the rounding of fixed point.
     """
     (weights, windows), count = SETTINGS[setting], args.images
-    bits = ["--bits", str(case.file(windows))] if windows else []
+    bits = ["--bits", str(case.file(windows).resolve())] if windows else []
     figures = torchrun(2, "scripts.infer", [*options(case, weights, count, args.data), *bits])
     found = repeated(case.net(setting), case.bits(setting), case.images[:count], 2 * args.repeats)
     twin = [percent(each, case.labels[:count]) for each in found]
