@@ -155,7 +155,7 @@ def search_row(case: Case, setting: str) -> Row:
 
 
 def options(case: Case, weights: str, count: int, data: str | None) -> list[str]:
-    """Of both programs that run as parties: paths are whole, since parties start in the project's own folder."""
+    """Of both programs that run as parties, in the project's own folder: paths are absolute."""
     net = ["--model", case.model, "--dataset", case.dataset, "--checkpoint", str(case.file(weights))]
     return [*net, "--images", str(count), "--batch", "50", *(["--data", str(Path(data).resolve())] if data else [])]
 
@@ -168,7 +168,7 @@ def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
     twin leaves out, the rounding of fixed point.
     """
     (weights, windows), count = SETTINGS[setting], args.images
-    bits = ["--bits", str(case.file(windows).resolve())] if windows else []
+    bits = ["--bits", str(case.file(windows))] if windows else []
     figures = torchrun(2, "scripts.infer", [*options(case, weights, count, args.data), *bits])
     found = repeated(case.net(setting), case.bits(setting), case.images[:count], 2 * args.repeats)
     twin = [percent(each, case.labels[:count]) for each in found]
@@ -207,7 +207,7 @@ def cases(folders: Sequence[Path], data: str | None) -> list[Case]:
             if missing := sorted(stem + ending for ending in endings if not (folder / (stem + ending)).exists()):
                 hint = "search.find_bits and search.finetune make them; checkpoints/README.md has the commands"
                 raise InputError(f"{stem} lacks {', '.join(missing)}", where=str(folder), hint=hint)
-            found.append(Case(model, dataset, folder, *load(dataset, "test", data)))
+            found.append(Case(model, dataset, folder.resolve(), *load(dataset, "test", data)))
     if not found:
         hint = "a folder with weights named MODEL-DATASET.pt, such as resnet18-cifar10.pt"
         raise InputError("no nets", where=", ".join(map(str, folders)), hint=hint)

@@ -95,6 +95,15 @@ def test_private_accuracy_must_be_that_of_the_twin(
     assert asked == ["scripts.infer"] * 5 + ["scripts.crypten_baseline"]
 
 
+def test_parties_get_the_files_of_the_callers_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start in the project's own folder, which may hold files of the same names."""
+    monkeypatch.chdir(folder.parent)
+    (case,) = results.cases([Path(folder.name)], None)
+    words = results.options(case, ".pt", 10, "data")
+    assert {str(folder / "digits-digits.pt"), str(folder.parent / "data")} <= set(words)
+    assert case.file("-eco.bits.json").is_absolute()
+
+
 def test_missing_files_are_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "digits-digits-8-64.bits.json").unlink()
     assert run(folder)[0] == 1
