@@ -24,7 +24,7 @@ from hummingbird.kernels import ciphertexts
 from tests.he_cases import AIDED, LINEAR, PRODUCTS, made
 
 RING = choose(2048, 2).ring
-ONE = torch.ones(2048, dtype=torch.int32)
+APART = 1  # of the ones of the constant
 
 
 def numbers(*shape: int) -> Tensor:
@@ -136,22 +136,22 @@ def test_tiles_equal_the_whole() -> None:
     weights = torch.cat([linear.weights, linear.bias.view(2, 2, 1)], 2).mul(1000).round()
     operation = Linear(0, linear.gather, (weights,), 48, None)
     x = {0: registers(49)}
-    whole = operation.tile(RING, x, 0, 12, ONE)
+    whole = operation.tile(RING, x, 0, 12, APART)
     assert whole.shape == (4, 12, 2, 2, 2048)
     for size in (1, 5, 12):
-        tiles = [operation.tile(RING, x, at, min(at + size, 12), ONE) for at in range(0, 12, size)]
+        tiles = [operation.tile(RING, x, at, min(at + size, 12), APART) for at in range(0, 12, size)]
         assert torch.equal(torch.cat(tiles, 1), whole)
     out = torch.empty_like(whole)
     for at in range(0, 12, 5):
-        operation.tile(RING, x, at, min(at + 5, 12), ONE, out[:, at : at + 5])
+        operation.tile(RING, x, at, min(at + 5, 12), APART, out[:, at : at + 5])
     assert torch.equal(out, whole)
 
 
 def test_a_split_inner_dimension_gives_the_same() -> None:
     weights = torch.randint(-1000, 1000, (1, 3, 10)).double()
     x = {0: registers(10)}
-    whole = linear_operation(weights).tile(RING, x, 0, 1, ONE)
-    assert torch.equal(linear_operation(weights, 3).tile(RING, x, 0, 1, ONE), whole)
+    whole = linear_operation(weights).tile(RING, x, 0, 1, APART)
+    assert torch.equal(linear_operation(weights, 3).tile(RING, x, 0, 1, APART), whole)
     wanted = torch.einsum("rk,kclx->rclx", weights[0].long(), x[0].long())
     assert torch.equal(whole[:, 0], exact(wanted))
 
@@ -169,13 +169,13 @@ def test_weights_beyond_the_exactness_bound(monkeypatch: pytest.MonkeyPatch) -> 
         torch.tensor([[[int(weights[0, 0, 0]) * sum(q // 2 - i for i in range(64)) % q] for q in RING.primes]])
     )
     with pytest.raises(InputError, match="split the inner dimension"):
-        linear_operation(weights).tile(RING, x, 0, 1, ONE)
+        linear_operation(weights).tile(RING, x, 0, 1, APART)
     cut = parts(weights, most)
     assert len(cut) > 8 and all(float(part.abs().sum(2).max()) <= most for part in cut)
-    right = linear_operation(weights, cut[0].shape[2]).tile(RING, x, 0, 1, ONE)
+    right = linear_operation(weights, cut[0].shape[2]).tile(RING, x, 0, 1, APART)
     assert torch.equal(right[0, 0], wanted.expand(1, 2, 2048))
     monkeypatch.setattr(ciphertexts, "_check_exact", lambda ring, weights: 2**52)
-    wrong = linear_operation(weights).tile(RING, x, 0, 1, ONE)
+    wrong = linear_operation(weights).tile(RING, x, 0, 1, APART)
     assert not torch.equal(wrong, right)
 
 
@@ -187,7 +187,7 @@ def test_single_weights_beyond_the_bound_cannot_be_cut() -> None:
 def test_sums_with_factors() -> None:
     a, b = registers(3), registers(3, seed=1)
     for f, g in ((1, 1), (3, -2), (-(1 << 40), 5), (1, 1 << 23)):
-        got = Combine(1, 2, (f, g)).run(RING, {1: a, 2: b}, ONE)
+        got = Combine(1, 2, (f, g)).run(RING, {1: a, 2: b}, APART)
         primes = torch.tensor(RING.primes).view(2, 1)
         wanted = a.long() * torch.tensor([f % q for q in RING.primes]).view(2, 1) % primes
         wanted = wanted + b.long() * torch.tensor([g % q for q in RING.primes]).view(2, 1) % primes
@@ -199,7 +199,7 @@ def test_picking_brings_to_one_form() -> None:
     index = torch.tensor([4, -1, 0, 2]).int()
     constants = torch.tensor([[5, -7]]).int().expand(4, 2)
     pick = Pick((1, 2), index, (1, 2), 3, 1, constants)
-    got = pick.run(RING, {1: a, 2: b}, ONE)
+    got = pick.run(RING, {1: a, 2: b}, APART)
     assert pick.form([Form(0, 2, 2), Form(3, 2, 2), Form(2, 3, 2)]) == Form(4, 3, 1)
     doubled = exact(2 * b.long())
     wanted = torch.zeros(4, 3, 1, 2048, dtype=torch.int32)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels import ciphertexts, native
-from hummingbird.kernels.ciphertexts import EXACT, add, linear, multiply, square, switch
+from hummingbird.kernels.ciphertexts import EXACT, add, linear, multiply, shift, square, switch
 from hummingbird.kernels.ntt import Ring, largest_primes
 from hummingbird.kernels.sampling import uniform
 from hummingbird.prg import Stream, derive
@@ -211,6 +211,33 @@ def test_threads_share_the_columns(path: str, threads: int) -> None:
         assert add(THREE, x, x, -7).equal(cases[2]) and switch(THREE, x, "mixed").equal(cases[3])
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("step", [1, DEGREE // 2, DEGREE])
+def test_constants_are_added_in_place_where_they_belong(path: str, step: int) -> None:
+    """To part 0 of each row's ciphertexts, the largest and smallest residues among them, in a part of a tensor."""
+    half = torch.tensor(THREE.primes).int() // 2
+    constants = torch.stack([half, -half, half - 1, torch.zeros(3).int(), torch.tensor([1, -1, 12345]).int()])
+    room = residues(THREE, 5, 9, 2)
+    x, before = room[:, 2:7], room.clone()
+    shift(THREE, x, constants, step)
+    wanted = before.clone()
+    sums = wanted[:, 2:7, 0].long()
+    sums[..., ::step] += constants[:, None, :, None]
+    wanted[:, 2:7, 0] = modulo(THREE, sums)
+    assert room.equal(wanted) and not room.equal(before)
+    shift(THREE, room[:, :0], constants, step)
+    assert room.equal(wanted)
+
+
+def test_a_shift_that_does_not_fit_is_refused() -> None:
+    x, constants = residues(TWO, 2, 3, 2), torch.zeros(2, 2).int()
+    for bad in (x[0], x[:, :, :, :1], x.long(), x.transpose(2, 3)):
+        with pytest.raises(InputError, match=r"kernels\.shift"):
+            shift(TWO, bad, constants, 1)
+    for given, step in ((constants[:1], 1), (constants.long(), 1), (constants, 0), (constants, DEGREE + 1)):
+        with pytest.raises(InputError, match=r"kernels\.shift"):
+            shift(TWO, x, given, step)
 
 
 # ---- where sums are exact

@@ -2,7 +2,8 @@
 
 A turn is a list of operations. Register 0 holds what was received; an operation reads registers and makes one. An
 operation runs whole or tile by tile, a tile being a range of places of all rows: what is only sent back is never held
-as a whole. Integers only: scales are the plan's business.
+as a whole. Integers only: scales are the plan's business. Constants are added to every `apart`-th residue of component
+0, which is where the constant 1 has its ones (`packing.constant_step`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Linear:
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(
-        self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, one: Tensor, out: Tensor | None = None
+        self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, apart: int, out: Tensor | None = None
     ) -> Tensor:
         """Places start .. stop - 1 of all rows: int32 (rows, stop - start, size, primes, N), in `out` if given."""
         x = registers[self.source]
@@ -76,7 +77,9 @@ class Linear:
         out = ciphertexts.linear(ring, self.parts[0], columns[0].contiguous(), x, out)
         for weights, read in zip(self.parts[1:], columns[1:], strict=True):
             out.copy_(ciphertexts.add(ring, out, ciphertexts.linear(ring, weights, read.contiguous(), x)))
-        return out if self.constants is None else _shifted(ring, out, self.constants[:, None], one)
+        if self.constants is not None:
+            ciphertexts.shift(ring, out, self.constants[:, : out.shape[3]].contiguous(), apart)
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,7 @@ class Combine:
     def form(self, forms: Sequence[Form]) -> Form:
         return forms[self.a]
 
-    def run(self, ring: Ring, registers: dict[int, Tensor], one: Tensor) -> Tensor:
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
         a, b = (_times(ring, registers[i], f) for i, f in zip(self.sources, self.factors, strict=True))
         return ciphertexts.add(ring, a, b)
 
@@ -114,7 +117,7 @@ class Product:
         a, b = forms[self.a], forms[self.b]
         return Form(a.count, a.size + b.size - 1, a.primes)
 
-    def run(self, ring: Ring, registers: dict[int, Tensor], one: Tensor) -> Tensor:
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
         if self.a == self.b:
             return ciphertexts.square(ring, registers[self.a])
         return ciphertexts.multiply(ring, registers[self.a], registers[self.b])
@@ -135,7 +138,7 @@ class Switch:
     def form(self, forms: Sequence[Form]) -> Form:
         return Form(forms[self.source].count, forms[self.source].size, self.primes)
 
-    def run(self, ring: Ring, registers: dict[int, Tensor], one: Tensor) -> Tensor:
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
         return switched(ring, registers[self.source], self.primes, self.kind)
 
 
@@ -156,7 +159,7 @@ class Pick:
     def form(self, forms: Sequence[Form]) -> Form:
         return Form(self.index.numel(), self.size, self.primes)
 
-    def run(self, ring: Ring, registers: dict[int, Tensor], one: Tensor) -> Tensor:
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
         ring = ring.take(self.primes)
         out = registers[self.sources[0]].new_zeros(self.index.numel(), self.size, self.primes, ring.degree)
         first = 0
@@ -167,7 +170,9 @@ class Pick:
             found = part[self.index[where] - first, :, : self.primes]
             out[where, : part.shape[1]] = _times(ring, found, factor)
             first += len(part)
-        return out if self.constants is None else _shifted(ring, out, self.constants, one)
+        if self.constants is not None:
+            ciphertexts.shift(ring, out[:, None], self.constants[:, : self.primes].contiguous(), apart)
+        return out
 
 
 Operation = Linear | Combine | Product | Switch | Pick
@@ -187,13 +192,4 @@ def _times(ring: Ring, x: Tensor, factor: int) -> Tensor:
         step = factor >> shift if shift <= 24 else 1 << 24
         x = ciphertexts.add(ring, torch.zeros_like(x), x, step)
         factor //= step
-    return x
-
-
-def _shifted(ring: Ring, x: Tensor, constants: Tensor, one: Tensor) -> Tensor:
-    """Add constants to x in place: int32 (..., size, L, N), (..., more than L residues). one: int32 (N,), where to."""
-    first = x.select(-3, 0)
-    first += constants[..., : x.shape[-2], None] * one  # both centred: below 2^26
-    moduli = torch.tensor(ring.primes[: x.shape[-2]], dtype=torch.int32, device=x.device)[:, None]
-    first -= ((first > moduli // 2).int() - (first < -(moduli // 2)).int()) * moduli
     return x

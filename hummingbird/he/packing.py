@@ -84,8 +84,13 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def constant(packing: str, degree: int) -> Tensor:
     """The polynomial of the constant 1 in every slot, at scale 1: int32 (N,)."""
     one = torch.zeros(degree, dtype=torch.int32)
-    one[{"coefficients": slice(None), "complex": slice(None, None, degree // 2), "real": slice(1)}[packing]] = 1
+    one[:: constant_step(packing, degree)] = 1
     return one
+
+
+def constant_step(packing: str, degree: int) -> int:
+    """Of `constant`: how far apart its ones are; the first is coefficient 0."""
+    return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
 
 
 @lru_cache(maxsize=8)

@@ -292,7 +292,7 @@ class ServerTurn:
         made = number + 1
         back = self._turn.returns[program.returns.index(made)] if made in program.returns else None
         ring = self._ring.take(min(registers[source].shape[2] for source in operation.sources))
-        one = self._one()
+        apart = self._apart()
         whole: Tensor | None = None
         if isinstance(operation, Linear):
             step = back.tile if back is not None else program.tile(number, self._ring.degree)
@@ -302,13 +302,13 @@ class ServerTurn:
             for start in range(0, operation.places, step):
                 stop = min(start + step, operation.places)
                 if whole is not None:
-                    operation.tile(ring, registers, start, stop, one, whole[:, start:stop])
+                    operation.tile(ring, registers, start, stop, apart, whole[:, start:stop])
                 elif back is not None:
-                    tile = operation.tile(ring, registers, start, stop, one)
+                    tile = operation.tile(ring, registers, start, stop, apart)
                     yield self._sent(tile, back)
             whole = whole.flatten(0, 1) if whole is not None else None
         else:
-            whole = operation.run(ring, registers, one)
+            whole = operation.run(ring, registers, apart)
         for source in set(operation.sources):
             if program.last_use(source) == number:
                 del registers[source]
@@ -325,12 +325,9 @@ class ServerTurn:
         flat = tile.reshape(-1, *tile.shape[2:])
         return switched(self._ring, flat, back.primes, self.public.form)
 
-    def _one(self) -> Tensor:
-        """The constant 1 as component 0 holds it: int32 (N,)."""
-        degree = self._ring.degree
-        if self.public.form == "ntt":
-            return torch.ones(degree, dtype=torch.int32)
-        return packing.constant(self.public.packing, degree)
+    def _apart(self) -> int:
+        """How far apart the ones of the constant 1 are, as component 0 holds it."""
+        return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)
 
 
 def _check_body(body: Any, shape: tuple[int, ...], where: str) -> None:

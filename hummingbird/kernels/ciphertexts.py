@@ -32,7 +32,9 @@ from hummingbird.kernels.ntt import Ring, reference_carry
 EXACT = 2**53  # float64 holds every integer up to here
 _ONE_STEP = 2**51  # below it, one step of the reduction is right
 _MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q more are below 2^53
-_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 17, 1 << 24  # float64 numbers per buffer: two fit a second-level cache; a full GPU
+_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 16, 1 << 24  # float64 numbers per buffer: four fit a second-level cache; a full GPU
+_LEAST_WIDTH = 128  # columns of a matrix product: with fewer it is slow
+_FEW_ROWS = 8  # from some 16 on a product is as fast as it gets
 
 
 def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -66,7 +68,7 @@ def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | 
         _check_like(f"{where}(out)", out, torch.int32, x)
         if out.shape != shape or (out.numel() and not out[0, 0].is_contiguous()):
             raise InputError(f"out is {tuple(out.shape)}, strides {out.stride()}", where=where, hint=f"give {shape}")
-    if not weights.shape[2]:
+    if not weights.shape[2] or not x.shape[0]:
         return out.zero_()
     if out.numel():
         run = _native_linear if _is_native(x) else reference_linear
@@ -120,44 +122,86 @@ def _native_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: T
 def reference_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
     """`linear` in plain torch, unchecked: some places and columns at a time, so that all buffers stay in the cache."""
     (groups, rows, terms), places = weights.shape, index.shape[1]
-    budget = _CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS
-    width = ring.degree if x.is_cuda else 128 if places > 1 else 256
-    while width < ring.degree and 2 * width * places * max(rows, terms) <= budget:
-        width *= 2
+    numbers = _CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS
+    width = ring.degree  # of the columns: wide ones first, as memory is read in long runs
+    while width > _LEAST_WIDTH and width * max(rows, terms) > numbers:
+        width //= 2
     lines = x.shape[1:-1].numel()
     flat_x, flat_out = x.view(-1, lines, ring.degree), out.view(groups, rows, places, lines, ring.degree)
-    for group, place, piece in _pieces(index, max(1, budget // (max(rows, terms) * width))):
-        some = slice(group, group + piece.shape[0]), slice(None), slice(place, place + piece.shape[2])
-        used, sources = piece.reshape(-1).unique(return_inverse=True)
-        padded = bool(used[0] < 0)  # the first of the panel's ciphertexts is then zero
-        once = used.numel() == piece.numel() and not padded
-        read = piece.reshape(-1) if once else used[padded:]
+    for group, place, factors, sources in _pieces(weights, index, max(1, numbers // (max(rows, terms) * width))):
+        count, _, across = sources.shape
+        absent = (sources.reshape(-1) < 0).nonzero()[:, 0]
+        read = sources.reshape(-1).clamp(min=0)
         words = torch.empty((read.numel(), width), dtype=torch.int32, device=x.device)
-        panel = words.new_zeros((used.numel(), width), dtype=torch.float64)
-        columns = panel if once else panel.new_empty((piece.numel(), width))
-        sums = panel.new_empty((piece.shape[0], rows, piece.shape[2] * width))
+        columns = torch.empty_like(words, dtype=torch.float64)
+        sums = columns.new_empty((count, factors.shape[1], across * width))
         spare = torch.empty_like(sums)
+        results = sums.view(count, -1, rows, across, width).transpose(1, 2).flatten(2, 3)
         for line in range(lines):
-            prime = ring.primes[line % len(ring.primes)]
+            prime = float(ring.primes[line % len(ring.primes)])
             for start in range(0, ring.degree, width):
                 here = slice(start, start + width)
                 torch.index_select(flat_x[:, line, here], 0, read, out=words)
-                panel[padded:].copy_(words)
-                if not once:
-                    torch.index_select(panel, 0, sources, out=columns)
-                torch.bmm(weights[some[0]], columns.view(piece.shape[0], terms, -1), out=sums)
-                _reduce(sums, float(prime), steps, spare)
-                flat_out[(*some, line, here)].copy_(sums.view(*sums.shape[:2], -1, width))
+                columns.copy_(words)
+                if absent.numel():
+                    columns.index_fill_(0, absent, 0.0)
+                torch.bmm(factors, columns.view(count, -1, across * width), out=sums)
+                _reduce(sums, prime, steps, spare)
+                flat_out[group, :, place, line, here].copy_(results)
 
 
-def _pieces(index: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Cut (groups, places, K) into pieces of up to `most` places: first group and place, index (groups, K, places)."""
-    groups, places, _ = index.shape
+_Piece = tuple[slice, slice, Tensor, Tensor]
+
+
+def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
+    """Cut the work up: groups, their places, matrices (g, n rows, u) and what their columns read, (g, u, p).
+
+    Either up to `most` places stand side by side, n = 1, or n places that share what they read one below the other,
+    p = 1: of a convolution with few filters, a matrix so small that reading its columns would take most of the time.
+    """
+    (groups, rows, _), places = weights.shape, index.shape[1]
+    runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
+    if max(runs, default=1) > 1:
+        for group in range(groups):
+            start = 0
+            for count in runs:
+                here = slice(start, start + count)
+                yield slice(group, group + 1), here, *_stacked(weights[group], index[group, here])
+                start += count
+        return
     group_step, place_step = max(1, most // places), min(places, most)
     for group in range(0, groups, group_step):
-        for place in range(0, places, place_step):
-            piece = index[group : group + group_step, place : place + place_step]
-            yield group, place, piece.transpose(1, 2)
+        for start in range(0, places, place_step):
+            some, here = slice(group, group + group_step), slice(start, start + place_step)
+            yield some, here, weights[some], index[some, here].transpose(1, 2)
+
+
+def _runs(index: Tensor) -> list[int]:
+    """Cut (places, K) into runs of up to 4 places, each of which reads at least half of what those before it read.
+
+    A run of 4 reads at most 2.5 K ciphertexts, so its products are at most 2.5 times as many.
+    """
+    runs: list[int] = []
+    seen: set[int] = set()
+    for read in index.tolist():
+        fresh = set(read) - seen
+        if runs and runs[-1] < 4 and 2 * len(fresh) <= len(read):
+            runs[-1] += 1
+            seen |= fresh
+        else:
+            runs.append(1)
+            seen = set(read)
+    return runs
+
+
+def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix for n places at once, (1, n rows, u), of weights (rows, K); which ciphertexts it reads, (1, u, 1)."""
+    used, position = index.reshape(-1).unique(return_inverse=True)
+    places, terms = index.shape
+    matrix = weights.new_zeros(places, weights.shape[0], used.numel())
+    where = position.view(places, 1, terms).expand(-1, weights.shape[0], -1)
+    matrix.scatter_add_(2, where, weights.expand(places, -1, -1))
+    return matrix.view(1, -1, used.numel()), used.view(1, -1, 1)
 
 
 def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
@@ -170,20 +214,27 @@ def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
 # ---- one residue at a time
 
 
-def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
     """A function of float64 residues modulo one prime (n, ..., N), reduced in `steps`, a few ciphertexts at a time.
 
-    It is given the prime's number first; `sizes` parts of each ciphertext come out, of values that `_reduce` allows.
+    It is given the prime's number, where to write `sizes` parts of each ciphertext, of values that `_reduce` allows,
+    and the residues, which it may overwrite.
     """
-    like = tensors[0]
-    out = torch.empty((like.shape[0], sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
-    each = ring.degree * max(sizes, sum(t.shape[1] for t in tensors))
-    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // each)
-    for start in range(0, like.shape[0], step):
+    like, count = tensors[0], tensors[0].shape[0]
+    out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
+    each = ring.degree * (2 * sizes + sum(t.shape[1] for t in tensors))
+    step = min(count, max(1, 2 * (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // each))
+    shapes = [(step, size, ring.degree) for size in (sizes, sizes, *(t.shape[1] for t in tensors))]
+    buffers = [torch.empty(shape, dtype=torch.float64, device=like.device) for shape in shapes]
+    for start in range(0, count, max(1, step)):
+        some = slice(start, min(start + step, count))
+        values, spare, *residues = (buffer[: some.stop - start] for buffer in buffers)
         for i, prime in enumerate(ring.primes):
-            values = function(i, *(t[start : start + step, :, i].double() for t in tensors))
-            _reduce(values, float(prime), steps, torch.empty_like(values))
-            out[start : start + step, :, i] = values
+            for residue, t in zip(residues, tensors, strict=True):
+                residue.copy_(t[some, :, i])
+            function(i, values, *residues)
+            _reduce(values, float(prime), steps, spare)
+            out[some, :, i] = values
     return out
 
 
@@ -203,8 +254,8 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
     x, y = x.contiguous(), y.contiguous()
     if not _is_native(x):
         flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
-        # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
-        sums = _by_residue(ring, 1, 1, lambda _, a, b: a.add_(b, alpha=factor), x.view(flat), y.view(flat))
+        left, right = x.view(flat), y.view(flat)  # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
+        sums = _by_residue(ring, 1, 1, lambda _, out, a, b: torch.add(a, b, alpha=factor, out=out), left, right)
         return sums.view(x.shape)
     return _native_combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
 
@@ -217,6 +268,36 @@ def _native_combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Seque
     threads = torch.get_num_threads()
     native.library().hb_combine(x.data_ptr(), y.data_ptr(), *sizes, *factors, threads, out.data_ptr())
     return out
+
+
+def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
+    """Add a constant to every `step`-th residue of part 0 of ciphertexts, modulo each prime, in place.
+
+    x: int32 (rows, places, size, L, N), centred; its first two dimensions may be strided. constants: int32 (rows, L),
+    centred, those of a row's ciphertexts. step: 1 .. N. InputError for anything else.
+    """
+    where, primes = "kernels.shift", len(ring.primes)
+    ring.check(x, f"{where}(x)", 5)
+    _check_like(f"{where}(constants)", constants, torch.int32, x)
+    if constants.shape != (x.shape[0], primes) or not 1 <= step <= ring.degree:
+        what = f"constants {tuple(constants.shape)}, step {step}, x {tuple(x.shape)}"
+        raise InputError(what, where=where, hint="constants are (rows, L), step is from 1 to N")
+    if not x.numel():
+        return
+    if not x[0, 0].is_contiguous():
+        raise InputError(f"x has strides {x.stride()}", where=f"{where}(x)", hint="a ciphertext is contiguous")
+    moduli = torch.tensor(ring.primes, dtype=torch.int32, device=x.device)
+    lifted = constants + (constants >> 31 & moduli)  # 0 .. q - 1: no sum is below -q/2
+    if _is_native(x):
+        sizes = (ctypes.c_int64 * 7)(*x.shape[:2], *x.stride()[:2], primes, ring.degree, step)
+        native.library().hb_shift(x.data_ptr(), sizes, lifted.data_ptr(), moduli.data_ptr(), torch.get_num_threads())
+        return
+    moduli, part = moduli[:, None], x[:, :, 0, :, ::step]
+    count = max(1, (_CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS) // part[0, 0].numel())
+    for row, constant in zip(part, lifted[..., None], strict=True):
+        for piece in row.split(count):
+            piece += constant
+            piece -= (moduli // 2 - piece).bitwise_right_shift_(31).bitwise_and_(moduli)  # q where it is above q/2
 
 
 def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
@@ -236,23 +317,21 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
     if not _is_native(x):
         steps = 1 if min(a, b) <= 2 else 2  # two products of residues are below q^2 / 2 < 2^51
         if x is y:
-            return _by_residue(ring, 2 * a - 1, steps, lambda _, part: _products(part, part), x)
-        return _by_residue(ring, a + b - 1, steps, lambda _, *parts: _products(*parts), x, y)
+            return _by_residue(ring, 2 * a - 1, steps, lambda _, out, part: _products(out, part, part), x)
+        return _by_residue(ring, a + b - 1, steps, lambda _, out, *parts: _products(out, *parts), x, y)
     out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
     sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
     native.library().hb_multiply(x.data_ptr(), y.data_ptr(), *sizes, _primes(ring), threads, out.data_ptr())
     return out
 
 
-def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Of x (n, a, N) and y (n, b, N): sums of at most 8 products of less than q^2 / 4, below 2^53 - q."""
+def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
+    """To `out`, of x (n, a, N) and y (n, b, N): sums of at most 8 products of less than q^2 / 4, below 2^53 - q."""
     a, b = x.shape[1], y.shape[1]
-    out = x.new_empty((x.shape[0], a + b - 1, x.shape[2]))
     torch.mul(x[:, :1], y, out=out[:, :b])
     torch.mul(x[:, 1:], y[:, b - 1 :], out=out[:, b:])
     for i in range(1, a):
         out[:, i : i + b - 1].addcmul_(x[:, i : i + 1], y[:, : b - 1])
-    return out
 
 
 def square(ring: Ring, x: Tensor) -> Tensor:
@@ -280,7 +359,7 @@ def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
     # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
     if _is_native(x):
         return _native_combine(head, x.contiguous(), spread, inverses, [-i for i in inverses])
-    return _by_residue(head, x.shape[1], 1, lambda i, a, b: a.sub_(b).mul_(inverses[i]), x, spread)
+    return _by_residue(head, x.shape[1], 1, lambda i, out, a, b: torch.mul(a.sub_(b), inverses[i], out=out), x, spread)
 
 
 def _native_spread(ring: Ring, x: Tensor, plain: int) -> Tensor:

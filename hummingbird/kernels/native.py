@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hummingbird.kernels.twin import Cut
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 5  # the same number as hb_abi() in csrc/kernels.cpp
+_ABI = 6  # the same number as hb_abi() in csrc/kernels.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -44,6 +44,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_twin_relu": (None, [_pointer, _long, _int, _word, *[_int] * 3, _word, _word, _int, _pointer, _pointer]),
     "hb_linear": (None, [*[_pointer] * 5, _int, _int, _pointer]),
     "hb_combine": (None, [_pointer, _pointer, *[_long] * 4, *[_pointer] * 3, _int, _pointer]),
+    "hb_shift": (None, [*[_pointer] * 4, _int]),
     "hb_multiply": (None, [_pointer, _pointer, *[_long] * 5, _pointer, _int, _pointer]),
     "hb_dpf_check": (_int, [_pointer, *[_long] * 4]),
     "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),

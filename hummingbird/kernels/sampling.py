@@ -53,18 +53,20 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
 
 def reference_uniform(x: Tensor, moduli: Tensor) -> Tensor:
     """Words x, int32 (n, L, N), to residues in place; the places of those to draw again, int64."""
-    lines, degree = x.view(-1, x.shape[-1]), x.shape[-1]
-    moduli = moduli.view(-1, 1)
-    pieces = x.split(max(1, _AT_ONCE // x[0].numel()) if len(x) and x.is_cpu else max(1, len(x)))
-    # Few words are out of range: the largest of every eight is compared first, as maxima cost less than comparisons.
-    above = [(piece.bitwise_and_(_WORD).unflatten(2, (8, -1)).amax(2) >= moduli).flatten(0, 1) for piece in pieces]
-    line, column = torch.cat(above).nonzero().unbind(1)
-    column = column[:, None] + torch.arange(0, degree, degree // 8, device=x.device)
-    rejected = lines[line[:, None], column] >= moduli[line % len(moduli)]
-    places = (line[:, None] * degree + column)[rejected].sort().values
-    for piece in pieces:
-        piece.sub_((moduli // 2 - piece).bitwise_right_shift_(31).bitwise_and_(moduli))  # q where x > q/2
-    return places
+    (primes, degree), moduli = x.shape[1:], moduli.view(-1, 1)
+    half, apart = moduli // 2, degree // 8
+    step = max(1, 4 * _AT_ONCE // (primes * degree)) if x.is_cpu else max(1, len(x))
+    found = [torch.empty(0, dtype=torch.int64, device=x.device)]
+    for start in range(0, len(x), step):
+        piece = x[start : start + step].bitwise_and_(_WORD)
+        # Few words are out of range: the largest of every eight is compared first, as maxima cost less.
+        largest = piece.unflatten(2, (8, apart)).amax(2)
+        line, column = (largest >= moduli).flatten(0, 1).nonzero().unbind(1)
+        eight = piece.view(-1, 8, apart)[line, :, column]
+        which, number = (eight >= moduli[line % primes]).nonzero().unbind(1)
+        found.append((start * primes + line[which]) * degree + number * apart + column[which])
+        piece.sub_((half - piece).bitwise_right_shift_(31).bitwise_and_(moduli))  # q where x > q/2
+    return torch.cat(found).sort().values
 
 
 def native_uniform(x: Tensor, moduli: Tensor) -> Tensor:

@@ -156,6 +156,28 @@ BODY void combine(const int32_t* x, const int32_t* y, int64_t n, double a, doubl
     }
 }
 
+// x += constant mod q at every `step`-th of n residues; 0 <= constant < q.
+using Shift = void (*)(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q);
+
+template <typename W>
+BODY void shift(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q) {
+    const int32_t half = q / 2;
+    if (step > 1) {
+        for (int64_t i = 0; i < n; i += step) {
+            const int32_t sum = x[i] + constant;
+            x[i] = sum > half ? sum - q : sum;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; i += int64_t(sizeof(W) / 4)) {
+        W sum;
+        memcpy(&sum, x + i, sizeof sum);
+        sum += constant;
+        sum -= (sum > half) & q;
+        memcpy(x + i, &sum, sizeof sum);
+    }
+}
+
 // `a` parts of x times `b` parts of y, `stride` apart, n residues modulo q each; spare: room for (a + b) * 32 numbers.
 using Convolve = void (*)(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n, double q,
                           double* spare, int32_t* out);
@@ -183,6 +205,9 @@ BODY void convolve(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int
 }
 
 #define HB_ELEMENTWISE(target, isa, V, W)                                                                              \
+    target void shift_##isa(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q) {                        \
+        shift<W>(x, n, step, constant, q);                                                                             \
+    }                                                                                                                  \
     target void combine_##isa(const int32_t* x, const int32_t* y, int64_t n, double a, double b, double q,             \
                               int32_t* out) {                                                                          \
         combine<V, W>(x, y, n, a, b, q, out);                                                                          \
@@ -225,6 +250,21 @@ API void hb_combine(const int32_t* x, const int32_t* y, int64_t rows, int64_t pr
         for (int64_t line = first; line < last; line++) {
             const int64_t prime = line % primes, from = line / primes * x_primes + prime;
             run(x + from * degree, y + line * degree, degree, a[prime], b[prime], q[prime], out + line * degree);
+        }
+    });
+}
+
+// x (rows, places, .. primes, degree), of strides as given, plus constants (rows, primes) in 0 .. q - 1; sizes: rows,
+// places, their strides, primes, degree, step
+API void hb_shift(int32_t* x, const int64_t* sizes, const int32_t* constants, const int32_t* q, int threads) {
+    const Shift run = CHOOSE_FMA(shift);
+    const int64_t rows = sizes[0], places = sizes[1], primes = sizes[4], degree = sizes[5], step = sizes[6];
+    share(rows * places, threads, double(rows * places * primes * degree), [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++) {
+            const int64_t row = i / places, place = i % places;
+            int32_t* part = x + row * sizes[2] + place * sizes[3];
+            for (int64_t prime = 0; prime < primes; prime++)
+                run(part + prime * degree, degree, step, constants[row * primes + prime], q[prime]);
         }
     });
 }
