@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -133,9 +134,9 @@ def reference_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out:
         absent = (sources.reshape(-1) < 0).nonzero()[:, 0]
         read = sources.reshape(-1).clamp(min=0)
         words = torch.empty((read.numel(), width), dtype=torch.int32, device=x.device)
-        columns = torch.empty_like(words, dtype=torch.float64)
-        sums = columns.new_empty((count, factors.shape[1], across * width))
-        spare = torch.empty_like(sums)
+        sums = torch.empty((count, factors.shape[1], across * width), dtype=torch.float64, device=x.device)
+        room = sums.new_empty(max(words.numel(), sums.numel()))  # for columns, and quotients when they are done with
+        columns, spare = room[: words.numel()].view(words.shape), room[: sums.numel()].view(sums.shape)
         results = sums.view(count, -1, rows, across, width).transpose(1, 2).flatten(2, 3)
         for line in range(lines):
             prime = float(ring.primes[line % len(ring.primes)])
@@ -222,13 +223,16 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
     """
     like, count = tensors[0], tensors[0].shape[0]
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
-    each = ring.degree * (2 * sizes + sum(t.shape[1] for t in tensors))
-    step = min(count, max(1, 2 * (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // each))
-    shapes = [(step, size, ring.degree) for size in (sizes, sizes, *(t.shape[1] for t in tensors))]
-    buffers = [torch.empty(shape, dtype=torch.float64, device=like.device) for shape in shapes]
-    for start in range(0, count, max(1, step)):
+    parts = [t.shape[1] for t in tensors]
+    most = max(sizes, sum(parts))
+    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // (ring.degree * most))
+    room = torch.empty(2, min(step, count) * most * ring.degree, dtype=torch.float64, device=like.device)
+    for start in range(0, count, step):
         some = slice(start, min(start + step, count))
-        values, spare, *residues = (buffer[: some.stop - start] for buffer in buffers)
+        each = (some.stop - start) * ring.degree
+        values, spare = (half[: sizes * each].view(-1, sizes, ring.degree) for half in room)
+        ends = [0, *accumulate(parts)]
+        residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in pairwise(ends)]
         for i, prime in enumerate(ring.primes):
             for residue, t in zip(residues, tensors, strict=True):
                 residue.copy_(t[some, :, i])

@@ -139,7 +139,7 @@ def reference_carry(x: Tensor, last: int, ring: Ring) -> Tensor:
     for piece, space in pieces(ring.degree, x.shape[0], x.device):
         plain = space.keep(space.reduce(space.transform(space.load(x[piece]), last, True), last))
         for i, q in enumerate(ring.primes):
-            values = space.transform(space.load(plain), q, False)
+            values = space.transform(plain, q, False)
             space.store(space.reduce(values, q), out[piece, i])
     return out
 

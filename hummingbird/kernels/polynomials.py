@@ -83,10 +83,10 @@ def reference_encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor,
     """`encrypt_ntt` in plain torch."""
     out, s = torch.empty_like(a), secret.double()
     for piece, space in pieces(ring.degree, a.shape[0], a.device):
-        plain = message[piece] + noise[piece]
+        plain = space.keep(message[piece] + noise[piece])
         for i, q in enumerate(ring.primes):
-            values = space.transform(space.reduce(space.load(plain), q), q, False)
-            values.addcmul_(space.keep(a[piece, i]), s[i, :, None], value=-1)  # below 2^51
+            values = space.transform(space.reduce(plain, q), q, False)
+            values.addcmul_(space.beside(values, a[piece, i]), s[i, :, None], value=-1)  # below 2^51
             space.store(space.reduce(values, q), out[piece, i])
     return out
 

@@ -51,39 +51,50 @@ class Workspace:
 
     def __init__(self, degree: int, columns: int, device: torch.device) -> None:
         self.key = degree, columns, device
-        self._a, self._b, self._spare, self._kept = torch.empty(4, degree, columns, dtype=torch.float64, device=device)
+        self._a, self._b, self._kept = torch.empty(3, degree, columns, dtype=torch.float64, device=device)
+
+    def _other(self, x: Tensor) -> Tensor:
+        """Of the two buffers that are worked in, the one that is free while x is worked on."""
+        return self._a if x is self._b else self._b
 
     def load(self, x: Tensor) -> Tensor:
-        """int32 (columns, N), any strides, or what `keep` returned, in a buffer that the next transform overwrites."""
-        return self._a.copy_(x if x is self._kept else x.t())
+        """int32 (columns, N), any strides, in a buffer that the next `load` or transform overwrites."""
+        return self._a.copy_(x.t())
 
     def keep(self, x: Tensor) -> Tensor:
         """int32 (columns, N), or float64 (N, columns), in a buffer that stays as it is until the next `keep`."""
         return self._kept.copy_(x if x.is_floating_point() else x.t())
+
+    def beside(self, values: Tensor, x: Tensor) -> Tensor:
+        """`load` that leaves alone what a transform returned."""
+        return self._other(values).copy_(x.t())
 
     def store(self, x: Tensor, out: Tensor) -> None:
         """Residues (N, columns) to int32 (columns, N), of any strides."""
         out.copy_(x.t())
 
     def reduce(self, x: Tensor, q: int) -> Tensor:
-        """x mod q in place: float64 integers |x| < 2^53 - q.
+        """x mod q, in place, of what is kept in another buffer: float64 integers |x| < 2^53 - q.
 
         x/q is found with an error below |x/q| 2^-52, one rounding of 1/q and one of the product: |result| <= q/2 + 2.
         For |x| < 2^51 the result is centred: q is odd, so x/q keeps 1/2q away from halves, which is above the error.
         """
-        torch.mul(x, 1.0 / q, out=self._spare).round_()
-        return x.sub_(self._spare, alpha=q)
+        quotients = torch.mul(x, 1.0 / q, out=self._other(x)).round_()
+        return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """What `load` returned, |x| <= 2^25, to values or coefficients in a buffer, of absolute value <= q/2 + 2."""
+        """What `load` or `keep` returned, |x| <= 2^25, to values or coefficients of absolute value <= q/2 + 2.
+
+        They are in a buffer that the next `load` or transform may overwrite.
+        """
         degree, columns, device = self.key
-        other = self._b
         for matrix in _matrices(degree, q, inverse, str(device)):
             groups, radix, _ = matrix.shape
             shape = (groups, radix, degree // (groups * radix) * columns)
+            out = self._other(x)
             # Sums of 8 products: below 8 * q/2 * 2^25 = 2^27 q <= 2^53 - 2^38, as q <= 2^26 - 2047.
-            torch.bmm(matrix, x.view(shape), out=other.view(shape))
-            x, other = self.reduce(other, q), x
+            torch.bmm(matrix, x.view(shape), out=out.view(shape))
+            x = self.reduce(out, q)
         return x
 
 
