@@ -3,8 +3,9 @@
     python -m scripts.bench_he --json he.json
     python -m scripts.bench_he --only kernels ablation
 
-Every net runs in a process of its own with one thread; over a socket, client and server have one thread each. Marks
-stand beside the figures, and those of nGraph-HE2 (Boemer et al., WAHC 2019: Xeon Platinum 8180, one thread for the
+Every net runs in a process of its own with one thread; over a socket, client and server have one thread each. The
+CryptoNets run several times, the fast and the torch path taking turns, and medians are shown. Marks stand beside the
+figures, and those of nGraph-HE2 (Boemer et al., WAHC 2019: Xeon Platinum 8180, one thread for the
 CryptoNets, 24 threads over a local network, 56 threads for MobileNetV2).
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,8 @@ from scripts.program import end
 Rows = list[dict[str, Any]]
 SECTIONS = ("nets", "torch", "sockets", "mobilenet", "kernels", "ablation")
 ACTIVATIONS = ("relu", "square")
+_PATHS = ("nets", "torch")  # that run the same nets
+_PASSES = 2  # over the images of such a run
 _MARKS = {"cryptonets-relu": 0.15, "cryptonets-square": 1.2}  # milliseconds per image
 _PAPER = {
     "cryptonets-relu": 1.44,
@@ -63,23 +67,19 @@ def work(args: argparse.Namespace) -> Rows:
         if section == "sockets":
             rows = [he_nets.over_a_socket(name, activation, given, args.repeats)]
         else:
-            with tqdm(total=len(given.images), desc=args.worker, unit="image", leave=False) as bar:
-                rows = [he_nets.in_process(name, given, bar.update)]
+            with tqdm(total=_PASSES * len(given.images), desc=args.worker, unit="image", leave=False) as bar:
+                rows = [he_nets.in_process(name, given, bar.update, _PASSES)]
     return [{"section": section, **row, **machine()} for row in rows]
 
 
-def jobs(sections: list[str]) -> list[str]:
-    """What is run, one process each; the torch path needs the fast one to compare with."""
-    wanted = [s for s in SECTIONS if s in sections or (s == "nets" and "torch" in sections)]
-    return [
-        job
-        for section in wanted
-        for job in (
-            [f"{section}:{activation}" for activation in ACTIVATIONS]
-            if section in ("nets", "torch", "sockets")
-            else [section]
-        )
-    ]
+def jobs(sections: list[str], repeats: int) -> list[str]:
+    """What is run, one process each; the torch path needs the fast one to compare with, and takes turns with it."""
+    paths = [path for path in _PATHS if path in sections or "torch" in sections]
+    listed = [f"{path}:{activation}" for activation in ACTIVATIONS for _ in range(repeats) for path in paths]
+    for section in SECTIONS:
+        if section in sections and section not in _PATHS:
+            listed += [f"sockets:{a}" for a in ACTIVATIONS] if section == "sockets" else [section]
+    return listed
 
 
 def launch(job: str, args: argparse.Namespace) -> Rows:
@@ -100,12 +100,23 @@ def launch(job: str, args: argparse.Namespace) -> Rows:
         return rows
 
 
-def add_ratios(rows: Rows) -> None:
-    """To every row of the torch path, how many times longer it takes than the fast one."""
-    fast = {row["net"]: row["milliseconds_per_image"] for row in rows if row["section"] == "nets"}
+def medians(rows: Rows) -> Rows:
+    """Of several runs of a net the median one, on the torch path with the median of how many times longer it took than
+    the run of the fast path before it.
+    """
+    runs: dict[tuple[str, str], Rows] = {}
     for row in rows:
-        if row["section"] == "torch":
-            row["times_the_fast_path"] = row["milliseconds_per_image"] / fast[row["net"]]
+        if row["section"] in _PATHS:
+            runs.setdefault((row["section"], row["net"]), []).append(row)
+    chosen = []
+    for (path, net), repeats in runs.items():
+        times = [row["milliseconds_per_image"] for row in repeats]
+        row = repeats[times.index(statistics.median_low(times))]
+        if path == "torch":
+            ratios = [a / b["milliseconds_per_image"] for a, b in zip(times, runs["nets", net], strict=True)]
+            row["times_the_fast_path"] = statistics.median(ratios)
+        chosen.append(row)
+    return chosen + [row for row in rows if row["section"] not in _PATHS]
 
 
 def show(rows: Rows) -> None:
@@ -208,11 +219,11 @@ def run(args: argparse.Namespace) -> None:
         args.json.write_text(json.dumps(work(args)))
         return
     rows: Rows = []
-    listed = jobs(args.only)
+    listed = jobs(args.only, args.repeats)
     for number, job in enumerate(listed, 1):
         print(f"{number} of {len(listed)}: {job}", file=sys.stderr)
         rows += launch(job, args)
-    add_ratios(rows)
+    rows = medians(rows)
     show(rows)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -225,7 +236,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--images", type=int, default=10000, help="of MNIST's test images (default: %(default)s)")
     p.add_argument("--batch", type=int, default=2048, help="images for MobileNetV2 (default: %(default)s)")
     p.add_argument("--size", type=int, default=96, help="their height and width (default: %(default)s)")
-    p.add_argument("--repeats", type=int, default=3, help="runs over the socket (default: %(default)s)")
+    p.add_argument("--repeats", type=int, default=3, help="runs of each of the CryptoNets (default: %(default)s)")
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     p.add_argument("--worker", metavar="JOB", help=argparse.SUPPRESS)

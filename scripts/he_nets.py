@@ -7,6 +7,7 @@ is `python -m hummingbird he-server` and the client this process, with one threa
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import statistics
@@ -119,8 +120,8 @@ def run_batch(client: Client, server: Server, images: Tensor, clock: Clock) -> T
     return batch.result()
 
 
-def in_process(name: str, given: Net, advance: Callable[[float], object]) -> dict[str, Any]:
-    """One row: milliseconds per image, median over full batches but the first, where they went, and
+def in_process(name: str, given: Net, advance: Callable[[float], object], passes: int = 1) -> dict[str, Any]:
+    """One row: milliseconds per image, median over the full batches of all passes but the first, where they went, and
     the outputs against torch's.
     """
     torch.set_num_threads(1)
@@ -128,11 +129,13 @@ def in_process(name: str, given: Net, advance: Callable[[float], object]) -> dic
     server, client = model.server, Client(model.server.public)
     slots = server.public.slots
     outputs, times, parts = [], [], []
-    for images in given.images.split(slots):
+    for number, images in itertools.product(range(passes), given.images.split(slots)):
         with client_clock() as clock:
             started = time.perf_counter()
-            outputs.append(run_batch(client, server, images, clock))
+            result = run_batch(client, server, images, clock)
             seconds = time.perf_counter() - started
+        if not number:
+            outputs.append(result)
         if len(images) == slots or not times:
             times.append(seconds)
             parts.append({**clock.seconds, "client": seconds - sum(clock.seconds.values())})

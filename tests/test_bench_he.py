@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from scripts import bench_he, he_ablation, he_kernels, he_nets
-from scripts.bench_he import add_ratios, jobs, main, show
+from scripts.bench_he import jobs, main, medians, show
 
 
 @pytest.fixture
@@ -22,15 +22,24 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-def test_jobs_are_processes_and_the_torch_path_is_compared_with_the_fast_one() -> None:
-    assert jobs(["torch"]) == ["nets:relu", "nets:square", "torch:relu", "torch:square"]
-    assert jobs(["kernels", "sockets"]) == ["sockets:relu", "sockets:square", "kernels"]
+def test_jobs_are_processes_and_the_torch_path_takes_turns_with_the_fast_one() -> None:
+    assert jobs(["torch"], 1) == ["nets:relu", "torch:relu", "nets:square", "torch:square"]
+    assert jobs(["nets", "torch"], 2)[:4] == ["nets:relu", "torch:relu"] * 2
+    assert jobs(["kernels", "sockets"], 2) == ["sockets:relu", "sockets:square", "kernels"]
+
+
+def test_the_median_run_is_shown_and_the_median_of_ratios() -> None:
+    other = {"section": "kernels", "kernel": "transform"}
+    times = {"nets": (2.0, 1.0, 4.0), "torch": (5.0, 3.5, 4.0)}
     rows = [
-        {"section": "nets", "net": "a", "milliseconds_per_image": 2.0},
-        {"section": "torch", "net": "a", "milliseconds_per_image": 5.0},
+        {"section": path, "net": "a", "milliseconds_per_image": times[path][i]}
+        for i in range(3)
+        for path in ("nets", "torch")
     ]
-    add_ratios(rows)
-    assert rows[1]["times_the_fast_path"] == 2.5
+    fast, slow, last = medians([other, *rows])
+    assert fast["milliseconds_per_image"] == 2 and "times_the_fast_path" not in fast
+    assert slow["milliseconds_per_image"] == 4 and slow["times_the_fast_path"] == 2.5
+    assert last is other
 
 
 @pytest.fixture
