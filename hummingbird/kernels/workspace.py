@@ -19,6 +19,7 @@ from torch import Tensor
 from hummingbird.kernels.roots import centred, exponents, powers
 
 _PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # residues modulo one prime at a time
+_WIDE = 64  # columns of a matrix product, from which on it costs no more than to multiply its result by a number
 _COLUMNS = 8  # at least: a vector of the last steps, whose rows are short
 
 
@@ -28,8 +29,11 @@ def _radices(degree: int) -> list[int]:
 
 
 @lru_cache(maxsize=128)
-def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[Tensor, ...]:
-    """Of each step: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k, or the inverse matrices, the last step's first."""
+def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Of each step: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k, or the inverse matrices, the last step's first.
+
+    The second of each two is the first divided by q.
+    """
     table, out, groups = powers(degree, q), [], 1
     for radix in _radices(degree):
         e = exponents(degree, groups * radix).view(groups, radix, 1)
@@ -38,7 +42,8 @@ def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[Tensor, 
             matrix = centred(table[-e * k % (2 * degree)] * pow(radix, -1, q), q).transpose(1, 2)
         else:
             matrix = table[e * k % (2 * degree)]
-        out.append(matrix.double().contiguous().to(device))
+        matrix = matrix.double().contiguous().to(device)
+        out.append((matrix, matrix / q))
         groups *= radix
     return tuple(reversed(out) if inverse else out)
 
@@ -83,18 +88,26 @@ class Workspace:
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """What `load` or `keep` returned, |x| <= 2^25, to values or coefficients of absolute value <= q/2 + 2.
+        """What `load` or `keep` returned, |x| <= 2^25, to values or coefficients of absolute value <= q/2 + 16.
 
-        They are in a buffer that the next `load` or transform may overwrite.
+        They are in a buffer that the next `load` or transform may overwrite. A step is M x - q n with n = (M/q) x
+        rounded, so that what is summed is touched three times and not five. The sums of M x are below
+        8 q/2 (q/2 + 16) < 2^53 - 2^38, as q <= 2^26 - 2047: they are exact in any order, before and after q n is
+        taken from them. Those of (M/q) x are below 2^27 and have up to 10 errors of 2^-53 of that, 2^-22: of q, 16.
         """
         degree, columns, device = self.key
-        for matrix in _matrices(degree, q, inverse, str(device)):
+        for matrix, scaled in _matrices(degree, q, inverse, str(device)):
             groups, radix, _ = matrix.shape
-            shape = (groups, radix, degree // (groups * radix) * columns)
             out = self._other(x)
-            # Sums of 8 products: below 8 * q/2 * 2^25 = 2^27 q <= 2^53 - 2^38, as q <= 2^26 - 2047.
-            torch.bmm(matrix, x.view(shape), out=out.view(shape))
-            x = self.reduce(out, q)
+            view = (groups, radix, degree // (groups * radix) * columns)
+            given, made = x.view(view), out.view(view)
+            if view[2] >= _WIDE:
+                torch.bmm(scaled, given, out=made).round_()
+                made.baddbmm_(matrix, given, beta=-q)
+            else:  # products so small that two of them cost more
+                torch.bmm(matrix, given, out=made)
+                self.reduce(out, q)
+            x = out
         return x
 
 
