@@ -216,10 +216,10 @@ BODY void convolve(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int
                                double q, double* spare, int32_t* out) {                                                \
         convolve<V, W>(x, a, y, b, stride, n, q, spare, out);                                                          \
     }
-HB_ELEMENTWISE(, portable, Two, TwoWords)
+HB_ELEMENTWISE(, portable, Double2, Int2)
 #if X86
-HB_ELEMENTWISE(AVX2FMA, avx2, Four, FourWords)
-HB_ELEMENTWISE(AVX512, avx512, EightReals, EightWords)
+HB_ELEMENTWISE(AVX2FMA, avx2, Double4, Int4)
+HB_ELEMENTWISE(AVX512, avx512, Double8, Int8)
 #endif
 #undef HB_ELEMENTWISE
 

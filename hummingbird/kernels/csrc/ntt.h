@@ -9,16 +9,9 @@
 
 #pragma once
 
-#include "common.h"
+#include "reals.h"
 
 namespace {
-
-typedef double Double8 __attribute__((vector_size(64)));
-typedef double Double4 __attribute__((vector_size(32)));
-typedef int32_t Int8 __attribute__((vector_size(32), aligned(4)));
-typedef int32_t Int4 __attribute__((vector_size(16), aligned(4)));
-
-constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52: a sum with it is rounded to a whole number, if below 2^51
 
 template <class V>
 constexpr int kLanes = sizeof(V) / 8;
@@ -40,7 +33,7 @@ struct Modulus {
     BODY explicit Modulus(double prime) : q(V{} + prime), inverse(V{} + 1.0 / prime) {}
 
     // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as ../workspace.py derives.
-    BODY void reduce(V& x) const { x = x - ((x * inverse + kMagic) - kMagic) * q; }
+    BODY void reduce(V& x) const { ::reduce(x, q, inverse); }
     BODY void multiply(V& x, const V& w) const {
         x = x * w;
         reduce(x);

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "common.h"
+#include "reals.h"
 
 #if X86
 #define AVX2FMA __attribute__((target("avx2,fma")))
@@ -19,24 +19,8 @@
 
 namespace {
 
-typedef double Two __attribute__((vector_size(16)));
-typedef double Four __attribute__((vector_size(32)));
-typedef double EightReals __attribute__((vector_size(64)));
-typedef int32_t TwoWords __attribute__((vector_size(8)));
-typedef int32_t FourWords __attribute__((vector_size(16)));
-typedef int32_t EightWords __attribute__((vector_size(32)));
-
 constexpr int kColumns = 32, kRows = 6;  // of a tile: 24 sums, 4 columns and a weight in the registers of AVX-512
 constexpr int64_t kAhead = 4;            // ciphertexts between fetching and copying
-
-// One step towards the residue of s: ../ciphertexts.py says when it is enough. Adding and subtracting 1.5 2^52 rounds
-// to an integer, ties to even; |s / q| < 2^51 leaves room for it. The product is exact, with and without fusing.
-template <typename V>
-BODY void reduce(V& s, double prime, double inverse) {
-    constexpr double kMagic = 6755399441055744.0;
-    const V quotient = (s * inverse + kMagic) - kMagic;
-    s -= quotient * prime;
-}
 
 // Eight, four or two numbers in one instruction; of __builtin_convertvector gcc 12 makes several.
 template <typename V>
@@ -194,16 +178,16 @@ using RunChunk = void (*)(const Job&, const Chunk&, int64_t, int64_t, int32_t*, 
 constexpr int kPortableColumns = 4, kAvx2Columns = 8, kAvx512Columns = 32;  // of a tile in registers
 
 void run_chunk_portable(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Two, TwoWords, kPortableColumns>(job, chunk, first, last, a, b);
+    run_chunk<Double2, Int2, kPortableColumns>(job, chunk, first, last, a, b);
 }
 
 #if X86
 AVX2FMA void run_chunk_avx2(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Four, FourWords, kAvx2Columns>(job, chunk, first, last, a, b);
+    run_chunk<Double4, Int4, kAvx2Columns>(job, chunk, first, last, a, b);
 }
 
 AVX512 void run_chunk_avx512(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<EightReals, EightWords, kAvx512Columns>(job, chunk, first, last, a, b);
+    run_chunk<Double8, Int8, kAvx512Columns>(job, chunk, first, last, a, b);
 }
 #endif
 
