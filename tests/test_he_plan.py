@@ -265,7 +265,17 @@ def test_fuzzed_descriptions_give_errors() -> None:
             refused += 1
         else:  # a change of no consequence, or another net: a client can still go by it
             assert all(back.count == math.prod(back.shape) for turn in public.turns for back in turn.returns)
+            assert memory.at_client(public) > 0
     assert refused > 200
+
+
+@pytest.mark.parametrize("which", ["steps", "returns"])
+def test_a_value_that_is_made_twice_is_refused(which: str) -> None:
+    fields = json.loads(make_plan(*made(AIDED["relu, max pool, softmax"])).public.to_json())
+    turn = fields["turns"][1]
+    turn[which] = turn[which] * 2
+    with pytest.raises(InputError, match="twice"):
+        Public.from_json(json.dumps(fields))
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
@@ -322,6 +332,13 @@ print(model.last.peak - model.last.before, memory.predicted(model.plan).process)
     measured, predicted = (int(number) for number in ended.stdout.split())
     assert predicted > 2e8
     assert 0.8 * predicted < measured < 1.2 * predicted, (measured, predicted)
+
+
+@pytest.mark.parametrize("name", AIDED)
+def test_a_client_predicts_its_memory_from_what_it_is_told(name: str) -> None:
+    plan = make_plan(*made(AIDED[name]))
+    told = Public.from_json(plan.public.to_json())
+    assert 0 < memory.at_client(told) == memory.predicted(plan).client <= memory.predicted(plan).process
 
 
 def test_tiles_bound_the_server() -> None:

@@ -22,6 +22,7 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerEr
 from hummingbird.he import messages
 from hummingbird.he.client import RemoteModel
 from hummingbird.he.convert import convert_model
+from hummingbird.he.memory import at_client
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Client, Server
 from hummingbird.he.server import MAX_CALLS, Service
@@ -315,6 +316,22 @@ def test_parameters_that_are_not_secure_are_refused_by_the_client(server: Server
     with served(Liar(server, text=lambda _: text)) as address:
         with pytest.raises(ConfigError, match="log2 Q is 52.0"):
             RemoteModel(address, timeout=20)
+
+
+def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(server: Server) -> None:
+    """One that is dishonestly large, and an honest one where less is allowed."""
+    fields = json.loads(server.public.to_json())
+    back = fields["turns"][-1]["returns"][0]
+    for key, value in (("shape", [1 << 24]), ("rows", 1 << 24), ("places", 1), ("tile", 1)):
+        back[key] = value
+    text = json.dumps(fields).encode()
+    with served(Liar(server, text=lambda _: text)) as address:
+        with pytest.raises(ConfigError, match=r"takes 1\d\d\.\d\d GB here.*\nhint: is it the right server"):
+            RemoteModel(address, timeout=20)
+    with served(Service(server)) as address:
+        with pytest.raises(ConfigError, match=r"allowed are 0\.00"):
+            RemoteModel(address, timeout=20, memory=1000)
+        RemoteModel(address, timeout=20, memory=at_client(server.public)).close()
 
 
 # Deaths and limits ----------------------------------------------------------------------------------------------------

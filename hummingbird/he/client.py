@@ -17,9 +17,10 @@ import grpc
 import torch
 from torch import Tensor
 
-from hummingbird.errors import InputError, PeerError
+from hummingbird.errors import ConfigError, InputError, PeerError
 from hummingbird.he import messages
 from hummingbird.he.flow import Ahead
+from hummingbird.he.memory import at_client, installed
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Batch, Client
 from hummingbird.wire import service
@@ -31,16 +32,19 @@ _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    timeout: longest silence of the server, seconds. `public` is what the server has told: shapes, operations,
+    timeout: longest silence of the server, seconds. memory: bytes that a batch may take here, by what the server has
+    told; as much as the machine has if not given. `public` is what the server has told: shapes, operations,
     parameters; `sent_bytes` and `received_bytes` count the messages of turns.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
-    for parameters that are not secure; InputError for a malformed description.
+    for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description.
 
         with RemoteModel("unix:/run/user/1000/he.sock") as model:
             logits = model(images)                            # (n, 1, 28, 28) to (n, 10)
     """
 
-    def __init__(self, address: str, *, tls: service.Tls | None = None, timeout: float = 120.0) -> None:
+    def __init__(
+        self, address: str, *, tls: service.Tls | None = None, timeout: float = 120.0, memory: int | None = None
+    ) -> None:
         self.sent_bytes = self.received_bytes = 0
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
@@ -48,6 +52,7 @@ class RemoteModel:
         try:
             text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
             self._digest, self.public = messages.digest(text), Public.from_json(text)
+            self._check_memory(installed() if memory is None else memory)
             self._client = Client(self.public)
         except grpc.RpcError as error:
             self.close()
@@ -90,6 +95,12 @@ class RemoteModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_memory(self, allowed: int | None) -> None:
+        needed = at_client(self.public)
+        if allowed is not None and needed > allowed:
+            what = f"a batch of this server's net takes {needed / 1e9:.2f} GB here, allowed are {allowed / 1e9:.2f}"
+            raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
 
     def _evaluate(self, batch: Batch, images: int, run: _Run) -> Tensor:
         crossing = sum(turn.sent + turn.returned for turn in self.public.turns)

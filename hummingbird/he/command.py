@@ -66,7 +66,8 @@ def run_client(args: argparse.Namespace) -> int:
             raise InputError(what, where="--labels", hint="one for each image")
     if args.out is not None and not args.out.parent.is_dir():
         raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
-    with RemoteModel(args.server, tls=_tls(args), timeout=args.timeout) as model:
+    memory = None if args.memory is None else int(args.memory * 1e9)
+    with RemoteModel(args.server, tls=_tls(args), timeout=args.timeout, memory=memory) as model:
         print(_describe(model))
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
@@ -179,6 +180,7 @@ def add_parsers(
     sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
     sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the outputs (n, ...)")
     sub.add_argument("--lanes", type=int, default=2, help="batches under way at a time (default: %(default)s)")
+    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what a batch takes here (default: all)")
     sub.add_argument("--timeout", type=_positive, default=120.0, help="longest silence of the server, seconds")
     _add_tls(sub)
     sub.set_defaults(run=run_client)

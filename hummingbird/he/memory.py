@@ -8,7 +8,8 @@ client still holds what it sends, and the server at its largest while the client
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,25 +33,47 @@ class Memory:
 
 def predicted(plan: Plan) -> Memory:
     """For full batches."""
-    public = plan.public
-    parameters, client = public.parameters, _Client(public)
-    # A slice and what is made from it: message, error, a, c0, c1, and room to work.
-    moving = 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
-    most_server = most_client = most = 0
-    for number, (turn, program) in enumerate(zip(public.turns, plan.programs, strict=True)):
+    degree, moving = plan.public.parameters.degree, _moving(plan.public)
+    *moments, last = _moments(plan.public)
+    most_server, most = 0, last[0]
+    for program, (sending, receiving) in zip(plan.programs, moments, strict=True):
+        server, received = program.memory(degree), program.received.bytes(degree)
+        most_server = max(most_server, server + moving, received + moving)
+        most = max(most, received + sending + moving, server + receiving + moving)
+    return Memory(most_server, at_client(plan.public), most)
+
+
+def at_client(public: Public) -> int:
+    """Bytes at a client, for a full batch: by what a server has told, which need not be honest."""
+    *moments, last = _moments(public)
+    return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
+
+
+def installed() -> int | None:
+    """Bytes of memory that this machine has; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _moving(public: Public) -> int:
+    """Of a slice and what is made from it: message, error, a, c0, c1, and room to work."""
+    parameters = public.parameters
+    return 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
+
+
+def _moments(public: Public) -> Iterator[tuple[int, int]]:
+    """Bytes of a client's values in each turn: while it sends, while it receives; and after the last, at most."""
+    client = _Client(public)
+    for number, turn in enumerate(public.turns):
         client.run(turn.steps, number)
         sending = client.held() + sum(client.copied(send.value) for send in turn.sends)
         client.drop(number)
         client.returned([back.value for back in turn.returns], [back.shape for back in turn.returns])
-        receiving = max(client.held(), client.most)
-        server = program.memory(parameters.degree)
-        received = program.received.bytes(parameters.degree)
-        most_server = max(most_server, server + moving, received + moving)
-        most_client = max(most_client, sending + moving, receiving + moving, client.most)
-        most = max(most, received + sending + moving, server + receiving + moving)
+        yield sending, max(client.held(), client.most)
     client.run(public.last, len(public.turns))
-    most_client, most = max(most_client, client.most), max(most, client.most)
-    return Memory(most_server, most_client, most)
+    yield client.most, client.most
 
 
 class _Client:

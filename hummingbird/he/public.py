@@ -130,6 +130,8 @@ class Public:
         for number in range(len(self.turns) + 1):
             turn = self.turns[number] if number < len(self.turns) else None
             for index in self.last if turn is None else turn.steps:
+                if index in values:
+                    raise ValueError(f"step {index} runs twice")
                 values[index] = self.meta(index, values)
             if turn is None:
                 break
@@ -139,6 +141,8 @@ class Public:
                 _agree(send.shape, values[send.value], self.steps[send.value].name)
             for back in turn.returns:
                 self._check_return(back, turn)
+                if back.value in values:
+                    raise ValueError(f"step {back.value} is returned twice")
                 values[back.value] = torch.empty(1, *back.shape, device="meta")
         if not self.last or self.steps[self.last[-1]].op != "output":
             raise ValueError("no output")
