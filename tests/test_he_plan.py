@@ -278,6 +278,18 @@ def test_a_value_that_is_made_twice_is_refused(which: str) -> None:
         Public.from_json(json.dumps(fields))
 
 
+def test_steps_of_a_liar_that_show_a_tuple() -> None:
+    """As the net's output it is refused; elsewhere it has memory of its own."""
+    fields = json.loads(make_plan(*made(AIDED["relu, max pool, softmax"])).public.to_json())
+    name, op, shown, attrs = fields["steps"][-1]
+    fields["steps"][-1] = [name, op, {"tuple": [shown]}, attrs]
+    with pytest.raises(InputError, match="no output"):
+        Public.from_json(json.dumps(fields))
+    fields["steps"].append([name, op, shown, attrs])
+    fields["last"].append(len(fields["steps"]) - 1)
+    assert memory.at_client(Public.from_json(json.dumps(fields))) > 0
+
+
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """Every place in nested lists and objects."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

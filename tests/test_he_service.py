@@ -318,20 +318,24 @@ def test_parameters_that_are_not_secure_are_refused_by_the_client(server: Server
             RemoteModel(address, timeout=20)
 
 
-def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(server: Server) -> None:
-    """One that is dishonestly large, and an honest one where less is allowed."""
+def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is dishonestly large for a machine of 64 GB, and an honest one where less is allowed."""
+    monkeypatch.setattr("hummingbird.he.client.installed", lambda: 64 * 10**9)
     fields = json.loads(server.public.to_json())
     back = fields["turns"][-1]["returns"][0]
     for key, value in (("shape", [1 << 24]), ("rows", 1 << 24), ("places", 1), ("tile", 1)):
         back[key] = value
     text = json.dumps(fields).encode()
     with served(Liar(server, text=lambda _: text)) as address:
-        with pytest.raises(ConfigError, match=r"takes 1\d\d\.\d\d GB here.*\nhint: is it the right server"):
+        with pytest.raises(ConfigError, match=r"takes 1\d\d\.\d\d GB here, allowed are 64\.00.*\nhint"):
             RemoteModel(address, timeout=20)
     with served(Service(server)) as address:
         with pytest.raises(ConfigError, match=r"allowed are 0\.00"):
             RemoteModel(address, timeout=20, memory=1000)
-        RemoteModel(address, timeout=20, memory=at_client(server.public)).close()
+        with RemoteModel(address, timeout=20, memory=at_client(server.public)) as model:  # one batch at a time
+            assert model(torch.zeros(2 * server.public.slots, *server.public.input_shape), lanes=2).isfinite().all()
 
 
 # Deaths and limits ----------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    timeout: longest silence of the server, seconds. memory: bytes that a batch may take here, by what the server has
-    told; as much as the machine has if not given. `public` is what the server has told: shapes, operations,
+    timeout: longest silence of the server, seconds. memory: bytes that the batches under way may take here, by what the
+    server has told; as much as the machine has if not given. `public` is what the server has told: shapes, operations,
     parameters; `sent_bytes` and `received_bytes` count the messages of turns.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
     for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description.
@@ -52,7 +52,7 @@ class RemoteModel:
         try:
             text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
             self._digest, self.public = messages.digest(text), Public.from_json(text)
-            self._check_memory(installed() if memory is None else memory)
+            self._room = self._batches(installed() if memory is None else memory)
             self._client = Client(self.public)
         except grpc.RpcError as error:
             self.close()
@@ -66,8 +66,8 @@ class RemoteModel:
     ) -> Tensor:
         """Outputs, float32 (n, ...), of images (n, ...), in batches of `public.slots`.
 
-        lanes: batches under way at a time: while the server works on one, the client works on another. progress: told
-        how many images' worth of work was done since it was told last.
+        lanes: batches under way at a time, fewer where `memory` has no room for them: while the server works on one,
+        the client works on another. progress: told how many images' worth of work was done since it was told last.
         InputError for images that the net does not take; PeerError when the server refuses, dies or is silent.
         """
         if lanes < 1 or not len(images):
@@ -75,7 +75,7 @@ class RemoteModel:
         run = _Run(progress)
         parts = images.split(self.public.slots)
         batches = [self._client.begin(part) for part in parts]  # all are checked before the first is encrypted
-        with ThreadPoolExecutor(min(lanes, len(parts)), thread_name_prefix="hummingbird-lane") as pool:
+        with ThreadPoolExecutor(min(lanes, len(parts), self._room), thread_name_prefix="hummingbird-lane") as pool:
             pairs = zip(batches, parts, strict=True)
             futures = [pool.submit(self._evaluate, batch, len(part), run) for batch, part in pairs]
             try:
@@ -96,11 +96,13 @@ class RemoteModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_memory(self, allowed: int | None) -> None:
+    def _batches(self, allowed: int) -> int:
+        """How many batches that much memory has room for; ConfigError where not even one."""
         needed = at_client(self.public)
-        if allowed is not None and needed > allowed:
+        if needed > allowed:
             what = f"a batch of this server's net takes {needed / 1e9:.2f} GB here, allowed are {allowed / 1e9:.2f}"
             raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
+        return allowed // max(1, needed)  # a dishonest net may take nothing
 
     def _evaluate(self, batch: Batch, images: int, run: _Run) -> Tensor:
         crossing = sum(turn.sent + turn.returned for turn in self.public.turns)

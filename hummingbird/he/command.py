@@ -180,7 +180,7 @@ def add_parsers(
     sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
     sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the outputs (n, ...)")
     sub.add_argument("--lanes", type=int, default=2, help="batches under way at a time (default: %(default)s)")
-    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what a batch takes here (default: all)")
+    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what batches take here (default: all)")
     sub.add_argument("--timeout", type=_positive, default=120.0, help="longest silence of the server, seconds")
     _add_tls(sub)
     sub.set_defaults(run=run_client)

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hummingbird.graph.steps import refs
+from hummingbird.graph.steps import Ref, refs
 from hummingbird.he.crossing import SLICE
 from hummingbird.he.maps import VIEWS
 from hummingbird.he.plan import Plan
 from hummingbird.he.public import Public, last_uses
+
+_SHARING = VIEWS - {"cat", "stack"} | {"output"}  # whose result shares the memory of their first input
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,12 @@ def at_client(public: Public) -> int:
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
 
 
-def installed() -> int | None:
-    """Bytes of memory that this machine has; None where the system does not tell."""
+def installed() -> int:
+    """Bytes of memory that this machine has; where the system does not tell, all that can be counted."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
-        return None
+        return sys.maxsize
 
 
 def _moving(public: Public) -> int:
@@ -100,9 +103,11 @@ class _Client:
         for index in steps:
             step = self.public.steps[index]
             self.values[index] = value = self.public.meta(index, self.values)
-            shares = step.op in VIEWS and step.op not in ("cat", "stack") or step.op == "output"
-            self.storage[index] = self.storage[step.inputs[0].index] if shares else index
-            self.bytes.setdefault(index, 0 if shares else self._size(value))
+            shown = next(iter(step.inputs), None) if step.op in _SHARING else None
+            if isinstance(shown, Ref):  # of a dishonest description it may be anything
+                self.storage[index] = self.storage[shown.index]
+            else:
+                self.storage[index], self.bytes[index] = index, self._size(value)
             self.most = max(self.most, self.held())
             self.done.add(index)
             for ref in refs(step.inputs):

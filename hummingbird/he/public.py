@@ -144,7 +144,7 @@ class Public:
                 if back.value in values:
                     raise ValueError(f"step {back.value} is returned twice")
                 values[back.value] = torch.empty(1, *back.shape, device="meta")
-        if not self.last or self.steps[self.last[-1]].op != "output":
+        if not self.last or self.steps[self.last[-1]].op != "output" or not isinstance(values[self.last[-1]], Tensor):
             raise ValueError("no output")
 
     def _check_return(self, back: Return, turn: Turn) -> None:
