@@ -18,7 +18,7 @@ NATIVE = Extension(
     ],
     depends=[
         f"hummingbird/kernels/csrc/{name}.h"
-        for name in ("common", "aes", "chacha", "dpf", "ntt", "panels", "prf", "slices", "sums", "tiles")
+        for name in ("common", "aes", "chacha", "dpf", "ntt", "panels", "prf", "reals", "slices", "sums", "tiles")
     ],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],
     extra_link_args=["-pthread"],

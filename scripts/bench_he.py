@@ -5,8 +5,8 @@
 
 Every net runs in a process of its own with one thread; over a socket, client and server have one thread each. The
 CryptoNets run several times, the fast and the torch path taking turns, and medians are shown. Marks stand beside the
-figures, and those of nGraph-HE2 (Boemer et al., WAHC 2019: Xeon Platinum 8180, one thread for the
-CryptoNets, 24 threads over a local network, 56 threads for MobileNetV2).
+figures, and those of nGraph-HE2 (Boemer et al., WAHC 2019: Xeon Platinum 8180, one thread for the CryptoNets, 24
+threads over a local network, 56 threads for MobileNetV2).
 """
 
 from __future__ import annotations

@@ -227,11 +227,12 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
     most = max(sizes, sum(parts))
     step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // (ring.degree * most))
     room = torch.empty(2, min(step, count) * most * ring.degree, dtype=torch.float64, device=like.device)
+    ends = [0, *accumulate(parts)]
     for start in range(0, count, step):
         some = slice(start, min(start + step, count))
         each = (some.stop - start) * ring.degree
+        # Quotients go where the residues were, which are done with by then.
         values, spare = (half[: sizes * each].view(-1, sizes, ring.degree) for half in room)
-        ends = [0, *accumulate(parts)]
         residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in pairwise(ends)]
         for i, prime in enumerate(ring.primes):
             for residue, t in zip(residues, tensors, strict=True):
