@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -24,19 +23,11 @@ from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc import splines
+from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.compare import PROTOCOLS, Comparison
-from hummingbird.mpc.layer import Combine, Layer, Local
-from hummingbird.mpc.linear import (
-    AdaptiveAvgPool,
-    AddConstant,
-    AvgPool,
-    Linear,
-    Mean,
-    Multiply,
-    Pad,
-    Scale,
-    Square,
-)
+from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
+from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.planner import Built, Planner
@@ -210,19 +201,19 @@ def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     dims, keep = step.attrs["dims"], step.attrs["keepdim"]
     if dims is None:
-        return Local(lambda x: x.sum(), "sum over all")
-    return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}")
+        return Local(lambda x: x.sum(), "sum over all", FLOOR)
+    return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}", FLOOR)
 
 
 def _add(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" in step.attrs:
         return AddConstant(_constant(step))
-    return Combine(lambda xs: xs[0] + xs[1], "add")
+    return Combine(lambda xs: xs[0] + xs[1], "add", 1)
 
 
 def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" not in step.attrs:
-        return Combine(lambda xs: xs[0] - xs[1], "subtract")
+        return Combine(lambda xs: xs[0] - xs[1], "subtract", 1)
     return AddConstant(_constant(step), sign=-1) if step.attrs.get("reversed") else AddConstant(-_constant(step))
 
 
@@ -250,9 +241,8 @@ def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
 
-def _spline(function: Callable[[Tensor], Tensor], span: tuple[float, float]) -> Build:
-    """Outside `span` the function is a straight line to within 2^-11."""
-    return lambda step, comparison, owner: act.Spline(function, step.op, span, comparison)
+def _spline(name: str) -> Build:
+    return lambda step, comparison, owner: act.Spline(step.op, splines.smooth(name), comparison)
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
@@ -268,21 +258,18 @@ def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
 
-_GELU = {kind: partial(nn.functional.gelu, approximate=kind) for kind in ("none", "tanh")}
 _COMPARING: dict[str, Build] = {
     "relu": lambda step, comparison, owner: act.ReLU(comparison),
     "leaky_relu": lambda step, comparison, owner: act.LeakyReLU(step.attrs["slope"], comparison),
     "prelu": lambda step, comparison, owner: act.PReLU(step.attrs["weight"], comparison, owner),
     "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
-    "hardsigmoid": lambda step, comparison, owner: act.Spline(
-        nn.functional.hardsigmoid, "hardsigmoid", (-4.0, 4.0), comparison, knots=(-3.0, 3.0)
-    ),
+    "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
-    "sigmoid": _spline(torch.sigmoid, (-10.0, 10.0)),
-    "tanh": _spline(torch.tanh, (-6.0, 6.0)),
-    "silu": _spline(nn.functional.silu, (-12.0, 12.0)),
+    "sigmoid": _spline("sigmoid"),
+    "tanh": _spline("tanh"),
+    "silu": _spline("silu"),
     "gelu": lambda step, comparison, owner: act.Spline(
-        _GELU[step.attrs["approximate"]], "gelu", (-6.0, 6.0), comparison
+        step.op, splines.smooth(f"gelu-{step.attrs['approximate']}"), comparison
     ),
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),

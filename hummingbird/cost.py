@@ -197,6 +197,11 @@ def fixed_product(left: int, out: int, parties: int) -> Cost:
     return opening(parties, 8 * left, 64 * out)
 
 
+def square(n: int, parties: int) -> Cost:
+    """A product of n elements with themselves, from dealt squares."""
+    return opening(parties, 8 * n, 64 * n)
+
+
 def _rescaled(n: int, parties: int) -> Cost:
     """CrypTen's division after a product: local for two parties, a truncation for more."""
     return truncate(n, parties) if parties > 2 else FREE
@@ -209,7 +214,7 @@ def crypten_mul(n: int, parties: int) -> Cost:
 
 def crypten_square(n: int, parties: int) -> Cost:
     """CrypTen's private square."""
-    return opening(parties, 8 * n, 64 * n) + _rescaled(n, parties)
+    return square(n, parties) + _rescaled(n, parties)
 
 
 def crypten_ltz(n: int, parties: int) -> Cost:

@@ -134,12 +134,15 @@ class Lookups:
         return Asked(ticket, x)
 
     def answer(self, asked: Asked, result: MPCTensor) -> None:
-        """Hand this party's share of a result, scale 2^16, to the client. Sends nothing to the other party.
+        """Hand this party's share of a result to the client, who reads it at scale 2^16.
 
-        The share is made fresh by a shared zero: the client learns the result, and nothing of how it came about.
+        The share is made fresh by a shared zero: the client learns the result, and nothing of how it came about. Sends
+        nothing to the other party, but for a result with more bits of fraction: 64 bits and one round to cut them.
         """
         if scale_of(result) != SCALE:
-            raise InputError(f"the result has scale 2^{scale_of(result)}, expected 2^{SCALE}", where="Lookups.answer")
+            price = Rescale().cost([Spec(tuple(result.size()), scale_of(result))], 2)
+            with meter.layer("lookup.result", "rescale", price, elements=share_of(result).numel()):
+                result = Rescale()(result)
         share = share_of(result)
         fresh = sessions.share_secret(share, tuple(share.shape), self._session.rank)
         self.server.publish(asked.ticket, fresh.cpu())

@@ -10,6 +10,8 @@ Products and convolutions without padding are those of `hummingbird.kernels`; he
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,26 +22,71 @@ SCALE = 16  # bits of fraction at rest, CrypTen's default
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
 # below 2^62, which the protocols of mpc/select.py need.
 MAX_INTEGER_BITS = 30
+PRECISION = 12  # constants are rounded by at most 2^-12 of the largest of them
+LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused
 
 
 def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
-    """Real to ring: int64 round(x * 2^scale), same shape. InputError for NaN, infinities, and |x| >= 2^30."""
+    """Real to ring: int64 round(x * 2^scale), same shape.
+
+    InputError for NaN, infinities, and |x| >= 2^30, or 2^(62 - scale) if that is less.
+    """
+    bits = min(MAX_INTEGER_BITS, 62 - scale)
     if not x.is_floating_point():
         raise InputError(f"expected a floating-point tensor, got {x.dtype}", where=where, hint="call .float() first")
     x = x.detach()
     if x.numel() and not bool(torch.isfinite(x).all()):
         raise InputError("the tensor holds NaN or infinity", where=where, hint="look at the data it was made from")
-    if x.numel() and float(x.abs().max()) >= 2.0**MAX_INTEGER_BITS:
+    if x.numel() and float(x.abs().max()) >= 2.0**bits:
         # Not how large: this text is told to the other parties.
-        raise InputError(
-            f"a value leaves the fixed-point range of +-2^{MAX_INTEGER_BITS}", where=where, hint="scale the input down"
-        )
+        raise InputError(f"a value leaves the fixed-point range of +-2^{bits}", where=where, hint="scale it down")
     return (x.double() * 2.0**scale).round().long()
 
 
 def decode(x: Tensor, scale: int = SCALE) -> Tensor:
     """Ring to real: float32 x / 2^scale, same shape."""
     return (x.double() / 2.0**scale).float()
+
+
+def fraction(x: Tensor, most: int, *, where: str = "constant") -> int:
+    """Bits of fraction for public constants: as few as hold them exactly, else enough for `PRECISION`, at least 16.
+
+    x: real tensor. most: the bits there is room for. InputError if their rounding would exceed 2^-8 of the largest |x|.
+    Exact arithmetic on the values alone: every machine finds the same number.
+    """
+    largest = x.detach().abs().max().double() if x.numel() else torch.zeros((), dtype=torch.float64)
+    exponent = exponent_of(float(largest))
+    wanted = max(SCALE, PRECISION - exponent)
+    if _integral(x.detach().reshape(-1)[:64], wanted) and _integral(x.detach(), wanted):
+        wanted = next(bits for bits in range(wanted + 1) if _integral(x.detach(), bits))
+    if wanted <= most:
+        return wanted
+    if float(largest) * 2.0 ** (most + 1) < 2.0**LEAST_PRECISION:  # rounding errs by up to 2^-(most + 1)
+        # Not how small: this text is told to the other parties.
+        raise InputError(
+            f"numbers so small that multiples of 2^-{most} miss them by more than 2^-{LEAST_PRECISION} of the largest",
+            where=where,
+            hint="multiply them by a power of two, and the net's result by its inverse once it is opened",
+        )
+    return most
+
+
+def exponent_of(value: float) -> int:
+    """The least e with |value| <= 2^e; 0 for zero and what is not finite."""
+    if not value or not math.isfinite(value):
+        return 0
+    mantissa, exponent = math.frexp(abs(value))
+    return exponent - 1 if mantissa == 0.5 else exponent
+
+
+def shifted(x: Tensor, bits: int) -> Tensor:
+    """Ring elements at `bits` more bits of fraction: exact upwards; downwards to the nearest, for public ones."""
+    return x << bits if bits >= 0 else (x + (1 << -bits >> 1)) >> -bits
+
+
+def _integral(x: Tensor, bits: int) -> bool:
+    scaled = x.double() * 2.0**bits
+    return bool((scaled == scaled.round()).all())
 
 
 def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from hummingbird import graph
 from hummingbird.convert import validate_model
 from hummingbird.errors import InputError, Problem
-from hummingbird.mpc.linear import equal_windows
+from hummingbird.mpc.averaging import equal_windows
 
 HEAD = """# torchvision's classification nets
 

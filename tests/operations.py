@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird.mpc.activations import TOLERANCE
+from hummingbird.mpc.splines import TOLERANCE
 
 UNIT = 2.0**-16
 

@@ -23,7 +23,7 @@ from hummingbird.kernels import products
 from hummingbird.mpc import _crypten, fixed
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of
-from hummingbird.mpc.linear import sums_by_halves
+from hummingbird.mpc.averaging import sums_by_halves
 from tests.operations import cases
 
 CASES = cases()

@@ -9,9 +9,7 @@ its comparisons in parallel, in the rounds of one ReLU. All comparisons use the 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,8 +20,10 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.fixed import FixedWeight
-from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
-from hummingbird.mpc.linear import beaver, set_weight, times
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, ROOM, Layer, Spec
+from hummingbird.mpc.linear import fits, private_fraction, set_weight, squared, times
+from hummingbird.mpc.select import truncate
+from hummingbird.mpc.splines import Fit
 from hummingbird.ring import SCALE
 
 
@@ -46,10 +46,18 @@ class Comparing(Layer):
         self.comparison = comparison
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] if self.comparison.drops else SCALE
+        return scales[0] if self.comparison.drops else SCALE + self.fraction
+
+    @property
+    def fraction(self) -> int:
+        """Bits of fraction that the result has beside 16."""
+        return 0
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return valid[0] if self.comparison.drops else 64
+
+    def reads(self, later: int | None) -> int | None:
+        return later if self.comparison.drops else self.comparison.reads
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         return later if self.comparison.drops else self.comparison.needs(scales[0])
@@ -67,7 +75,7 @@ class Comparing(Layer):
         """Share and scale of the result."""
         raise NotImplementedError
 
-    def extra_repr(self) -> str:
+    def label(self) -> str:
         window = self.comparison.window
         return "no bits: identity" if self.comparison.drops else f"window {window}, {window.w} bits"
 
@@ -86,25 +94,44 @@ class LeakyReLU(Comparing):
 
     def __init__(self, slope: float, comparison: Comparison) -> None:
         super().__init__(comparison)
-        self.slope = round(slope * 2**SCALE)
+        number = torch.tensor([slope], dtype=torch.float64)
+        self.growth = max(0, ring.exponent_of(slope))
+        self.slope_fraction = ring.fraction(number, ROOM - FLOOR, where="slope")
+        self.slope = int(ring.encode(number, self.slope_fraction, where="slope"))
 
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] if self.comparison.drops else 2 * SCALE
+    @property
+    def fraction(self) -> int:
+        return self.slope_fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + self.growth
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         y, z = self.comparison.relu(share, scale)
-        return z * self.slope + y * ((1 << SCALE) - self.slope), 2 * SCALE
+        return z * self.slope + y * ((1 << self.fraction) - self.slope), SCALE + self.fraction
 
 
-class PReLU(LeakyReLU):
+class PReLU(Comparing):
     """A slope per channel (dimension 1), public or private to `owner` (then 64 bits and one round more)."""
 
     weight: Tensor | FixedWeight
 
     def __init__(self, weight: Tensor, comparison: Comparison, owner: int | None) -> None:
-        super().__init__(0.0, comparison)
+        super().__init__(comparison)
         self.owner = owner
-        set_weight(self, ring.encode(weight, where="weight"), owner)
+        if owner is None:
+            self.slope_fraction = ring.fraction(weight, ROOM - FLOOR, where="weight")
+            self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
+        else:
+            self.slope_fraction, self.growth = private_fraction(weight, owner), FLOOR
+        set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)
+
+    @property
+    def fraction(self) -> int:
+        return self.slope_fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + self.growth
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         n = inputs[0].numel
@@ -114,7 +141,7 @@ class PReLU(LeakyReLU):
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         y, z = self.comparison.relu(share, scale)
         product = times("mul", z - y, self.weight, {}, (-1, *[1] * (share.dim() - 2)))
-        return (y << SCALE) + product, 2 * SCALE
+        return (y << self.fraction) + product, SCALE + self.fraction
 
 
 class Hardtanh(Comparing):
@@ -126,6 +153,13 @@ class Hardtanh(Comparing):
         super().__init__(comparison)
         self.low, self.high = low, high
 
+    def out_scale(self, scales: Sequence[int]) -> int:
+        fits(torch.tensor([self.low, self.high], dtype=torch.float64), scales[0])
+        return super().out_scale(scales)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops else max(ring.exponent_of(self.low), ring.exponent_of(self.high))
+
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         session = self.session()
         bounds = (_constant(session, bound, scale) for bound in (self.low, self.high))
@@ -134,98 +168,59 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons and a Beaver product; the comparisons truncate x on the way."""
+    """x * min(max(x + 3, 0), 6) / 6: two comparisons, a square and a truncation, 64 bits and one round each.
+
+    With c = min(max(x, -3), 3) it is c (c + 3) / 6 + max(x - 3, 0): what is multiplied lies in [0, 18] whatever x is,
+    so the product at 2^48 stays far below 2^62, is cut to 2^16 at once, and the result has the range of its input.
+    """
 
     comparisons = 2
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] if self.comparison.drops else 3 * SCALE
+    whole_ring = True
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         n = inputs[0].numel
-        return super().cost(inputs, parties) + (cost.FREE if self.comparison.drops else cost.product(n, n, n, parties))
-
-    def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
-        three = _constant(self.session(), 3.0, scale)
-        y, z = self.comparison.relu(torch.stack([share + three, share - three]), scale)
-        product = beaver("mul", z[0] - _constant(self.session(), 3.0, SCALE), y[0] - y[1], {})
-        return product * round(2**SCALE / 6), 3 * SCALE
-
-
-class Spline(Comparing):
-    """A smooth function by a continuous piecewise linear one, exact asymptotes outside [knots[0], knots[-1]].
-
-    One comparison per knot, in the rounds of one ReLU; `error` is the largest difference to the function inside the
-    knots.
-    """
-
-    def __init__(
-        self,
-        function: Callable[[Tensor], Tensor],
-        name: str,
-        span: tuple[float, float],
-        comparison: Comparison,
-        knots: tuple[float, ...] | None = None,
-    ) -> None:
-        super().__init__(comparison)
-        self.name = name
-        self.knots, self.value, self.slope, self.bends, self.error = fit(function, span, knots)
-        self.comparisons = len(self.knots)
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] if self.comparison.drops else 2 * SCALE
+        after = cost.square(n, parties) + cost.truncate(n, parties)
+        return super().cost(inputs, parties) + (cost.FREE if self.comparison.drops else after)
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         session = self.session()
-        shifted = torch.stack([share - _constant(session, float(t), scale) for t in self.knots])
-        y, z = self.comparison.relu(shifted, scale)
-        bends = ring.encode(self.bends).to(share.device).view(-1, *[1] * share.dim())
-        out = (y * bends).sum(0) + z[0] * int(ring.encode(self.slope))
-        return out + _constant(session, self.value, 2 * SCALE), 2 * SCALE
-
-    def extra_repr(self) -> str:
-        return f"{self.name}, {len(self.knots)} knots, error {self.error:.1e}, {super().extra_repr()}"
+        three = _constant(session, 3.0, scale)
+        y, _ = self.comparison.relu(torch.stack([share + three, share - three]), scale)
+        clamped = y[0] - y[1] - _constant(session, 3.0, SCALE)
+        product = (squared(clamped) + clamped * (3 << SCALE)) * SIXTH  # below 18 * 2^32 * 2^16 / 6 < 2^50
+        return truncate(session, product.reshape(-1), 2 * SCALE).view(share.shape) + y[1], SCALE
 
 
-TOLERANCE = 2.0**-10  # of a spline: 1e-3, well above the 2^-16 of the fixed point, well below what changes a prediction
+SIXTH = round(2**SCALE / 6)
 
 
-class Fit(NamedTuple):
-    """value + slope (x - knots[0]) + sum bends[j] relu(x - knots[j]), float64, and its largest error on the span."""
+class Spline(Comparing):
+    """A smooth function by a continuous piecewise linear one, straight lines of given slopes outside its knots.
 
-    knots: Tensor
-    value: Tensor
-    slope: Tensor
-    bends: Tensor
-    error: float
-
-
-@functools.lru_cache(maxsize=64)
-def fit(function: Callable[[Tensor], Tensor], span: tuple[float, float], knots: tuple[float, ...] | None = None) -> Fit:
-    """The spline through `function` at `knots`, or at as few knots as keep it within TOLERANCE on `span`.
-
-    Left of the first and right of the last knot the function continues with its slope at the ends of the span.
+    One comparison per knot, in the rounds of one ReLU; `error` is the largest difference to the function inside the
+    knots. curve: knots, slopes and values in whole units of the fixed point (`fit`).
     """
-    x = torch.linspace(*span, 4001, dtype=torch.float64)
-    y, step = function(x), (span[1] - span[0]) / 4000
-    at = torch.tensor(knots, dtype=torch.float64) if knots is not None else x[_longest_chords(x, y)]
-    values = function(at)
-    inner = (values[1:] - values[:-1]) / (at[1:] - at[:-1])
-    slopes = torch.cat([(y[1:2] - y[:1]) / step, inner, (y[-1:] - y[-2:-1]) / step])
-    bends = slopes[1:] - slopes[:-1]
-    spline = values[0] + slopes[0] * (x - at[0]) + (bends[:, None] * (x - at[:, None]).clamp(min=0)).sum(0)
-    return Fit(at, values[0], slopes[0], bends, float((spline - y).abs().max()))
 
+    def __init__(self, name: str, curve: Fit, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.name, self.curve = name, curve
+        self.comparisons = len(curve.knots)
 
-def _longest_chords(x: Tensor, y: Tensor) -> list[int]:
-    """Indices of knots, greedily: every chord reaches as far as its distance to the function stays within TOLERANCE."""
-    index = [0]
-    while index[-1] < len(x) - 1:
-        start, reach, too_far = index[-1], index[-1] + 1, len(x)
-        while too_far - reach > 1:
-            end = (reach + too_far) // 2
-            chord = torch.lerp(y[start], y[end], (x[start : end + 1] - x[start]) / (x[end] - x[start]))
-            inside = float((chord - y[start : end + 1]).abs().max()) <= TOLERANCE
-            reach, too_far = (end, too_far) if inside else (reach, end)
-        index.append(reach)
-    return index
+    @property
+    def fraction(self) -> int:
+        return self.curve.fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops or self.curve.slopes[-1] or self.curve.slopes[0] else 1
+
+    def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
+        session, curve = self.session(), self.curve
+        shifted = torch.stack([share - _constant(session, float(t), scale) for t in curve.knots])
+        y, z = self.comparison.relu(shifted, scale)
+        bends = torch.tensor(curve.bends, device=share.device).view(-1, *[1] * share.dim())
+        out = (y * bends).sum(0) + z[0] * curve.slopes[0]
+        start = curve.value if session.rank == 0 else 0
+        return out + start, SCALE + curve.fraction
+
+    def label(self) -> str:
+        return f"{self.name}, {len(self.curve.knots)} knots, error {self.curve.error:.1e}, {super().label()}"

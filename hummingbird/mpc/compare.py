@@ -45,11 +45,24 @@ class Comparison:
         """Bits that "masked" opens; a window up to bit 64 means all that are valid."""
         return self.valid - (scale - SCALE) if self.window.k == 64 else self.window.k
 
+    @property
+    def reads(self) -> int | None:
+        """Integer bits, sign included, that are read of a value; None: all that it has (a window up to bit 64)."""
+        if self.window.k == 64:
+            return None
+        # gmw opens |x| < 2^62 as well, so that a window up to bit k reads a sign and one bit more.
+        return self.window.k - SCALE + (self.protocol == "gmw")
+
     def needs(self, scale: int) -> int:
         """Low bits of the input's shares that must be right."""
         if self.protocol == "gmw":
             return 64
         return min(self.valid, self.k(scale) + scale - SCALE)
+
+    def range(self, scale: int) -> int:
+        """The comparison is for values of magnitudes below 2^range, less 2^(m - 16) for each party but one."""
+        k = self.k(scale) if self.protocol == "masked" else min(self.window.k, 64 - (scale - SCALE) - 1)
+        return k - SCALE - 1
 
     def check(self, scale: int) -> None:
         """ConfigError unless the window fits shares with this scale."""
@@ -63,7 +76,7 @@ class Comparison:
             raise ConfigError(
                 f"window {window} reads bit {window.k - 1}, but only {self.valid - extra} low bits of the shares are "
                 "right here, after local truncations",
-                hint=f"choose k <= {self.valid - extra}, or 64 for all of them",
+                hint=f"choose k <= {self.valid - extra}; 64 means all of them",
             )
         if self.protocol == "masked" and self.k(scale) - window.m < 2:
             hint = "choose k - m >= 2, BitWindow(0, 0) for an identity, or protocol='gmw'"

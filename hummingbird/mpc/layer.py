@@ -1,8 +1,8 @@
-"""What a layer of a private net is: a module on CrypTen tensors that knows its scales and its price.
+"""What a layer of a private net is: a module on CrypTen tensors that knows its scales, its range and its price.
 
-Values at rest have scale 2^16. A linear layer adds the 16 bits of its weights and leaves them: the next comparison
-cuts them off in the opening it makes anyway. `input_limit` is the highest scale a layer accepts; where it is exceeded
-the converter inserts a `Rescale`.
+Values at rest have scale 2^16. A linear layer adds the bits of fraction of its weights and leaves them: the next
+comparison cuts them off in the opening it makes anyway. `input_limit` is the highest scale a layer accepts; where it is
+exceeded the planner inserts a rescaling (mpc/planner.py, which also sees to it that every value has room).
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.select import truncate
 from hummingbird.ring import SCALE
 
-MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14
+MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
+FLOOR = 20  # every value of a net may reach 2^20, unless it is known to stay below less
+MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(k-2) (Lift)
+FINER = 12  # bits of fraction beside 16 that a net's result keeps if it is known to be small: FLOOR less its bound
+ROOM = 64 - SCALE - MARGIN  # bits for range and constants of a product whose other factor has scale 2^16
 
 
 class Spec(NamedTuple):
@@ -42,6 +46,8 @@ class Layer(nn.Module):
     comparison: Comparison | None = None  # of the layers that have a window
     whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
     input_limit = SCALE
+    range = FLOOR  # set by the planner: the layer is right for values below 2^range, of its result or, with a window,
+    # of what it compares
 
     def out_scale(self, scales: Sequence[int]) -> int:
         """Scale of the result, bits of fraction, from the inputs' scales."""
@@ -55,9 +61,27 @@ class Layer(nn.Module):
         """How many low bits of the inputs' shares count, if `later` ones of the result's do."""
         return later
 
+    def bound(self, bounds: Sequence[int]) -> int:
+        """log2 of how large the result can be, if the inputs stay below 2^bounds."""
+        return max(bounds, default=FLOOR)
+
+    def reads(self, later: int | None) -> int | None:
+        """Integer bits, sign included, that are read of the inputs, if `later` are of the result; None: all that a
+        value of the inputs' bound has.
+        """
+        return later
+
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         """Rounds and bits of one call."""
         return cost.FREE
+
+    def label(self) -> str:
+        """The layer's facts in its printed form."""
+        return ""
+
+    def extra_repr(self) -> str:
+        what = "compares" if self.comparison is not None else "gives"
+        return ", ".join(part for part in (self.label(), f"{what} |v| < 2^{self.range}") if part)
 
     def share_weights(self) -> None:
         """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
@@ -69,25 +93,35 @@ class Layer(nn.Module):
 
 
 class Rescale(Layer):
-    """x at a higher scale to scale 2^16, exact to one unit: 64 bits and one round per element."""
+    """x at a higher scale to scale 2^target, exact to one unit: 64 bits and one round per element."""
 
     input_limit = 62
 
+    def __init__(self, target: int = SCALE) -> None:
+        super().__init__()
+        self.target = target
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return self.target
+
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return 64
+
+    def reads(self, later: int | None) -> int | None:
+        return None
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         return 64
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        return cost.truncate(inputs[0].numel, parties) if inputs[0].scale != SCALE else cost.FREE
+        return cost.truncate(inputs[0].numel, parties) if inputs[0].scale != self.target else cost.FREE
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        shift = scale_of(x) - SCALE
+        shift = scale_of(x) - self.target
         if not shift:
             return x
         share = share_of(x)
-        return from_share(truncate(self.session(), share.reshape(-1), shift).view(share.shape))
+        return from_share(truncate(self.session(), share.reshape(-1), shift).view(share.shape), self.target)
 
 
 class LocalRescale(Layer):
@@ -110,15 +144,21 @@ class LocalRescale(Layer):
 
 
 class Lift(Layer):
-    """x at any scale, of whose shares `low` bits are valid, to scale 2^16 and the whole ring: the masked opening
+    """x at any scale, of whose shares `low` bits are valid, to scale 2^target and the whole ring: the masked opening
     without its ReLU, for |x| < 2^(low - 2) in the ring. low - shift + 2 bits and two rounds.
     """
 
     input_limit = 62
 
-    def __init__(self, low: int) -> None:
+    def __init__(self, low: int, target: int = SCALE) -> None:
         super().__init__()
-        self.low = low
+        self.low, self.target = low, target
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return self.target
+
+    def reads(self, later: int | None) -> int | None:
+        return None
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return 64
@@ -127,14 +167,14 @@ class Lift(Layer):
         return self.low
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        k = self.low - (inputs[0].scale - SCALE)
+        k = self.low - (inputs[0].scale - self.target)
         return cost.masked_relu(inputs[0].numel, k, k - 2, 64, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        share, shift = share_of(x), scale_of(x) - SCALE
+        share, shift = share_of(x), scale_of(x) - self.target
         k = self.low - shift
         _, z = masked.relu(self.session(), share.reshape(-1), shift, k, k - 2)
-        return from_share(z.view(share.shape))
+        return from_share(z.view(share.shape), self.target)
 
 
 class Local(Layer):
@@ -142,9 +182,12 @@ class Local(Layer):
 
     input_limit = MAX_SCALE
 
-    def __init__(self, function: Callable[..., Any], label: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, growth: int = 0) -> None:
         super().__init__()
-        self.function, self.label = function, label
+        self.function, self.name, self.growth = function, name, growth
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + self.growth
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0]
@@ -156,8 +199,8 @@ class Local(Layer):
             return tuple(from_share(part, scale) for part in out)
         return from_share(out, scale)
 
-    def extra_repr(self) -> str:
-        return self.label
+    def label(self) -> str:
+        return self.name
 
 
 def aligned(xs: Sequence[MPCTensor]) -> tuple[list[Tensor], int]:
@@ -175,9 +218,12 @@ class Combine(Layer):
         # A share that moves to the left takes its valid bits along.
         return min(64, *(low + max(scales) - scale for low, scale in zip(valid, scales, strict=True)))
 
-    def __init__(self, function: Callable[[list[Tensor]], Tensor], label: str) -> None:
+    def __init__(self, function: Callable[[list[Tensor]], Tensor], name: str, growth: int = 0) -> None:
         super().__init__()
-        self.function, self.label = function, label
+        self.function, self.name, self.growth = function, name, growth
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds) + self.growth
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return max(scales)
@@ -186,5 +232,5 @@ class Combine(Layer):
         shares, scale = aligned(xs[0] if len(xs) == 1 else xs)
         return from_share(self.function(shares), scale)
 
-    def extra_repr(self) -> str:
-        return self.label
+    def label(self) -> str:
+        return self.name

@@ -1,13 +1,13 @@
 """Linear layers: local with public weights, one opening of the input with weights that belong to one party.
 
-Weights are fixed point with 16 bits of fraction; the result carries 16 bits more than the input, and nothing is cut
-here.
+Public constants have the bits of fraction that they need (`ring.fraction`): as few as hold them exactly, else at least
+16 and more where they are small. Private weights have 16, for a number of their own would tell how small they are. The
+result carries these bits more than the input, and nothing is cut here.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.fixed import FixedWeight
-from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, ROOM, Layer, Spec
 from hummingbird.ring import SCALE
 
 
@@ -40,6 +40,27 @@ def beaver(op: str, x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
         d += theirs[1]
     right = b + d if session.rank == 0 else b
     return c + ring.bilinear(op, e, right, **options) + ring.bilinear(op, a, d, **options)
+
+
+def squared(x: Tensor) -> Tensor:
+    """Share of x * x mod 2^64 from a share of x, int64 of any shape; 1 round, 64 bits per element.
+
+    With e = x - r opened, and r^2 dealt: x^2 = r^2 + 2 e r + e^2.
+    """
+    session = sessions.current()
+    r, square = session.take(Request("square", {"shape": list(x.shape)}))
+    e = x - r
+    for theirs in session.channel.exchange(e).values():
+        e += theirs[0]
+    out = square + 2 * e * r
+    return out + e * e if session.rank == 0 else out
+
+
+def private_fraction(weight: Tensor, owner: int) -> int:
+    """Bits of fraction of a weight of party `owner`: 16. InputError, at its owner, if they are too few."""
+    if not sessions.is_initialized() or sessions.current().rank == owner:
+        ring.fraction(weight, SCALE, where="weight")
+    return SCALE
 
 
 def set_weight(layer: Layer, code: Tensor, owner: int | None) -> None:
@@ -64,7 +85,7 @@ class Linear(Layer):
         bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
     Public: no communication. Private: `cost.fixed_product`, 64 bits per element of the input, 1 round; the weights are
-    opened masked once, by `PrivateNet.prepare`.
+    opened masked once, by `PrivateNet.prepare`. InputError for weights too small for the fixed point.
     """
 
     input_limit = 24  # 24 + 16 = 40 bits of fraction leave 22 for the integer part, below the protocols' bound of 2^62
@@ -77,15 +98,28 @@ class Linear(Layer):
     ) -> None:
         super().__init__()
         self.op, self.options, self.owner = op, options, owner
-        set_weight(self, ring.encode(weight, where="weight"), owner)
-        self.register_buffer("bias", None if bias is None else ring.encode(bias, where="bias"))
+        # A result is a sum of products, and its bias: how large it is at most, if the weights are known.
+        self.growth = _growth(op, weight, options) if owner is None else None
+        self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
+        if owner is None:
+            self.fraction = ring.fraction(weight, ROOM - min(FLOOR, self.bound([FLOOR])), where="weight")
+        else:
+            self.fraction = private_fraction(weight, owner)
+        set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)
+        self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def share_weights(self) -> None:
         if self.owner is not None and self.bias is not None:
             self.bias = sessions.share_secret(self.bias, tuple(self.bias.shape), self.owner)
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + SCALE
+        return scales[0] + self.fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        if self.growth is None:
+            return FLOOR
+        products = bounds[0] + self.growth
+        return products if self.offset is None else max(products, self.offset) + 1
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         if self.owner is None:
@@ -95,18 +129,41 @@ class Linear(Layer):
         return cost.fixed_product(n, out, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        share, scale = share_of(x), scale_of(x)
+        share, scale = share_of(x), scale_of(x) + self.fraction
         view = (-1, *[1] * (share.dim() - 2)) if self.op == "mul" else tuple(self.weight.shape)  # a factor per channel
         out = times(self.op, share, self.weight, self.options, view)
         # A public bias is added by one party, a private one by all, each its share.
         if self.bias is not None and (self.owner is not None or self.session().rank == 0):
-            bias = self.bias << scale
+            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 16 bits at least
             out = out + (bias if self.op == "matmul" else bias.view(-1, *[1] * (out.dim() - 2)))
-        return from_share(out, scale + SCALE)
+        return from_share(out, scale)
 
-    def extra_repr(self) -> str:
+    def label(self) -> str:
         owner = "public" if self.owner is None else f"private to party {self.owner}"
         return f"{self.op}, weight {tuple(self.weight.shape)} {owner}"
+
+
+_BIAS_SCALE = 32  # below 2^30 in magnitude, so below 2^62 in the ring
+
+
+def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
+    """log2, rounded up, of the largest sum of |weights| that one output adds up: |op(x, weight)| <= 2^growth |x|.
+
+    In whole numbers, for every machine must find the same: 40 bits of each weight, exact for up to 2^22 terms.
+    """
+    top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
+    codes = (weight.detach().abs().double() * 2.0 ** (40 - top)).ceil().long()
+    if op == "mul":
+        sums = codes
+    elif op == "matmul":
+        sums = codes.sum(0)
+    elif op.startswith("conv_transpose"):
+        groups = options["groups"]
+        sums = codes.view(groups, len(codes) // groups, codes.shape[1], -1).sum((1, 3))
+    else:
+        sums = codes.flatten(1).sum(1)
+    largest = int(sums.max()) if sums.numel() else 0
+    return max(largest - 1, 0).bit_length() + top - 40
 
 
 def _numel(op: str, left: Sequence[int], right: Sequence[int], options: dict[str, Any]) -> int:
@@ -116,152 +173,33 @@ def _numel(op: str, left: Sequence[int], right: Sequence[int], options: dict[str
 
 
 class Scale(Layer):
-    """x times a public number: bits are added only when the number needs them (a power of two is a change of scale)."""
+    """x times a public number, which adds the bits of fraction that it needs: none for 3, two for 0.25.
+
+    terms: of how many values x is the sum, for a mean; it tells how large the result can be.
+    """
 
     input_limit = 24
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, terms: int = 1) -> None:
         super().__init__()
         self.factor = factor
-        mantissa, exponent = torch.frexp(torch.tensor(factor, dtype=torch.float64))
-        # 2^-s for 0 <= s <= 16: reading the same ring element with s more bits of fraction is an exact division.
-        self.shift = int(1 - exponent) if float(mantissa) == 0.5 and 0 <= 1 - int(exponent) <= SCALE else None
-        self.integer = int(ring.encode(torch.tensor([factor], dtype=torch.float64), where="factor"))
+        self.growth = ring.exponent_of(factor * terms)
+        number = torch.tensor([factor], dtype=torch.float64)
+        self.fraction = ring.fraction(number, ROOM - min(FLOOR, FLOOR + self.growth), where="factor")
+        self.integer = int(ring.encode(number, self.fraction, where="factor"))
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + (SCALE if self.shift is None else self.shift)
+        return scales[0] + self.fraction
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + self.growth
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        if self.shift is not None:
-            return from_share(share_of(x), scale_of(x) + self.shift)
-        return from_share(share_of(x) * self.integer, scale_of(x) + SCALE)
+        share = share_of(x) if self.integer == 1 else share_of(x) * self.integer
+        return from_share(share, scale_of(x) + self.fraction)
 
-    def extra_repr(self) -> str:
+    def label(self) -> str:
         return f"{self.factor:g}"
-
-
-def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
-    """`pool`, sums of up to 2^21 elements, on int64 where it takes floating point only (CUDA).
-
-    Exact mod 2^64: the halves are below 2^32 in magnitude, so sums of 2^21 of them stay within 2^53.
-    """
-    low, high = pool((x & 0xFFFFFFFF).double()), pool((x >> 32).double())
-    return low.long() + (high.long() << 32)
-
-
-class AvgPool(Layer):
-    """Mean over pooling windows, torch's `avg_pool` options: sums of shares, then a division as in `Scale`.
-
-    A window of 2^s places costs nothing and adds s bits of fraction; other sizes, and borders where padding is not
-    counted, are multiplied by encoded reciprocals.
-    """
-
-    input_limit = 24
-
-    def __init__(
-        self,
-        kernel: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.kernel, self.stride, self.padding = tuple(kernel), tuple(stride), tuple(padding)
-        self.ceil_mode, self.count_include_pad, self.divisor = ceil_mode, count_include_pad, divisor
-        uniform = divisor is not None or not ceil_mode and (count_include_pad or not any(padding))
-        self.division = Scale(1 / (divisor or math.prod(self.kernel))) if uniform else None
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return self.division.out_scale(scales) if self.division else scales[0] + SCALE
-
-    def pool(self, x: Tensor, divisor: int | None) -> Tensor:
-        """torch's pooling in two spatial dimensions, whatever the number here is."""
-        flat = len(self.kernel) == 1
-        one = (1,) if flat else ()
-        out = torch.nn.functional.avg_pool2d(
-            x[:, :, None] if flat else x,
-            one + self.kernel,
-            one + self.stride,
-            (0,) * len(one) + self.padding,
-            self.ceil_mode,
-            self.count_include_pad,
-            divisor,
-        )
-        return out[:, :, 0] if flat else out
-
-    def sums(self, x: Tensor) -> Tensor:
-        """Sums over the windows mod 2^64."""
-        return sums_by_halves(x, lambda half: self.pool(half, 1)) if x.is_cuda else self.pool(x, 1)
-
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        total = from_share(self.sums(share), scale_of(x))
-        if self.division:
-            return self.division(total)
-        ones = torch.ones(1, 1, *share.shape[2:], dtype=torch.float64)
-        reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones over sum of ones: 1 / places counted
-        return from_share(share_of(total) * ring.encode(reciprocal).to(share.device), scale_of(x) + SCALE)
-
-    def extra_repr(self) -> str:
-        return f"kernel {self.kernel}, stride {self.stride}"
-
-
-def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
-    """Kernel (and stride) of an adaptive pooling whose windows are equal; InputError if they cannot be."""
-    space = tuple(shape)[-len(output_size) :]
-    sizes = [out or size for size, out in zip(space, output_size, strict=True)]
-    if any(size % out for size, out in zip(space, sizes, strict=True)):
-        raise InputError(
-            f"adaptive pooling to {tuple(sizes)} does not divide the input's {space}",
-            hint="change the input size, or replace the layer by AvgPool2d or MaxPool2d",
-        )
-    return [size // out for size, out in zip(space, sizes, strict=True)]
-
-
-class AdaptiveAvgPool(Layer):
-    """Mean over equal windows, `output_size` of them per dimension; the size must divide the input's."""
-
-    input_limit = 24
-
-    def __init__(self, output_size: Sequence[int | None]) -> None:
-        super().__init__()
-        self.output_size = output_size
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + SCALE
-
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        kernel = equal_windows(share.shape, self.output_size)
-        total = AvgPool(kernel, kernel, [0] * len(kernel)).sums(share)
-        return from_share(total * int(ring.encode(torch.tensor([1 / math.prod(kernel)]))), scale_of(x) + SCALE)
-
-    def extra_repr(self) -> str:
-        return f"{tuple(self.output_size)}"
-
-
-class Mean(Layer):
-    """Mean over `dims` (None: over everything): a sum of shares times a public reciprocal."""
-
-    input_limit = 24
-
-    def __init__(self, dims: Sequence[int] | None, keepdim: bool) -> None:
-        super().__init__()
-        self.dims, self.keepdim = dims, keepdim
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + SCALE
-
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        total = share.sum() if self.dims is None else share.sum(tuple(self.dims), keepdim=self.keepdim)
-        count = share.numel() // max(1, total.numel())
-        return from_share(total * int(ring.encode(torch.tensor([1 / count]))), scale_of(x) + SCALE)
-
-    def extra_repr(self) -> str:
-        return "over everything" if self.dims is None else f"over {tuple(self.dims)}"
 
 
 class Pad(Layer):
@@ -274,7 +212,11 @@ class Pad(Layer):
         self.pads, self.value = list(pads), value
 
     def out_scale(self, scales: Sequence[int]) -> int:
+        fits(torch.tensor([self.value]), scales[0])
         return scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], ring.exponent_of(self.value))
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         fill = (
@@ -284,8 +226,17 @@ class Pad(Layer):
         )
         return from_share(torch.nn.functional.pad(share_of(x), self.pads, value=fill), scale_of(x))
 
-    def extra_repr(self) -> str:
+    def label(self) -> str:
         return f"{self.pads} with {self.value:g}"
+
+
+def fits(constant: Tensor, scale: int) -> None:
+    """InputError unless a constant that is added to a value of this scale fits the ring."""
+    try:
+        ring.encode(constant.double(), scale, where="constant")
+    except InputError as error:
+        what = f"a constant is added to a value with {scale} bits of fraction: {error.what}"
+        raise InputError(what, hint="keep constants below 2^14, or put a layer that compares before this one") from None
 
 
 class AddConstant(Layer):
@@ -298,19 +249,21 @@ class AddConstant(Layer):
     def __init__(self, value: Tensor, sign: int = 1) -> None:
         super().__init__()
         self.sign = sign
-        self.register_buffer("value", ring.encode(value, where="constant"))
+        ring.encode(value, where="constant")  # says at once if it cannot be
+        self.register_buffer("value", value.double())
+        self.size = ring.exponent_of(float(value.abs().max())) if value.numel() else 0
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        limit = 1 << (62 - scales[0] + SCALE)  # |c| * 2^scale must stay below 2^62, as every opened value
-        if self.value.numel() and int(self.value.abs().max()) >= limit:
-            raise InputError(
-                f"a constant beyond +-2^{62 - scales[0]} is added to a value with {scales[0]} bits of fraction"
-            )
+        if not self.value.is_meta:
+            fits(self.value, scales[0])
         return scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], self.size) + 1
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x) * self.sign, scale_of(x)
-        constant = self.value << (scale - SCALE)
+        constant = ring.encode(self.value, scale)
         return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
 
 
@@ -319,6 +272,9 @@ class Multiply(Layer):
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + scales[1]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] + bounds[1]
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         out = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
@@ -334,14 +290,11 @@ class Square(Layer):
     def out_scale(self, scales: Sequence[int]) -> int:
         return 2 * scales[0]
 
+    def bound(self, bounds: Sequence[int]) -> int:
+        return 2 * bounds[0]
+
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        return cost.opening(parties, 8 * inputs[0].numel, 64 * inputs[0].numel)
+        return cost.square(inputs[0].numel, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        session, share = self.session(), share_of(x)
-        r, square = session.take(Request("square", {"shape": list(share.shape)}))
-        e = share - r
-        for theirs in session.channel.exchange(e).values():
-            e += theirs[0]
-        out = square + 2 * e * r
-        return from_share(out + e * e if session.rank == 0 else out, 2 * scale_of(x))
+        return from_share(squared(share_of(x)), 2 * scale_of(x))

@@ -11,11 +11,13 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
+from hummingbird.mpc import splines
 from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
 from hummingbird.mpc.activations import Spline
+from hummingbird.mpc.averaging import equal_windows
 from hummingbird.mpc.compare import Comparison
-from hummingbird.mpc.layer import Layer, Spec
-from hummingbird.mpc.linear import beaver, equal_windows
+from hummingbird.mpc.layer import FLOOR, Layer, Spec
+from hummingbird.mpc.linear import beaver
 from hummingbird.mpc.select import truncate
 from hummingbird.ring import SCALE
 
@@ -40,6 +42,10 @@ class _Maximum(Layer):
     """Base of the layers that take maxima of values at rest: the inputs pass through, with their valid bits."""
 
     comparison: Comparison
+
+    def reads(self, later: int | None) -> int | None:
+        here = self.comparison.reads
+        return later if self.comparison.drops else None if here is None or later is None else max(here, later)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         return later if self.comparison.drops else max(later, self.comparison.needs(scales[0]))
@@ -99,7 +105,7 @@ class MaxPool(_Maximum):
             share = taps[0] if self.comparison.drops else maximum(taps, self.comparison)
         return from_share(share)
 
-    def extra_repr(self) -> str:
+    def label(self) -> str:
         return f"kernel {tuple(self.kernel)}, stride {tuple(self.stride)}, window {self.comparison.window}"
 
 
@@ -124,27 +130,37 @@ class AdaptiveMaxPool(_Maximum):
 
 
 class Softmax(_Maximum):
-    """exp(x - max) / sum along `dim`: a maximum tree, two splines and a product; absolute error about 2e-3."""
+    """exp(x - max) / sum along `dim`: a maximum tree, two splines and a product; error below 2^-7 of each result.
+
+    Both splines are made for the number of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is
+    at least 1, and 1/sum errs by 2^-9 of itself.
+    """
 
     whole_ring = True
 
     def __init__(self, dim: int, comparison: Comparison) -> None:
         super().__init__()
         self.dim, self.comparison = dim, comparison
-        self.exp = Spline(torch.exp, "exp", (-12.0, 0.0), comparison)
-        self._reciprocals: dict[int, Spline] = {}
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return valid[0] if self.comparison.drops else 64
 
+    def reads(self, later: int | None) -> int | None:
+        return later if self.comparison.drops else self.comparison.reads
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops else 1
+
+    def exp(self, length: int) -> Spline:
+        """e^x for x <= 0, where `length` such numbers are added up."""
+        return Spline("exp", splines.exponential(length), self.comparison)
+
     def reciprocal(self, length: int) -> Spline:
         """1/x on [1, length], where a sum of `length` exponentials with maximum 1 lies."""
-        if length not in self._reciprocals:
-            self._reciprocals[length] = Spline(torch.reciprocal, "1/x", (1.0, float(max(2, length))), self.comparison)
-        return self._reciprocals[length]
+        return Spline("1/x", splines.reciprocal(length), self.comparison)
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] if self.comparison.drops else 2 * SCALE
+        return scales[0] if self.comparison.drops else SCALE + splines.RECIPROCAL_FRACTION
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         if self.comparison.drops:
@@ -153,7 +169,7 @@ class Softmax(_Maximum):
         sums = n // length
         return (
             maximum_cost(sums, length, self.comparison, parties)
-            + self.exp.cost([Spec((n,), SCALE)], parties)
+            + self.exp(length).cost([Spec((n,), SCALE)], parties)
             + self.reciprocal(length).cost([Spec((sums,), 2 * SCALE)], parties)
             + cost.truncate(n + sums, parties)
             + cost.product(n, sums, n, parties)
@@ -163,11 +179,12 @@ class Softmax(_Maximum):
         if self.comparison.drops:
             return x
         share = share_of(x).movedim(self.dim, 0)
-        exp, scale = self.exp.compute(share - maximum(share, self.comparison), SCALE)
-        inverse, _ = self.reciprocal(len(share)).compute(exp.sum(0), scale)
+        exp, scale = self.exp(len(share)).compute(share - maximum(share, self.comparison), SCALE)
+        inverse, finer = self.reciprocal(len(share)).compute(exp.sum(0), scale)
+        # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
         both = truncate(self.session(), torch.cat([exp.reshape(-1), inverse.reshape(-1)]), SCALE)
         numerator, inverse = both[: exp.numel()].view(share.shape), both[exp.numel() :].view(1, *share.shape[1:])
-        return from_share(beaver("mul", numerator, inverse, {}).movedim(0, self.dim), 2 * SCALE)
+        return from_share(beaver("mul", numerator, inverse, {}).movedim(0, self.dim), finer)
 
 
 class Argmax(_Maximum):
@@ -188,6 +205,12 @@ class Argmax(_Maximum):
         if self.comparison.drops:
             raise ConfigError("argmax needs bits to compare", hint="give it a window, or leave it out of the net")
         return 64
+
+    def reads(self, later: int | None) -> int | None:
+        return self.comparison.reads
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return FLOOR
 
     def needs(self, scales: Sequence[int], later: int) -> int:
         return 64  # the window is widened: simpler than to say by how much

@@ -1,17 +1,22 @@
-"""The plan of a private net: which layer runs on what, at which scale, and with how many valid bits.
+"""The plan of a private net: which layer runs on what, at which scale, with how many valid bits, for how large values.
 
-A first pass goes with the data. A linear layer leaves the 16 bits of fraction that its weights add; where a reader
-cannot take them, the value is rescaled: "gmw" opens 64 bits for it, "masked" rounds every share on its own, which is
-    free
-and costs as many valid bits (mpc/compare.py). A reader that needs the whole ring, such as the output, gets it back by
-an opening. A second pass goes backwards and finds how many low bits of each value anybody looks at, so that a masked
-ReLU is dealt no more than that.
+The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer bits,
+sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale, the
+value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike (mpc/compare.py); an
+opening (`Rescale`, `Lift`) gives scale 2^16 and the whole ring back. "gmw" has openings only.
+
+Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
+integer bits as the bound needs, and two, and opens where they would be fewer. A layer with a window [k:m) reads k bits
+and no more, so linear layers before it need not be right beyond them. So a plan is never wrong for values below
+2^FLOOR, and windows cost no opening.
+
+A last pass goes backwards and finds how many low bits of each value anybody looks at, so that a masked ReLU is dealt no
+more than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -19,7 +24,7 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import refs
-from hummingbird.mpc.layer import Layer, Lift, LocalRescale, Rescale
+from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, Rescale
 from hummingbird.mpc.net import PlanStep
 from hummingbird.ring import SCALE
 
@@ -33,74 +38,172 @@ class Built:
         self.whole = whole  # whether it needs all 64 bits of the shares
 
 
-@dataclass
+class _Narrow(Exception):
+    """The value of graph step `index` must be opened, and has too few integer bits for that."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+_FORMS = "as it is", "local", "whole"
+_NO_TENSOR = frozenset({"size", "int", "chunk", "split"})  # and what makes several, of which each reader takes one
+
+
 class Planner:
     """Plan steps from graph steps; `build` knows the layers."""
 
-    build: Callable[[Step], Built]
-    protocol: str
+    def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
+        self.build, self.protocol = build, protocol
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
-        """Raises ConfigError for a window that does not fit, naming the layer."""
+        """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
+        self._steps = steps
+        self._built = [self.build(step) for step in steps]
+        self._bounds = self._bounded()
+        for built, bound in zip(self._built, self._bounds, strict=True):
+            if built.whole and built.layer is None:
+                built.limit = SCALE + min(FINER, FLOOR - bound)  # a softmax over 1,000 classes gives 0.001
+        self._opened: set[int] = set()  # graph steps whose values are opened somewhere
+        while True:
+            self._integers = self._read()
+            try:
+                plan = self._forward()
+            except _Narrow as narrow:
+                self._opened.add(narrow.index)
+                continue
+            _settle_rings(plan)
+            _note_ranges(plan)
+            return plan
+
+    def _bounded(self) -> list[int]:
+        """log2 of how large each value can be if none exceeds 2^FLOOR."""
+        bounds: list[int] = []
+        for step, built in zip(self._steps, self._built, strict=True):
+            given = [bounds[ref.index] for ref in refs(step.inputs)]
+            if step.op == "input" or step.op == "custom" or not given:
+                bounds.append(FLOOR)
+            else:
+                own = built.layer.bound(given) if isinstance(built.layer, Layer) else max(given)
+                bounds.append(min(FLOOR, own))
+        return bounds
+
+    def _read(self) -> list[int]:
+        """Integer bits of each value that its readers look at, from the last step to the first."""
+        asked: list[int | None] = [0] * len(self._steps)
+        for number in reversed(range(len(self._steps))):
+            step, built = self._steps[number], self._built[number]
+            if number in self._opened:
+                asked[number] = None
+            if built.whole:
+                needs: int | None = None
+            else:
+                needs = built.layer.reads(asked[number]) if isinstance(built.layer, Layer) else asked[number]
+            for ref in refs(step.inputs):
+                before = asked[ref.index]
+                asked[ref.index] = None if needs is None or before is None else max(before, needs)
+        return [self._bounds[n] + MARGIN if bits is None else bits for n, bits in enumerate(asked)]
+
+    def _forward(self) -> list[PlanStep]:
         self._plan: list[PlanStep] = []
         self._place: dict[int, int] = {}  # graph step -> plan step
-        self._rescaled: dict[tuple[int, bool], int] = {}
-        for index, step in enumerate(steps):
-            built = self.build(step)
-            inputs = self._arguments(steps, step.inputs, built)
-            places = [ref.index for ref in refs(inputs)]
-            scales = [self._plan[place].scale for place in places]
-            valid = [self._plan[place].valid for place in places]
-            try:
-                scale, low = _result(step, built.layer, scales, valid)
-            except (InputError, ConfigError) as error:
-                raise ConfigError(error.what, where=step.name, hint=error.hint) from None
-            self._add(index, PlanStep(step.name, step.op, built.layer, built.function, inputs, scale, index, low))
-        _settle_rings(self._plan)
+        self._rescaled: dict[tuple[int, str, int], int] = {}
+        for index, (step, built) in enumerate(zip(self._steps, self._built, strict=True)):
+            form = self._form(index, step, built)
+            scale, low = self._result(step, built, form)
+            inputs = self._arguments(step.inputs, built, form)
+            self._place[index] = len(self._plan)
+            self._plan.append(PlanStep(step.name, step.op, built.layer, built.function, inputs, scale, index, low))
         return self._plan
 
-    def _add(self, index: int, step: PlanStep) -> int:
-        self._plan.append(step)
-        self._place[index] = len(self._plan) - 1
-        return self._place[index]
+    def _form(self, index: int, step: Step, built: Built) -> str:
+        """The cheapest form of the inputs that leaves the result as many integer bits as are read of it."""
+        most, best = -1, ""
+        problem: InputError | ConfigError | None = None
+        for form in _FORMS if self.protocol == "masked" else ("as it is", "whole"):
+            given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
+            if not all(scale <= built.limit and (low == 64 or not built.whole) for scale, low in given):
+                continue
+            try:
+                scale, low = self._result(step, built, form)
+            except InputError as error:
+                problem = error
+                continue
+            except ConfigError as error:  # a window that asks for more than there is
+                problem = error
+                break
+            if low - scale >= self._integers[index]:
+                return form
+            most, best = max((most, best), (low - scale, form))
+        # A window further on may ask for more than there is: its layer says so, with a hint (Comparison.check).
+        if most >= self._bounds[index] + MARGIN:
+            return best
+        if problem is not None:
+            raise ConfigError(problem.what, where=step.name, hint=problem.hint) from None
+        raise ConfigError(
+            f"results of this layer may reach 2^{self._bounds[index]}, and the ring holds {most - MARGIN} bits of them",
+            where=step.name,
+            hint="use larger constants: multiply them by a power of two, and the opened result by its inverse",
+        )
 
-    def _arguments(self, steps: Sequence[Step], value: Any, built: Built) -> Any:
+    def _result(self, step: Step, built: Built, form: str) -> tuple[int, int]:
+        """Scale and valid bits of a step's result; tells a comparing layer how many its inputs have, and checks."""
+        given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
+        if step.op in ("size", "int") or not given:
+            return SCALE, 64
+        scales, valid = [scale for scale, _ in given], [low for _, low in given]
+        if not isinstance(built.layer, Layer):
+            return scales[0], valid[0]
+        if built.layer.comparison is not None:
+            built.layer.comparison.valid = min(valid)
+            built.layer.comparison.check(max(scales))
+        return built.layer.out_scale(scales), built.layer.valid(scales, valid)
+
+    def _in_form(self, index: int, built: Built, form: str) -> tuple[int, int]:
+        """Scale and valid bits of a graph step's value in this form."""
+        step = self._plan[self._place[index]]
+        extra = step.scale - SCALE
+        if form == "as it is" or step.op in _NO_TENSOR or (extra <= 0 and step.valid == 64):
+            return step.scale, step.valid
+        if form == "local":
+            return (SCALE, step.valid - extra) if step.scale > built.limit else (step.scale, step.valid)
+        return min(step.scale, built.limit if built.whole else SCALE), 64
+
+    def _arguments(self, value: Any, built: Built, form: str) -> Any:
         if isinstance(value, Ref):
-            return self._fitted(steps, value.index, built)
-        return tuple(self._arguments(steps, item, built) for item in value) if isinstance(value, tuple) else value
+            return self._fitted(value.index, built, form)
+        return tuple(self._arguments(item, built, form) for item in value) if isinstance(value, tuple) else value
 
-    def _fitted(self, steps: Sequence[Step], index: int, built: Built) -> Ref:
-        """The value of a graph step in a form that its reader takes."""
+    def _fitted(self, index: int, built: Built, form: str) -> Ref:
+        """The value of a graph step in this form, rescaled where it is in another."""
         at = self._place[index]
         step = self._plan[at]
-        if step.scale <= built.limit and (step.valid == 64 or not built.whole):
+        if self._in_form(index, built, form) == (step.scale, step.valid):
             return Ref(at)
-        key = index, built.whole
-        if key not in self._rescaled:
-            layer: Layer
-            if step.valid < 64:
-                layer = Lift(step.valid)
-            elif self.protocol == "masked" and not built.whole:
-                layer = LocalRescale()
-            else:
-                layer = Rescale()
-            name = f"{steps[index].name}.{'lift' if isinstance(layer, Lift) else 'rescale'}"
+        if form == "whole" and step.valid - step.scale < self._bounds[index] + MARGIN:
+            raise _Narrow(index)
+        scale, _ = self._in_form(index, built, form)
+        if (index, form, scale) not in self._rescaled:
+            layer: Layer = LocalRescale()
+            if form == "whole":
+                layer = Rescale(scale) if step.valid == 64 else Lift(step.valid, scale)
+            name = f"{self._steps[index].name}.{'lift' if isinstance(layer, Lift) else 'rescale'}"
             low = layer.valid([step.scale], [step.valid])
-            self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), SCALE, index, low))
-            self._rescaled[key] = len(self._plan) - 1
-        return Ref(self._rescaled[key])
+            self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low))
+            self._rescaled[index, form, scale] = len(self._plan) - 1
+        return Ref(self._rescaled[index, form, scale])
 
 
-def _result(step: Step, layer: nn.Module | None, scales: list[int], valid: list[int]) -> tuple[int, int]:
-    """Scale and valid bits of a step's result; tells a comparing layer how many its inputs have, and checks."""
-    if step.op in ("size", "int") or not scales:
-        return SCALE, 64
-    if not isinstance(layer, Layer):
-        return scales[0], valid[0]
-    if layer.comparison is not None:
-        layer.comparison.valid = min(valid)
-        layer.comparison.check(max(scales))
-    return layer.out_scale(scales), layer.valid(scales, valid)
+def _note_ranges(plan: Sequence[PlanStep]) -> None:
+    """Tell each layer for which values it is right: of its result, or with a window of what it compares."""
+    for step in plan:
+        if isinstance(step.layer, Layer):
+            comparison = step.layer.comparison
+            scales = [plan[ref.index].scale for ref in refs(step.inputs)]
+            if comparison is not None and not comparison.drops:
+                step.layer.range = comparison.range(max(scales))
+            else:
+                step.layer.range = step.valid - step.scale - MARGIN
 
 
 def _settle_rings(plan: Sequence[PlanStep]) -> None:

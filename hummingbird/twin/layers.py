@@ -15,6 +15,7 @@ from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.splines import Fit
 from hummingbird.ring import SCALE
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.law import UNIT, Law
@@ -38,13 +39,13 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
     if isinstance(layer, act.PReLU):
         return _prelu(law, compare)
     if isinstance(layer, act.LeakyReLU):
-        return _leaky(layer.slope * UNIT, law, compare)
+        return _leaky(layer.slope * 2.0**-layer.fraction, law, compare)
     if isinstance(layer, act.Hardtanh):
         return _hardtanh(layer, law, compare)
     if isinstance(layer, act.Hardswish):
         return _hardswish(law, compare)
     if isinstance(layer, act.Spline):
-        return lambda x: _spline(layer, law, compare, x)
+        return lambda x: _spline(layer.curve, law, compare, x)
     assert isinstance(layer, act.ReLU), f"no twin of {type(layer).__name__}"
     return lambda x: compare.relu(x, law)
 
@@ -80,23 +81,24 @@ def _hardtanh(layer: act.Hardtanh, law: Law, compare: Compare) -> Twin:
 
 
 def _hardswish(law: Law, compare: Compare) -> Twin:
-    sixth = round(2**SCALE / 6) * UNIT
-
     def hardswish(x: Tensor) -> Tensor:
         u = _common(compare, law)
-        (lower, z), (upper, _) = (compare.both(x + bound, law, u) for bound in (3.0, -3.0))
-        return (z - 3.0) * (lower - upper) * sixth
+        lower, upper = (compare.both(x + bound, law, u)[0] for bound in (3.0, -3.0))
+        clamped = lower - upper - 3.0
+        return clamped * (clamped + 3.0) * (act.SIXTH * UNIT) + upper
 
     return hardswish
 
 
-def _spline(layer: act.Spline, law: Law, compare: Compare, x: Tensor) -> Tensor:
-    """value + slope z_0 + sum of bends y_j; in float32, for the sum has terms that cancel."""
-    u, real = _common(compare, law), x.float()
-    out = torch.full_like(real, float(layer.value))
-    for number, (knot, bend) in enumerate(zip(layer.knots.tolist(), layer.bends.tolist(), strict=True)):
+def _spline(curve: Fit, law: Law, compare: Compare, x: Tensor) -> Tensor:
+    """value + slope z_0 + sum of bends y_j, in more digits than x may have, for the sum has terms that cancel."""
+    u, real = _common(compare, law), x.float() if curve.fraction == SCALE else x.double()
+    out = torch.full_like(real, curve.value * 2.0 ** -(SCALE + curve.fraction))
+    for number, (knot, bend) in enumerate(zip(curve.knots.tolist(), curve.bends, strict=True)):
         y, z = compare.both(real - knot, law, u)
-        out = out + y * bend + (z * float(layer.slope) if number == 0 else 0.0)
+        out = out + y * (bend * 2.0**-curve.fraction)
+        if number == 0 and curve.slopes[0]:
+            out = out + z * (curve.slopes[0] * 2.0**-curve.fraction)
     return out.to(x.dtype)
 
 
@@ -142,8 +144,9 @@ def _softmax(layer: Softmax, law: Law, parties: int, compare: Compare) -> Twin:
 
     def softmax(x: Tensor) -> Tensor:
         values = x.float().movedim(layer.dim, 0)
-        exp = _spline(layer.exp, law, compare, values - _maximum(values, law, compare))
-        inverse = _spline(layer.reciprocal(len(values)), late, compare, exp.sum(0))
+        length = len(values)
+        exp = _spline(layer.exp(length).curve, law, compare, values - _maximum(values, law, compare))
+        inverse = _spline(layer.reciprocal(length).curve, late, compare, exp.sum(0))
         return (exp * inverse).movedim(0, layer.dim).to(x.dtype)
 
     return softmax

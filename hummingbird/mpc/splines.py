@@ -1,0 +1,135 @@
+"""Smooth functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
+
+Knots lie on f; each chord reaches as far as its distance to f stays allowed. Left and right of the knots a spline goes
+on along the line that f approaches. All slopes are whole numbers of the fixed point.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.ring import SCALE
+
+TOLERANCE = 2.0**-10  # of a spline: 1e-3, well above the 2^-16 of the fixed point, well below what changes a prediction
+_GRID = 2.0**-SCALE
+
+
+class Fit(NamedTuple):
+    """value + slopes[0] (x - knots[0]) + sum bends[j] relu(x - knots[j]), and its largest error between the knots.
+
+    knots: float64, multiples of 2^-16. slopes: one more than knots, in units of 2^-fraction. value: in units of
+    2^-(16 + fraction).
+    """
+
+    knots: Tensor
+    value: int
+    slopes: tuple[int, ...]
+    fraction: int
+    error: float
+
+    @property
+    def bends(self) -> list[int]:
+        """What the slope gains at each knot."""
+        return [after - before for before, after in itertools.pairwise(self.slopes)]
+
+
+def fit(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+    ends: tuple[float, float],
+    allowed: Tensor | None = None,
+    fraction: int = SCALE,
+) -> Fit:
+    """The spline through `function` with as few knots, among the places x, as keep it within `allowed` of it.
+
+    x: float64, ascending. allowed: the error at each place; None: every place becomes a knot.
+    ends: the slopes left and right of x, the function's own far away: a line that went on with the slope at x's end
+        would leave a sigmoid by 1 at 20,000.
+    Slopes are whole numbers, each chosen to meet the function at the next knot, so that rounding does not add up.
+    """
+    at = x if allowed is None else x[_longest_chords(x, function(x), allowed)]
+    at = (at / _GRID).round() * _GRID
+    values, unit = function(at), 2.0**fraction
+    start = now = round(float(values[0]) * unit / _GRID)
+    slopes = [round(ends[0] * unit)]
+    for length, goal in zip((at[1:] - at[:-1]).tolist(), values[1:].tolist(), strict=True):
+        slopes.append(round((goal * unit / _GRID - now) / (length / _GRID)))
+        now += slopes[-1] * round(length / _GRID)
+    slopes.append(round(ends[1] * unit))
+    found = Fit(at, start, tuple(slopes), fraction, 0.0)
+    inside = torch.linspace(float(at[0]), float(at[-1]), 4001, dtype=torch.float64)
+    return found._replace(error=float((evaluate(found, inside) - function(inside)).abs().max()))
+
+
+def evaluate(curve: Fit, x: Tensor) -> Tensor:
+    """The spline at real x, in x's type."""
+    out = torch.full_like(x, curve.value * 2.0 ** -(SCALE + curve.fraction))
+    out = out + (x - float(curve.knots[0])) * (curve.slopes[0] * 2.0**-curve.fraction)
+    for knot, bend in zip(curve.knots.tolist(), curve.bends, strict=True):
+        out = out + (x - knot).clamp(min=0) * (bend * 2.0**-curve.fraction)
+    return out
+
+
+def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
+    """Indices of knots, greedily: every chord reaches as far as its distance to the function stays allowed."""
+    index = [0]
+    while index[-1] < len(x) - 1:
+        start, reach, too_far = index[-1], index[-1] + 1, len(x)
+        while too_far - reach > 1:
+            end = (reach + too_far) // 2
+            part = slice(start, end + 1)
+            chord = torch.lerp(y[start], y[end], (x[part] - x[start]) / (x[end] - x[start]))
+            inside = bool(((chord - y[part]).abs() <= allowed[part]).all())
+            reach, too_far = (end, too_far) if inside else (reach, end)
+        index.append(reach)
+    return index
+
+
+_GELU = {kind: functools.partial(torch.nn.functional.gelu, approximate=kind) for kind in ("none", "tanh")}
+_SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float], tuple[float, float]]] = {
+    "sigmoid": (torch.sigmoid, (-10.0, 10.0), (0.0, 0.0)),
+    "tanh": (torch.tanh, (-6.0, 6.0), (0.0, 0.0)),
+    "silu": (torch.nn.functional.silu, (-12.0, 12.0), (0.0, 1.0)),
+    "gelu-none": (_GELU["none"], (-6.0, 6.0), (0.0, 1.0)),
+    "gelu-tanh": (_GELU["tanh"], (-6.0, 6.0), (0.0, 1.0)),
+}
+
+
+@functools.cache
+def smooth(name: str) -> Fit:
+    """The spline of an activation, within 2^-10 everywhere: outside of its span the function is as close to a line."""
+    function, span, ends = _SMOOTH[name]
+    x = torch.linspace(*span, 4001, dtype=torch.float64)
+    return fit(function, x, ends, torch.full_like(x, TOLERANCE))
+
+
+@functools.cache
+def hard_sigmoid() -> Fit:
+    """min(max(x / 6 + 1 / 2, 0), 1), exact but for the rounding of 1 / 6."""
+    return fit(torch.nn.functional.hardsigmoid, torch.tensor([-3.0, 3.0], dtype=torch.float64), (0.0, 0.0))
+
+
+RECIPROCAL_FRACTION = 28  # of slopes of 1/x: 1 / length^2 at the end. Results below 2 then stay below 2^46 in the ring
+_RELATIVE = 2.0**-9
+
+
+@functools.cache
+def exponential(length: int) -> Fit:
+    """e^x for x <= 0, within 2^-9 of e^x or of 1 / length, whichever is more; a constant far to the left."""
+    start = -math.log(length) - 7.0  # e^-7 < 2^-10: what is left out of a sum of `length`
+    x = torch.linspace(start, 0.0, 4001, dtype=torch.float64)
+    return fit(torch.exp, x, (0.0, 1.0), _RELATIVE * torch.exp(x).clamp(min=1 / length))
+
+
+@functools.cache
+def reciprocal(length: int) -> Fit:
+    """1/x on [1, length], within 2^-9 of itself."""
+    x = torch.linspace(0.0, math.log(max(2, length)), 4001, dtype=torch.float64).exp()
+    return fit(torch.reciprocal, x, (-1.0, 0.0), _RELATIVE / x, RECIPROCAL_FRACTION)
