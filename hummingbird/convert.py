@@ -30,7 +30,7 @@ from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
 from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.planner import Built, Planner
+from hummingbird.mpc.planner import Built, Planner, digest
 from hummingbird.ring import SCALE
 
 _custom: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
@@ -46,19 +46,23 @@ def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module]
 
 def validate_model(net: nn.Module) -> list[Problem]:
     """Every reason why `net` cannot be converted, by qualified name with a hint; an empty list when it can."""
-    return graph.problems(net, custom=tuple(_custom)) or _unpriced(net)
+    return _problems(net, None)
 
 
-def _unpriced(net: nn.Module) -> list[Problem]:
+def _problems(net: nn.Module, owner: int | None) -> list[Problem]:
+    return graph.problems(net, custom=tuple(_custom)) or _unpriced(net, owner)
+
+
+def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
     """Steps without a private form, and numbers that fixed point cannot hold."""
     found = []
     for step in graph.trace(net, custom=tuple(_custom)):
         if step.op not in _BUILDERS and step.op not in _PLAIN:
             hint = "register_converter can teach one for its module"
             found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
-        elif step.op in _BUILDERS and step.op not in _COMPARING:
+        elif step.op in _BUILDERS:
             try:
-                _BUILDERS[step.op](step, Comparison("gmw", EXACT), None)
+                _BUILDERS[step.op](step, Comparison("gmw", EXACT), owner)
             except InputError as error:
                 found.append(Problem(step.name, error.what, error.hint))
     return found
@@ -98,7 +102,7 @@ def build(
     owner = _owner(weights)
     if protocol not in PROTOCOLS:
         raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
-    if problems := validate_model(net):
+    if problems := _problems(net, owner):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(_custom))
     if owner is not None and (
@@ -115,6 +119,7 @@ def build(
             [_bare(step) for step in steps] if owner is not None else steps, weights=owner is None
         ),
         "bits": " ".join(BitConfig(config.default, config.layers).to_json().split()),
+        "plan": digest(plan),
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }

@@ -19,7 +19,8 @@ _DEAL = """Deal correlated randomness for a number of images in advance, into on
 
 Trust: this process draws the secrets of all parties. Whoever holds the folders of two parties can read everything that
 the parties compute with them, inputs included. So deal on a host that no party controls, hand each party its own folder
-over a secure channel, and then delete this host's copies. No weights and no images are needed here.
+over a secure channel, and then delete this host's copies. No images are needed here, and no private weights; public
+ones are: how small they are decides how many bits a layer adds. So let --model name a function that loads them.
 
 Every slot, the material of one slice of images, is for single use. Never run a party from a copy or a restored backup
 of its folder: the marks of what was used are in it."""

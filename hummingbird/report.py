@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hummingbird.cost import FREE, TABLE_BITS
+from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.table import text_table
 
 
 def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, bandwidth: float, rtt: float) -> str:
-    """Rounds, bits and wire time of every layer that sends, per batch of `input_shape`, and the sum.
+    """Range, rounds, bits and wire time of every layer, per batch of `input_shape`, and the sum.
 
     bandwidth: bits per second and party; rtt: round-trip time in seconds. Computation is not included.
     """
     rows, total, elements = [], FREE, 0
     for planned in net.costs(input_shape, parties):
         total += planned.cost
-        if planned.cost == FREE:
+        if planned.range is None or planned.op in _SHAPES:
             continue
         elements += planned.elements if planned.window else 0
         rows.append(
@@ -26,6 +27,7 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
                 planned.op,
                 planned.window,
                 planned.variant,
+                f"2^{planned.range}",
                 f"{planned.elements:,}",
                 str(planned.cost.rounds),
                 f"{planned.cost.bits / max(1, planned.elements):,.1f}",
@@ -40,6 +42,7 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
             "",
             "",
             "",
+            "",
             f"{elements:,}",
             str(total.rounds),
             f"{total.bits / max(1, elements):,.1f}",
@@ -48,10 +51,13 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
             f"{1e3 * total.seconds(bandwidth, rtt):,.2f}",
         )
     )
-    head = ("layer", "kind", "window", "sign by", "elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
+    counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
     link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
     what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party"
-    return "\n\n".join([what, text_table(head, rows, left=4, total=True), *_notes(net, parties, rows)])
+    return "\n\n".join([what, text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True), *_notes(net, parties, rows)])
+
+
+_SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk split".split())  # the same values
 
 
 def _notes(net: PrivateNet, parties: int, rows: Sequence[Sequence[str]]) -> list[str]:
@@ -62,6 +68,10 @@ def _notes(net: PrivateNet, parties: int, rows: Sequence[Sequence[str]]) -> list
             f"private weights, once: {setup.bits / 8e3:,.1f} kB sent in {setup.rounds} round, "
             f"{setup.offline_bits / 8e3:,.1f} kB offline"
         )
+    out.append(
+        f"below: results are right if every value stays below this, with a window every value that is compared; never "
+        f"less than 2^{FLOOR}\nbut for values that are known to be smaller, and for the windows that were chosen"
+    )
     if "table " in variants:
         out.append("table w: one step table of 2^w bits, for every w <= 8: no other way sends less in fewer rounds")
     if "tree " in variants:

@@ -22,7 +22,7 @@ SCALE = 16  # bits of fraction at rest, CrypTen's default
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
 # below 2^62, which the protocols of mpc/select.py need.
 MAX_INTEGER_BITS = 30
-PRECISION = 12  # constants are rounded by at most 2^-12 of the largest of them
+PRECISION = 10  # constants are rounded by at most 2^-10 of the largest of them
 LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused
 
 

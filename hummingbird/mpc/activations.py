@@ -20,7 +20,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.fixed import FixedWeight
-from hummingbird.mpc.layer import FLOOR, MAX_SCALE, ROOM, Layer, Spec
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.mpc.linear import fits, private_fraction, set_weight, squared, times
 from hummingbird.mpc.select import truncate
 from hummingbird.mpc.splines import Fit
@@ -96,7 +96,7 @@ class LeakyReLU(Comparing):
         super().__init__(comparison)
         number = torch.tensor([slope], dtype=torch.float64)
         self.growth = max(0, ring.exponent_of(slope))
-        self.slope_fraction = ring.fraction(number, ROOM - FLOOR, where="slope")
+        self.slope_fraction = ring.fraction(number, room(FLOOR), where="slope")
         self.slope = int(ring.encode(number, self.slope_fraction, where="slope"))
 
     @property
@@ -120,7 +120,7 @@ class PReLU(Comparing):
         super().__init__(comparison)
         self.owner = owner
         if owner is None:
-            self.slope_fraction = ring.fraction(weight, ROOM - FLOOR, where="weight")
+            self.slope_fraction = ring.fraction(weight, room(FLOOR), where="weight")
             self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
         else:
             self.slope_fraction, self.growth = private_fraction(weight, owner), FLOOR
@@ -221,6 +221,9 @@ class Spline(Comparing):
         out = (y * bends).sum(0) + z[0] * curve.slopes[0]
         start = curve.value if session.rank == 0 else 0
         return out + start, SCALE + curve.fraction
+
+    def constants(self) -> tuple[int, ...]:
+        return self.curve.value, *self.curve.slopes, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
 
     def label(self) -> str:
         return f"{self.name}, {len(self.curve.knots)} knots, error {self.curve.error:.1e}, {super().label()}"

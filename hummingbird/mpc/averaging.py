@@ -15,7 +15,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.layer import FLOOR, ROOM, Layer, Spec
+from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
 from hummingbird.mpc.linear import Scale
 
 
@@ -98,7 +98,7 @@ class _Averaging(Layer):
     """Base of means over as many places as the input has, known when it comes: a sum times an encoded reciprocal."""
 
     input_limit = 24
-    fraction = ROOM - FLOOR  # the most that leaves room for 2^20: exact for 2^j places, j <= 26, else up to 2^18
+    fraction = room(FLOOR)  # the most that leaves room for 2^20: exact for 2^j places, j <= 26, else up to 2^18
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + self.fraction
@@ -106,7 +106,11 @@ class _Averaging(Layer):
     def reciprocal(self, places: int) -> int:
         """1 / places in the ring; InputError where it would be rounded by more than 2^-8 of itself."""
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
-        ring.fraction(number, self.fraction, where=f"the mean of {places} values")
+        try:
+            ring.fraction(number, self.fraction)
+        except InputError:
+            hint = "average in two steps, or over a power of two"
+            raise InputError(f"1/{places}, of a mean over {places} values, is too small", hint=hint) from None
         return int(ring.encode(number, self.fraction))
 
     def places(self, shape: Sequence[int]) -> int:

@@ -26,7 +26,11 @@ MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for value
 FLOOR = 20  # every value of a net may reach 2^20, unless it is known to stay below less
 MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(k-2) (Lift)
 FINER = 12  # bits of fraction beside 16 that a net's result keeps if it is known to be small: FLOOR less its bound
-ROOM = 64 - SCALE - MARGIN  # bits for range and constants of a product whose other factor has scale 2^16
+
+
+def room(bound: int) -> int:
+    """Bits of fraction for constants, where the other factor has scale 2^16 and the result stays below 2^bound."""
+    return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
 
 
 class Spec(NamedTuple):
@@ -74,6 +78,10 @@ class Layer(nn.Module):
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         """Rounds and bits of one call."""
         return cost.FREE
+
+    def constants(self) -> tuple[int, ...]:
+        """Public numbers beside the net's own that the layer computes with: parties must have the same."""
+        return ()
 
     def label(self) -> str:
         """The layer's facts in its printed form."""

@@ -20,7 +20,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.fixed import FixedWeight
-from hummingbird.mpc.layer import FLOOR, MAX_SCALE, ROOM, Layer, Spec
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.ring import SCALE
 
 
@@ -102,7 +102,7 @@ class Linear(Layer):
         self.growth = _growth(op, weight, options) if owner is None else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
-            self.fraction = ring.fraction(weight, ROOM - min(FLOOR, self.bound([FLOOR])), where="weight")
+            self.fraction = ring.fraction(weight, room(self.bound([FLOOR])), where="weight")
         else:
             self.fraction = private_fraction(weight, owner)
         set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)
@@ -185,7 +185,7 @@ class Scale(Layer):
         self.factor = factor
         self.growth = ring.exponent_of(factor * terms)
         number = torch.tensor([factor], dtype=torch.float64)
-        self.fraction = ring.fraction(number, ROOM - min(FLOOR, FLOOR + self.growth), where="factor")
+        self.fraction = ring.fraction(number, room(FLOOR + self.growth), where="factor")
         self.integer = int(ring.encode(number, self.fraction, where="factor"))
 
     def out_scale(self, scales: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
-from hummingbird.errors import ConfigError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc import splines
 from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
 from hummingbird.mpc.activations import Spline
@@ -166,11 +166,14 @@ class Softmax(_Maximum):
         if self.comparison.drops:
             return cost.FREE
         n, length = inputs[0].numel, inputs[0].shape[self.dim]
+        if length > splines.LONGEST:
+            raise InputError(f"softmax over {length} places", hint=f"at most {splines.LONGEST}")
         sums = n // length
         return (
             maximum_cost(sums, length, self.comparison, parties)
             + self.exp(length).cost([Spec((n,), SCALE)], parties)
-            + self.reciprocal(length).cost([Spec((sums,), 2 * SCALE)], parties)
+            + cost.truncate(sums, parties)
+            + self.reciprocal(length).cost([Spec((sums,), SCALE)], parties)
             + cost.truncate(n + sums, parties)
             + cost.product(n, sums, n, parties)
         )
@@ -180,7 +183,9 @@ class Softmax(_Maximum):
             return x
         share = share_of(x).movedim(self.dim, 0)
         exp, scale = self.exp(len(share)).compute(share - maximum(share, self.comparison), SCALE)
-        inverse, finer = self.reciprocal(len(share)).compute(exp.sum(0), scale)
+        # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
+        total = truncate(self.session(), exp.sum(0).reshape(-1), scale - SCALE).view(share.shape[1:])
+        inverse, finer = self.reciprocal(len(share)).compute(total, SCALE)
         # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
         both = truncate(self.session(), torch.cat([exp.reshape(-1), inverse.reshape(-1)]), SCALE)
         numerator, inverse = both[: exp.numel()].view(share.shape), both[exp.numel() :].view(1, *share.shape[1:])

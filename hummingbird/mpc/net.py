@@ -48,13 +48,17 @@ class PlanStep:
 
 
 class PlannedCost(NamedTuple):
-    """What a step will cost: `hummingbird estimate` prints a list of these."""
+    """What a step will cost: `hummingbird estimate` prints a list of these.
+
+    range: the layer is right for values below 2^range, of its result or, with a window, of what it compares.
+    """
 
     name: str
     op: str
     window: str
     variant: str
     elements: int
+    range: int | None
     cost: Cost
 
 
@@ -145,10 +149,14 @@ class PrivateNet(nn.Module):
                     for ref in refs(step.inputs)
                     if isinstance(values[self.plan[ref.index].source], Tensor)
                 ]
-                cost = step.layer.cost(specs, parties)
+                try:
+                    cost = step.layer.cost(specs, parties)
+                except InputError as error:
+                    raise InputError(error.what, where=step.name, hint=error.hint) from None
                 if step.layer.comparison is not None:
                     variant = step.layer.comparison.variant(specs[0].scale)
-            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, cost))
+            reach = step.layer.range if isinstance(step.layer, Layer) else None
+            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost))
         return out
 
     def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:

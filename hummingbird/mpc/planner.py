@@ -1,9 +1,9 @@
 """The plan of a private net: which layer runs on what, at which scale, with how many valid bits, for how large values.
 
-The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer bits,
-sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale, the
-value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike (mpc/compare.py); an
-opening (`Rescale`, `Lift`) gives scale 2^16 and the whole ring back. "gmw" has openings only.
+The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer
+bits, sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale,
+the value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike (mpc/compare.py);
+an opening (`Rescale`, `Lift`) gives scale 2^16 and the whole ring back. "gmw" has openings only.
 
 Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
 integer bits as the bound needs, and two, and opens where they would be fewer. A layer with a window [k:m) reads k bits
@@ -16,6 +16,7 @@ more than that.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ class Planner:
                 bounds.append(FLOOR)
             else:
                 own = built.layer.bound(given) if isinstance(built.layer, Layer) else max(given)
-                bounds.append(min(FLOOR, own))
+                bounds.append(max(0, min(FLOOR, own)))
         return bounds
 
     def _read(self) -> list[int]:
@@ -194,6 +195,22 @@ class Planner:
         return Ref(self._rescaled[index, form, scale])
 
 
+def digest(plan: Sequence[PlanStep]) -> str:
+    """SHA-256 (hex) of all that decides what a net sends and takes from a dealer, and of its splines.
+
+    Bits of fraction follow from public weights, so that two nets of one architecture may have different plans; and
+    splines are computed in floating point: parties whose machines do that differently must notice.
+    """
+    state = hashlib.sha256(b"hummingbird-plan-1")
+    for step in plan:
+        layer = step.layer
+        facts = [step.name, step.op, step.scale, step.valid, type(layer).__name__]
+        if isinstance(layer, Layer):
+            facts += [layer.comparison and layer.comparison.ring, *layer.constants()]
+        state.update((repr(facts) + ";").encode())
+    return state.hexdigest()
+
+
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
     """Tell each layer for which values it is right: of its result, or with a window of what it compares."""
     for step in plan:
@@ -203,7 +220,8 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
             if comparison is not None and not comparison.drops:
                 step.layer.range = comparison.range(max(scales))
             else:
-                step.layer.range = step.valid - step.scale - MARGIN
+                source = plan[step.inputs[0].index] if step.op == "rescale" else step
+                step.layer.range = source.valid - source.scale - MARGIN
 
 
 def _settle_rings(plan: Sequence[PlanStep]) -> None:

@@ -116,7 +116,9 @@ def hard_sigmoid() -> Fit:
     return fit(torch.nn.functional.hardsigmoid, torch.tensor([-3.0, 3.0], dtype=torch.float64), (0.0, 0.0))
 
 
-RECIPROCAL_FRACTION = 28  # of slopes of 1/x: 1 / length^2 at the end. Results below 2 then stay below 2^46 in the ring
+# Of slopes of 1/x, which are 1 / length^2 at the end: for 2^17 places they round by 2^-9 of 1/x, and stay below 2^58.
+RECIPROCAL_FRACTION = 40
+LONGEST = 1 << 17
 _RELATIVE = 2.0**-9
 
 

@@ -139,14 +139,11 @@ def _max_pool(layer: Layer, step: Step, law: Law, compare: Compare) -> Twin:
 
 
 def _softmax(layer: Softmax, law: Law, parties: int, compare: Compare) -> Twin:
-    assert layer.comparison is not None
-    late = Law.of(layer.comparison, 2 * SCALE, parties)
-
     def softmax(x: Tensor) -> Tensor:
         values = x.float().movedim(layer.dim, 0)
         length = len(values)
         exp = _spline(layer.exp(length).curve, law, compare, values - _maximum(values, law, compare))
-        inverse = _spline(layer.reciprocal(length).curve, late, compare, exp.sum(0))
+        inverse = _spline(layer.reciprocal(length).curve, law, compare, exp.sum(0))
         return (exp * inverse).movedim(0, layer.dim).to(x.dtype)
 
     return softmax

@@ -99,6 +99,8 @@ class StoreDealer(Account):
         for name, dealt in header.facts.items():
             if (has := material_facts(facts)[name]) != dealt:
                 what = f"the store was dealt for {name} {_short(dealt)}, this net has {_short(has)}"
+                if name == "plan":  # public weights decide how many bits of fraction a layer adds
+                    hint = "deal with the weights that the parties use: --model with a function that loads them"
                 raise DealerError(what, where=str(self.folder), hint=hint)
         if facts["weights"] != "public":  # every party holds this, where `bind` is for the owner alone
             self._ledger.bind("owner of the weights", facts["weights"].encode())
@@ -219,10 +221,11 @@ class Slot:
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:
-    """Those of a net's facts on which its requests depend: not its weights, nor whose they are."""
+    """Those of a net's facts on which its requests depend: not whose its weights are."""
     return {
         "architecture": facts["architecture"],
         "bits": facts["bits"],
+        "plan": facts["plan"],
         "protocol": facts["protocol"],
         "weights": "public" if facts["weights"] == "public" else "private",
     }
