@@ -54,7 +54,8 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
     counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
     link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
     what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party"
-    return "\n\n".join([what, text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True), *_notes(net, parties, rows)])
+    table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
+    return "\n\n".join([what, table, *_notes(net, parties, rows)])
 
 
 _SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk split".split())  # the same values

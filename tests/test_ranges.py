@@ -306,3 +306,20 @@ def test_bounds_of_a_hardtanh_beyond_the_ring_are_refused() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Hardtanh(-3e9, 3e9))
     with pytest.raises((ConfigError, ModelError, HummingbirdError), match="constant"):
         build(net)
+
+
+def test_a_window_wider_than_what_a_value_can_be_is_cut_off() -> None:
+    """Softmax leaves 8 integer bits of a value below 2: [26:0) for all layers must not be refused for them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Softmax(1), nn.Hardswish(), nn.Linear(8, 8), nn.ReLU()).eval()
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        got, wanted = hummingbird.simulate(net, BitWindow(26, 0), mode="exact", seed=0)(x), net(x)
+    assert float((got - wanted).abs().max()) < 2**-8
+    assert ranges(build(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), BitWindow(60, 0)))["1"] == 31
+
+
+def test_values_without_dimensions() -> None:
+    net = nn.Sequential(Function(lambda x: -x.sum()), nn.PReLU())
+    got = hummingbird.simulate(net, mode="exact", seed=0)(torch.ones(1, 3))
+    assert got.shape == () and abs(float(got) + 0.75) < 2**-14

@@ -42,8 +42,8 @@ class Comparison:
         return self.window.w == 0
 
     def k(self, scale: int) -> int:
-        """Bits that "masked" opens; a window up to bit 64 means all that are valid."""
-        return self.valid - (scale - SCALE) if self.window.k == 64 else self.window.k
+        """Bits that "masked" opens: the window's, cut off at those that are valid."""
+        return min(self.window.k, self.valid - (scale - SCALE))
 
     @property
     def reads(self) -> int | None:
@@ -72,15 +72,10 @@ class Comparison:
         if self.protocol == "gmw" and window.m + extra > 63:
             hint = f"the shares carry {extra} more bits of fraction here: choose a lower m"
             raise ConfigError(f"window {window} begins above the 64-bit ring", hint=hint)
-        if self.protocol == "masked" and self.k(scale) + extra > self.valid:
-            raise ConfigError(
-                f"window {window} reads bit {window.k - 1}, but only {self.valid - extra} low bits of the shares are "
-                "right here, after local truncations",
-                hint=f"choose k <= {self.valid - extra}; 64 means all of them",
-            )
         if self.protocol == "masked" and self.k(scale) - window.m < 2:
             hint = "choose k - m >= 2, BitWindow(0, 0) for an identity, or protocol='gmw'"
-            raise ConfigError(f"window {window} leaves fewer than two bits to decide", hint=hint)
+            what = f"window {window} leaves fewer than two of the {self.valid - extra} bits that are right here"
+            raise ConfigError(what, hint=hint)
 
     def relu(self, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.

@@ -103,7 +103,12 @@ class Planner:
             for ref in refs(step.inputs):
                 before = asked[ref.index]
                 asked[ref.index] = None if needs is None or before is None else max(before, needs)
-        return [self._bounds[n] + MARGIN if bits is None else bits for n, bits in enumerate(asked)]
+        # A window may be wider than a value that is known to be small; where nothing is known, it is believed.
+        known = [bound + MARGIN for bound in self._bounds]
+        return [
+            most if bits is None else bits if most == FLOOR + MARGIN else min(bits, most)
+            for bits, most in zip(asked, known, strict=True)
+        ]
 
     def _forward(self) -> list[PlanStep]:
         self._plan: list[PlanStep] = []
@@ -130,13 +135,13 @@ class Planner:
             except InputError as error:
                 problem = error
                 continue
-            except ConfigError as error:  # a window that asks for more than there is
+            except ConfigError as error:  # a window, which no other form would make right
                 problem = error
                 break
             if low - scale >= self._integers[index]:
                 return form
             most, best = max((most, best), (low - scale, form))
-        # A window further on may ask for more than there is: its layer says so, with a hint (Comparison.check).
+        # A window further on may ask for more than there can be: it is cut off (Comparison.k).
         if most >= self._bounds[index] + MARGIN:
             return best
         if problem is not None:
