@@ -140,7 +140,8 @@ class PReLU(Comparing):
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         y, z = self.comparison.relu(share, scale)
-        view = (-1, *[1] * (share.dim() - 2)) if share.dim() > 1 else (1,) * share.dim()  # torch: then there is one slope
+        # torch: one slope for values without channels
+        view = (-1, *[1] * (share.dim() - 2)) if share.dim() > 1 else (1,) * share.dim()
         product = times("mul", z - y, self.weight, {}, view)
         return (y << self.fraction) + product, SCALE + self.fraction
 

@@ -60,7 +60,7 @@ class FixedWeight(nn.Module):
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         session, view = sessions.current(), self.shape if view is None else view
-        mask, difference = self.mask.view(*view), self.difference.view(*view)
+        mask, difference = self.mask.view(tuple(view)), self.difference.view(tuple(view))
         sizes = {"size0": list(x.shape), "size1": list(mask.shape)}
         request = Request("linear", {**sizes, "op": op, "kwargs": options, "key": self.key})
         a, out = session.take(request)

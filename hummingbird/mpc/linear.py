@@ -75,7 +75,7 @@ def times(op: str, x: Tensor, weight: Tensor | FixedWeight, options: dict[str, A
     """Share of op(x, weight) mod 2^64, int64, with the weight in the shape `view`."""
     if isinstance(weight, FixedWeight):
         return weight.product(op, x, options, view)
-    return ring.bilinear(op, x, weight.view(*view), **options)
+    return ring.bilinear(op, x, weight.view(tuple(view)), **options)
 
 
 class Linear(Layer):
