@@ -323,3 +323,31 @@ def test_values_without_dimensions() -> None:
     net = nn.Sequential(Function(lambda x: -x.sum()), nn.PReLU())
     got = hummingbird.simulate(net, mode="exact", seed=0)(torch.ones(1, 3))
     assert got.shape == () and abs(float(got) + 0.75) < 2**-14
+
+
+ROUNDED = ("times 1e-05", "times 1e-06", "mean over 511 x 511", "mean over 224 x 224", "small weights")
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_the_fast_twin_rounds_constants_as_private_inference_does(case: str) -> None:
+    """So the two differ by the rounding of values alone: half a unit of 2^-16, times the largest sum of |weights|."""
+    make, shape, size = CONSTANTS[case]
+    net, x = seeded(make).eval(), 1e3 * size * torch.rand(shape)
+    exact = hummingbird.simulate(net, mode="exact", seed=0)(x)
+    twin = hummingbird.simulate(net, seed=0)
+    with torch.no_grad():
+        rounded, plain = twin(x), net(x)
+    assert twin(x).requires_grad == any(p.requires_grad for p in net.parameters())
+    # A unit of the result, and half a unit of an input times 8 weights below 1e-3, or a mean; float32 keeps 2^-22.
+    allowed = 2**-16 + float(plain.abs().max()) * 2**-20
+    assert float((rounded - exact).abs().max()) <= allowed
+    assert float((plain - exact).abs().max()) > 2 * float((rounded - exact).abs().max()) or allowed > 1e-4
+
+
+def test_the_fast_twin_follows_weights_that_change() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    twin, x = hummingbird.simulate(net, seed=0), torch.randn(3, 4)
+    with torch.no_grad():
+        before = twin(x)
+        net[0].weight.mul_(2)
+        assert not torch.equal(twin(x), before) and float((twin(x) - net(x)).abs().max()) < 2**-12

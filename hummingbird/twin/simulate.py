@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from hummingbird.graph.live import live
 from hummingbird.mpc.net import PlanStep
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.exact import Parties
+from hummingbird.twin.folded import FoldedNet
 from hummingbird.twin.layers import Twin
 from hummingbird.twin.windows import Windows, check_protocol, twins
 
@@ -39,9 +41,10 @@ def simulate(
 
     bits, protocol: as for `convert_model`. parties: 2 or more.
     mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
-        parameters are the net's, gradients pass where values passed. Only comparisons follow the protocol; rounding
-        of inputs and weights to 2^-16 is not modelled. "exact" runs all parties' code in this process: the integers
-        of private inference, without gradients, always as in eval mode.
+        parameters are the net's, gradients pass where values passed. Comparisons follow the protocol, and where no
+        gradient is asked for, in eval mode and float32, constants are rounded as private inference rounds them; that
+        values are rounded to 2^-16 is not modelled. "exact" runs all parties' code in this process: the integers of
+        private inference, without gradients, always as in eval mode.
     seed: repeats the same random numbers; None: from torch's generator ("fast"), or fresh ("exact").
     clamp: in training mode, move what is compared into the window, with gradient zero outside: values beyond
         +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
@@ -77,6 +80,8 @@ class FastTwin(nn.Module):
         self._protocol, self._parties, self._compare = protocol, parties, compare
         self._calls = live(net, tuple(convert._custom))
         self._windows: Windows | None = None
+        self._folded: FoldedNet | None = None
+        self._folded_of: list[Any] = []
         self._layers = self._twins(plan)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
@@ -103,8 +108,25 @@ class FastTwin(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: real, the net's own input."""
         self._compare.training = self.net.training
-        out: Tensor = self._calls.run(self.net, x, self._layers)
+        out: Tensor
+        if self.net.training or torch.is_grad_enabled() or not self._single(x):
+            out = self._calls.run(self.net, x, self._layers)
+        else:
+            folded = self._as_converted()
+            out = folded.finish(folded.start(x), self._layers)
         return out
+
+    def _single(self, x: Tensor) -> bool:
+        """Whether all is float32: the folded net is."""
+        floats = (t for t in (x, *self.net.parameters(), *self.net.buffers()) if t.is_floating_point())
+        return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
+
+    def _as_converted(self) -> FoldedNet:
+        """The net as it is now, batch norms folded and constants rounded; made again when a weight has changed."""
+        state = [(id(t), t._version, t.device) for t in (*self.net.parameters(), *self.net.buffers())]
+        if self._folded is None or state != self._folded_of:
+            self._folded, self._folded_of = FoldedNet(self.net), state
+        return self._folded
 
 
 class ExactTwin(nn.Module):
