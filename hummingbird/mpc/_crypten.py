@@ -40,18 +40,34 @@ if SHIMMED:
 try:
     import crypten
     from crypten import communicator
+    from crypten.config import cfg
+    from crypten.cryptensor import CrypTensor
+    from crypten.encoder import FixedPointEncoder
+    from crypten.gradients import AutogradBatchNorm, AutogradVariance
     from crypten.mpc import MPCTensor
     from crypten.mpc.primitives import ArithmeticSharedTensor, BinarySharedTensor, beaver
     from crypten.mpc.provider.provider import TupleProvider
+    from crypten.mpc.ptype import ptype
 except ImportError as error:
     raise EnvironmentProblem(
         f"CrypTen 0.4.1 cannot be imported: {error}",
         hint="SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True pip install crypten==0.4.1",
     ) from error
 
-wraps_truncate = beaver.truncate  # CrypTen's own, for divisors that are no power of two
-
-__all__ = ["ArithmeticSharedTensor", "BinarySharedTensor", "MPCTensor", "TupleProvider", "crypten", "wraps_truncate"]
+__all__ = [
+    "ArithmeticSharedTensor",
+    "AutogradBatchNorm",
+    "AutogradVariance",
+    "BinarySharedTensor",
+    "CrypTensor",
+    "FixedPointEncoder",
+    "MPCTensor",
+    "TupleProvider",
+    "beaver",
+    "cfg",
+    "crypten",
+    "ptype",
+]
 
 
 # Tensors ------------------------------------------------------------------------------------------------------------

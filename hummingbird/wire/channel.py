@@ -174,7 +174,10 @@ class Channel:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
     def _send(self, peer: int, tensors: Sequence[Tensor]) -> Future[None] | None:
-        parts = [t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data for t in tensors]
+        # as_strided: one element counts as contiguous whatever its stride is, and a view as bytes needs a stride of 1.
+        parts = [
+            t.detach().cpu().contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8).numpy().data for t in tensors
+        ]
         return self._submit(peer, _DATA, self._checksum(tensors), parts)
 
     def _submit(self, peer: int, kind: int, checksum: int, parts: list[memoryview]) -> Future[None] | None:
