@@ -1,7 +1,8 @@
 """The seam: the only module that imports CrypTen.
 
-CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. Four things are replaced
-before use, by `install`:
+CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. What it computes wrong is put
+right in fixed_point.py and functions.py, what cannot be had is refused in refusals.py. Four things are replaced before
+use, by `install`:
 
 * an import that current PyTorch lacks (`torch.onnx._internal.registration`) gets an empty stand-in: only CrypTen's
   ONNX reader used it;
@@ -24,11 +25,11 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost
-from hummingbird.errors import EnvironmentProblem, TrustError
+from hummingbird.errors import AgreementError, EnvironmentProblem, InputError, TrustError
 from hummingbird.prg import Stream
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
-from hummingbird.wire.channel import Channel
+from hummingbird.wire.channel import MAX_TEXT, Channel
 
 _REGISTRATION = "torch.onnx._internal.registration"
 SHIMMED = importlib.util.find_spec(_REGISTRATION) is None
@@ -92,6 +93,30 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
 # Communicator -------------------------------------------------------------------------------------------------------
 
 
+def _plain(x: Any) -> Tensor:
+    x = x.data if not isinstance(x, Tensor) else x
+    return x.tensor() if type(x).__name__ == "CUDALongTensor" else x
+
+
+def _to_json(obj: Any) -> str:
+    """Numbers, strings, sizes, lists and dictionaries of them, as text that reads back as the same."""
+    obj = list(obj) if isinstance(obj, torch.Size) else obj
+    try:
+        text = json.dumps(obj)
+        same = json.loads(text) == obj
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise InputError(
+            f"an object of type {type(obj).__name__} cannot travel: it would take pickle, which runs what it is sent",
+            where="crypten.communicator",
+            hint="send numbers, text, lists and dictionaries with text for keys; tensors by broadcast, send and recv",
+        )
+    if len(text.encode()) > MAX_TEXT:
+        raise InputError(f"an object of {len(text.encode())} bytes is too long", hint=f"at most {MAX_TEXT} bytes travel")
+    return text
+
+
 class _Done:
     """A request that has been served already."""
 
@@ -99,14 +124,14 @@ class _Done:
         return None
 
 
-def _plain(x: Any) -> Tensor:
-    x = x.data if not isinstance(x, Tensor) else x
-    return x.tensor() if type(x).__name__ == "CUDALongTensor" else x
+class _Receipt:
+    """A tensor to be received when it is waited for, so that the sending can come first."""
 
+    def __init__(self, receive: Callable[[], Tensor], into: Tensor) -> None:
+        self._receive, self._into = receive, into
 
-def _to_json(obj: Any) -> str:
-    """Sizes, numbers, strings and lists of them; anything else would need pickle and is refused."""
-    return json.dumps(list(obj) if isinstance(obj, torch.Size) else obj)
+    def wait(self) -> None:
+        self._into.copy_(self._receive())
 
 
 class PartyCommunicator(communicator.Communicator):
@@ -116,7 +141,7 @@ class PartyCommunicator(communicator.Communicator):
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.reset_communication_stats()
+        self._name = f"party {channel.rank}"
 
     @classmethod
     def is_initialized(cls) -> bool:
@@ -132,7 +157,7 @@ class PartyCommunicator(communicator.Communicator):
 
     @classmethod
     def shutdown(cls) -> None:
-        cls.instance = None
+        raise EnvironmentProblem("CrypTen is ended by hummingbird.uninit(), not by crypten.uninit()")
 
     def get_rank(self) -> int:
         return self.channel.rank
@@ -141,7 +166,32 @@ class PartyCommunicator(communicator.Communicator):
         return self.channel.parties
 
     def get_name(self) -> str:
-        return f"party {self.channel.rank}"
+        return self._name
+
+    def set_name(self, name: str) -> None:
+        self._name = name
+
+    def get_distributed_backend(self) -> str:
+        return "hummingbird"
+
+    def get_ttp_rank(self) -> int:
+        raise EnvironmentProblem("no party is a trusted third party", hint="the dealer is hummingbird's: init(dealer=...)")
+
+    def _no_statistics(self) -> Any:
+        raise EnvironmentProblem(
+            "CrypTen's statistics are not kept: they count elements, not bytes",
+            where="crypten.communicator",
+            hint="with hummingbird.meter() as m: ...; print(m.table())",
+        )
+
+    print_communication_stats = get_communication_stats = reset_communication_stats = _no_statistics
+
+    def _party(self, rank: Any, name: str, other: bool = False) -> int:
+        """InputError, before anything is sent, unless `rank` is a party's, and with `other` another one's."""
+        if not isinstance(rank, int) or not 0 <= rank < self.channel.parties or (other and rank == self.channel.rank):
+            whom = f"no {'other ' if other else ''}party of {self.channel.parties}"
+            raise InputError(f"{name}={rank} names {whom}", where=f"party {self.channel.rank}", hint="ranks begin at 0")
+        return rank
 
     def _combine(self, tensors: list[Tensor], received: list[list[Tensor]], op: Any) -> list[Tensor]:
         out = [t.clone() for t in tensors]
@@ -149,11 +199,15 @@ class PartyCommunicator(communicator.Communicator):
             for mine, other in zip(out, theirs, strict=True):
                 if op == torch.distributed.ReduceOp.BXOR:
                     mine.bitwise_xor_(other)
-                elif op == torch.distributed.ReduceOp.SUM:
-                    mine.add_(other)
                 else:
-                    raise EnvironmentProblem(f"reduction {op} is not supported", where="PartyCommunicator")
+                    mine.add_(other)
         return out
+
+    def _supported(self, op: Any) -> None:
+        if op not in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.BXOR):
+            raise EnvironmentProblem(
+                f"reduction {op} is not supported", where="crypten.communicator", hint="SUM and BXOR are; or all_gather"
+            )
 
     def _opening(
         self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
@@ -164,12 +218,15 @@ class PartyCommunicator(communicator.Communicator):
         return meter.layer("opening", "open", cost_of(sum(t.numel() * t.element_size() for t in tensors)))
 
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
+        self._supported(op)
         tensors = [_plain(t) for t in (input if batched else [input])]
         with self._opening(tensors, lambda size: cost.opening(self.channel.parties, size)):
             out = self._combine(tensors, list(self.channel.exchange(*tensors).values()), op)
         return out if batched else out[0]
 
     def reduce(self, input: Any, dst: int, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
+        self._supported(op)
+        self._party(dst, "dst")
         tensors = [_plain(t) for t in (input if batched else [input])]
         with self._opening(tensors, lambda size: cost.to_one(self.channel.parties, size, self.channel.rank != dst)):
             gathered = self._gather(tensors, dst)
@@ -188,6 +245,7 @@ class PartyCommunicator(communicator.Communicator):
         return None
 
     def gather(self, tensor: Any, dst: int) -> list[Any]:
+        self._party(dst, "dst")
         tensor = _plain(tensor)
         received = self._gather([tensor], dst)
         if received is None:
@@ -200,45 +258,81 @@ class PartyCommunicator(communicator.Communicator):
         received = self.channel.exchange(tensor)
         return [received[rank][0] if rank in received else tensor for rank in range(self.channel.parties)]
 
-    def scatter(self, scatter_list: list[Any], src: int, size: Any = None, device: Any = None) -> Tensor:
-        mine = _plain(scatter_list[self.channel.rank])
-        if self.channel.rank == src:
+    def scatter(self, scatter_list: Any, src: int, size: Any = None, device: Any = None) -> Tensor:
+        """Party `src` gives a tensor for each party; the others give such a list too, or the `size` of theirs, int64."""
+        rank = self.channel.rank
+        if self._party(src, "src") == rank or size is None:
+            if not isinstance(scatter_list, (list, tuple)) or len(scatter_list) != self.channel.parties:
+                hint = "one tensor for each party, or size= at those that receive"
+                raise InputError(f"party {rank} gives no list for {self.channel.parties}", where="scatter", hint=hint)
+            mine = _plain(scatter_list[rank])
+        else:
+            mine = torch.empty(size, dtype=torch.long, device=device)
+        if rank == src:
             for peer in self.channel.others:
                 self.channel.send(peer, _plain(scatter_list[peer]))
-            return mine
-        return self.channel.receive(src, [mine if size is None else torch.empty(size, dtype=torch.long)])[0]
+        else:
+            mine = self.channel.receive(src, [mine])[0]
+        self.channel.count_round()
+        return mine
 
     def broadcast(self, input: Any, src: int, group: Any = None, batched: bool = False) -> Any:
+        """Party `src`'s values, in place at the others."""
+        self._party(src, "src")
         tensors = [_plain(t) for t in (input if batched else [input])]
         if self.channel.rank == src:
             for peer in self.channel.others:
                 self.channel.send(peer, *tensors)
         else:
+            if any(0 in t.stride() and t.numel() > 1 for t in tensors):
+                raise InputError("an expanded tensor cannot take other values", where="broadcast", hint="x.clone()")
             for mine, theirs in zip(tensors, self.channel.receive(src, tensors), strict=True):
                 mine.copy_(theirs)
+        self.channel.count_round()
         return input
 
     def send(self, tensor: Any, dst: int) -> None:
-        self.channel.send(dst, _plain(tensor))
+        self.channel.send(self._party(dst, "dst", other=True), _plain(tensor))
 
     def recv(self, tensor: Any, src: int | None = None) -> Tensor:
-        assert src is not None, "name the sender: src=RANK"
-        return self.channel.receive(src, [_plain(tensor)])[0]
+        return self.channel.receive(self._party(src, "src", other=True), [_plain(tensor)])[0]
 
     def isend(self, tensor: Any, dst: int) -> _Done:
         self.send(tensor, dst)
         return _Done()
 
-    def irecv(self, tensor: Any, src: int | None = None) -> _Done:
-        _plain(tensor).copy_(self.recv(tensor, src))
-        return _Done()
+    def irecv(self, tensor: Any, src: int | None = None) -> _Receipt:
+        self._party(src, "src", other=True)
+        return _Receipt(lambda: self.recv(tensor, src), _plain(tensor))
 
     def barrier(self) -> None:
         self.channel.exchange_text("barrier")
 
+    def send_obj(self, obj: Any, dst: int, group: Any = None) -> None:
+        """An object as JSON text of at most 1 MiB."""
+        data = torch.frombuffer(bytearray(_to_json(obj).encode()), dtype=torch.uint8)
+        self.send(torch.tensor(data.numel()), dst)
+        self.send(data, dst)
+
+    def recv_obj(self, src: int, group: Any = None) -> Any:
+        """What party `src` sends by `send_obj`."""
+        size = int(self.recv(torch.tensor(0), src))
+        if not 0 < size <= MAX_TEXT:
+            raise AgreementError(f"party {src} announces an object of {size} bytes", where=f"party {self.channel.rank}")
+        return _from_json(self.recv(torch.empty(size, dtype=torch.uint8), src).numpy().tobytes(), src)
+
     def broadcast_obj(self, obj: Any, src: int, group: Any = None) -> Any:
-        received = self.channel.exchange_text(_to_json(obj) if self.channel.rank == src else "null")
-        return obj if self.channel.rank == src else json.loads(received[src])
+        """An object as JSON text of at most 1 MiB."""
+        text = _to_json(obj) if self._party(src, "src") == self.channel.rank else "null"
+        received = self.channel.exchange_text(text)
+        return obj if self.channel.rank == src else _from_json(received[src].encode(), src)
+
+
+def _from_json(data: bytes, src: int) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise AgreementError(f"party {src} sent an object that is no JSON text", where="crypten.communicator") from None
 
 
 # Randomness ---------------------------------------------------------------------------------------------------------
@@ -253,6 +347,24 @@ class _EveryDevice(dict[Any, Stream]):
 
     def __missing__(self, device: Any) -> Stream:
         return self.stream
+
+
+class _Global(dict[Any, torch.Generator]):
+    """The generator that all parties share, for what is public among them: which elements a dropout drops.
+
+    Its seed is the sum of a word of every party: 64 bits and a round, at the first use.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def __missing__(self, device: Any) -> torch.Generator:
+        seed = crypten.generators["local"][None].words(1)
+        for theirs in self._channel.exchange(seed).values():
+            seed = seed + theirs[0]
+        self[device] = torch.Generator(device=device).manual_seed(int(seed))
+        return self[device]
 
 
 def _ring_element(size: Any, ring_size: int = 2**64, generator: Stream | None = None, **kwargs: Any) -> Tensor:
@@ -293,7 +405,7 @@ def install(
     truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
     device: torch.device | str = "cpu",
 ) -> None:
-    """Put our communicator, randomness, provider and N-party truncation in place of CrypTen's.
+    """Put our communicator, randomness, provider and truncation in place of CrypTen's.
 
     seeds: `prev`, `next` (shared with the neighbouring parties), `local` (this party's own).
     """
@@ -301,6 +413,7 @@ def install(
     PartyCommunicator.instance = PartyCommunicator(channel)
     for name in ("prev", "next", "local"):
         crypten.generators[name] = _EveryDevice(Stream(seeds[name], device))
+    crypten.generators["global"] = _Global(channel)
     for module in _RANDOM_USERS:
         users = sys.modules[f"crypten.{module}"]
         for name, function in (("generate_random_ring_element", _ring_element), ("generate_kbit_random_tensor", _kbit)):

@@ -31,15 +31,16 @@ from hummingbird.ring import MAX_INTEGER_BITS, SCALE
 Shared = ArithmeticSharedTensor
 
 _SMALLEST = 30  # a constant's further bits: x c < 2^-30 x is below 1, and at scale 16 + 16 + 30 below 2^62
-_SETTINGS = {"encoder.precision_bits": SCALE, "mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_security": False}
+_PRECISION = {"encoder.precision_bits": SCALE}
+_PROTOCOL = {"mpc.protocol": "beaver", "mpc.provider": "TFP", "mpc.active_security": False, "debug.debug_mode": False}
 
 
-def check_settings() -> None:
-    """ConfigError if a setting of CrypTen asks for a protocol or precision that is not what runs here."""
-    for name, expected in _SETTINGS.items():
+def check_settings(settings: dict[str, Any] = _PROTOCOL) -> None:
+    """ConfigError if a setting of CrypTen asks for another protocol, trust or precision than what runs here."""
+    for name, expected in settings.items():
         if (value := cfg[name]) != expected:
             raise ConfigError(
-                f"CrypTen's setting {name} is {value!r}",
+                f"CrypTen's setting {name} is {value!r}, and has no effect here",
                 where="crypten.cfg",
                 hint=f"leave it at {expected!r}: fixed point, protocols and trust are hummingbird's, see SECURITY.md",
             )
@@ -60,7 +61,7 @@ def scale_of(x: Any) -> int:
 
 def _start(self: Any, precision_bits: int | None = None) -> None:
     if precision_bits is None:
-        check_settings()
+        check_settings(_PRECISION)
     self._precision_bits = SCALE if precision_bits is None else precision_bits
 
 

@@ -5,15 +5,20 @@ In CrypTen 0.4.1, without a word:
 * `pow(5)` is the sixth power, `pow(7)` the ninth, and `erf` is made of them;
 * `var(unbiased=...)` means the opposite, and `var(dim=...)` forgets the dimension;
 * `max_pool2d` pads with -256 for each party, and swaps its two paddings;
-* a comparison of tensors with more than 16 bits of fraction is 0 everywhere.
+* a comparison of tensors with more than 16 bits of fraction is 0 everywhere;
+* `exp` of less than -512, hence `sigmoid` and `softmax` of large numbers, and `erf` of more than 2 are noise; so is a
+  `softmax` over more than 250 equal numbers.
+
+Values are private, so nobody can notice one outside of the range of an approximation. These hold for all values of the
+README's range now; `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which README's "Limits" names.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
@@ -170,6 +175,79 @@ def _max_pool2d(
     return (values, chosen.view(*values.size(), *kernel)) if return_indices else values
 
 
+# Approximations -----------------------------------------------------------------------------------------------------
+
+_LOWEST = -256.0  # e^x is 0 at 2^-16 below -11; (1 + x / 256)^256 grows again below -512
+_exp, _reciprocal = MPCTensor.exp, MPCTensor.reciprocal
+
+
+def _exponential(self: Any) -> Any:
+    """CrypTen's e^x, of max(x, -256)."""
+    return _exp((self - _LOWEST).relu() + _LOWEST)
+
+
+def _inverse(self: Any, input_in_01: bool = False) -> Any:
+    """1 / x by Newton's y (2 - x y), which keeps y's precision: CrypTen's 2 y - y^2 x loses it in y^2."""
+    options = crypten.cfg.functions
+    if options.reciprocal_method != "NR":
+        return _reciprocal(self, input_in_01=input_in_01)
+    if input_in_01:
+        return _newton(self.mul(64), options.reciprocal_initial, options.reciprocal_nr_iters).mul(64)
+    if options.reciprocal_all_pos:
+        return _newton(self, options.reciprocal_initial, options.reciprocal_nr_iters)
+    sign = self.sign()
+    return sign * _newton(sign * self, options.reciprocal_initial, options.reciprocal_nr_iters)
+
+
+def _newton(x: Any, y: Any, steps: int) -> Any:
+    y = _exp(1 - 2 * x) * 3 + 0.003 if y is None else y  # CrypTen's guess
+    for _ in range(steps):
+        y = (2 - x * y) * y
+    return y
+
+
+def _weights(self: Any, dim: int) -> tuple[Any, Any]:
+    """Logits below their maximum, and the sum of their exponentials, from 1 to the dimension's length."""
+    logits = self - self.max(dim, keepdim=True)[0]
+    return logits, logits.exp()
+
+
+def _softmax(self: Any, dim: int, **kwargs: Any) -> Any:
+    if self.dim() == 0 or self.size(dim) == 1:
+        return self.new(torch.ones(self.size(), device=self.device))
+    length = self.size(dim)
+    weights = _weights(self, dim)[1]
+    # From 1 / length on, every step squares the error 1 - sum / length: at most exp(-2^4) is left after log2(length) + 4.
+    return weights * _newton(weights.sum(dim, keepdim=True), 1 / length, length.bit_length() + 4)
+
+
+def _log_softmax(self: Any, dim: int, **kwargs: Any) -> Any:
+    if self.dim() == 0 or self.size(dim) == 1:
+        return self.new(torch.zeros(self.size(), device=self.device))
+    logits, weights = _weights(self, dim)
+    total, divisor = weights.sum(dim, keepdim=True), -(-self.size(dim) // 200)  # CrypTen's log takes numbers up to 250
+    return logits - (total.div(divisor).log() + math.log(divisor))
+
+
+def _erf(self: Any) -> Any:
+    """tanh(2 / sqrt(pi) (x + 11 x^3 / 123)), 4e-4 beside erf at most, of x within 4: CrypTen's series diverges at 2."""
+    x = self.hardtanh(-4, 4)
+    return (x * (x.square() * (11 / 123) + 1) * (2 / math.sqrt(math.pi))).tanh()
+
+
+# Places -------------------------------------------------------------------------------------------------------------
+
+
+def _take(self: Any, index: Tensor, dimension: int | None = None) -> Any:
+    """torch's take, or with a dimension its slices at the indices."""
+    result = self.shallow_copy()
+    if dimension is None or self.dim() == 0:
+        result._tensor = self._tensor.take(index.long())
+    else:
+        result._tensor = self._tensor[(slice(None),) * (dimension % self.dim()) + (index.long(),)]
+    return result
+
+
 # Operators ----------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +280,12 @@ def install() -> None:
         "__pow__": lambda self, p: self.pow(p),
         "__rtruediv__": lambda self, y: self.reciprocal().mul(y),
         "var": _var,
+        "take": _take,
+        "exp": _exponential,
+        "reciprocal": _inverse,
+        "softmax": _softmax,
+        "log_softmax": _log_softmax,
+        "erf": _erf,
         "max_pool2d": _max_pool2d,
     }.items():
         setattr(MPCTensor, name, function)

@@ -27,7 +27,7 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, HummingbirdError, InputError, PeerError
 from hummingbird.kernels import heap
-from hummingbird.mpc import _crypten, fixed_point, functions
+from hummingbird.mpc import _crypten, fixed_point, functions, refusals
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
@@ -197,6 +197,7 @@ def init(
         raise ConfigError(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
+    refusals.refuse_foreign_session()
     rank, parties = environment()
     heap.keep()
     device = torch.device(device)
@@ -239,9 +240,10 @@ def init(
 
 
 def _mend() -> None:
-    """Put right what CrypTen computes wrong."""
+    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
     fixed_point.install()
     functions.install()
+    refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
 
 
 def uninit() -> None:
