@@ -84,13 +84,15 @@ def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
 
 def _moments(x: Any, dim: Any, unbiased: bool, keepdim: bool) -> tuple[Any, Any, int]:
     """Variance, mean (with the dimensions kept) and divisor."""
-    mean = x.mean() if dim is None else x.mean(dim, keepdim=True)
-    squares = (x - mean).square()
-    total = squares.sum() if dim is None else squares.sum(dim, keepdim=keepdim)
-    divisor = x.nelement() // total.nelement() - int(unbiased)
+    total = x.sum() if dim is None else x.sum(dim, keepdim=True)
+    count = x.nelement() // max(total.nelement(), 1)
+    divisor = count - int(unbiased)
     if divisor < 1:
         raise InputError("the unbiased variance of one value is not defined", where="var", hint="unbiased=False")
-    return total.div(divisor), mean, divisor
+    mean = total.div(count)
+    squares = (x - mean).square()
+    squares = squares.sum() if dim is None else squares.sum(dim, keepdim=keepdim)
+    return squares.div(divisor), mean, divisor
 
 
 def _var(self: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
