@@ -21,7 +21,8 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import BinarySharedTensor, MPCTensor, cfg, crypten, ptype
 from scripts.party import run_party
 from tests import crypten_nets
-from tests.crypten_cases import UNIT, X, Y, cases, grid
+from tests.crypten_cases import UNIT, X, Y
+from tests.crypten_curves import cases
 
 # The reference itself is float32: 2^-24 of rounding, and a few of those in a sum.
 FLOAT = 2.0**-21
@@ -138,7 +139,9 @@ def _expect(kind: type[Exception], text: str, call: Callable[[], Any]) -> str | 
     return "not refused"
 
 
-def _refused(x: Any, words: Any, rank: int, parties: int, folder: Path) -> Iterator[tuple[str, type[HummingbirdError], str, Any]]:
+def _refused(
+    x: Any, words: Any, rank: int, parties: int, folder: Path
+) -> Iterator[tuple[str, type[HummingbirdError], str, Any]]:
     """name, error, a part of its text, call; every party calls, and nothing is sent."""
     communicator = _crypten.PartyCommunicator.get()
     assert communicator is not None
@@ -218,7 +221,11 @@ def refusals() -> dict[str, str]:
     assert "MPCTensor(shape=(4, 5), scale=65536" in repr(x)
     for name, value in _SETTINGS.items():
         with cfg.temp_override({name: value}):
-            for operation, call in {"mul": lambda: x * x, "square": lambda: x.square(), "clone": lambda: x.clone()}.items():
+            for operation, call in {
+                "mul": lambda: x * x,
+                "square": lambda: x.square(),
+                "clone": lambda: x.clone(),
+            }.items():
                 if (operation == "clone") == (name == "encoder.precision_bits"):
                     if complaint := _expect(ConfigError, name, call):
                         wrong[f"{name}, {operation}"] = complaint
@@ -274,7 +281,10 @@ def communication() -> list[str]:
                 request.wait()
                 check(f"isend {name}", torch.equal(waiting, view(each[before])))
                 communicator.send(view(mine), following)
-                check(f"recv {name}", torch.equal(communicator.recv(torch.empty_like(view(mine)), before), view(each[before])))
+                check(
+                    f"recv {name}",
+                    torch.equal(communicator.recv(torch.empty_like(view(mine)), before), view(each[before])),
+                )
     for thing in (0, 1.5, None, "text", [1, [2, "x"]], {"a": {"b": [None, True]}}, []):
         for src in range(parties):
             check(f"object {thing}", communicator.broadcast_obj(thing if rank == src else None, src) == thing)

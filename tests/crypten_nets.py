@@ -15,6 +15,8 @@ from tests.crypten_cases import IMAGE, LINE, UNIT, X, grid
 cnn = crypten.nn
 _SMOOTH = 2.0**-6  # sigmoid, softmax and their derivatives: twice the bounds of tests/crypten_cases.py
 
+# Module, torch's, input, bound. Parameters and gradients are rounded: half a unit times each factor that meets them, 72
+# factors of at most 2 where a kernel moves over an image, and a unit for every truncation on the way.
 MODULES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], Tensor, float]] = {
     "linear": (lambda: cnn.Linear(5, 3), lambda: nn.Linear(5, 3), X, 2.0**-11),
     "conv1d": (lambda: cnn.Conv1d(3, 4, 3, padding=1), lambda: nn.Conv1d(3, 4, 3, padding=1), LINE, 2.0**-10),
@@ -93,15 +95,15 @@ def modules(rank: int, parties: int) -> Iterator[tuple[str, float, float]]:
             plain.train(training)
             ours.train(training)
             ours.encrypt(src=parties - 1)
-            private, x = shared(x, rank), x.clone().requires_grad_()
+            private, leaf = shared(x, rank), x.clone().requires_grad_()
             private.requires_grad = True
-            out, expected = ours(private), plain(x)
+            out, expected = ours(private), plain(leaf)
             yield f"{name}: output", largest(out, expected), bound
             weights = grid(*expected.shape, low=0, high=1, seed=3)
             (out * weights).sum().backward()
             (expected * weights).sum().backward()
-            assert x.grad is not None
-            yield f"{name}: gradient", largest(private.grad, x.grad), bound
+            assert leaf.grad is not None
+            yield f"{name}: gradient", largest(private.grad, leaf.grad), bound
             if training:
                 gradients = {key: p.grad for key, p in plain.named_parameters()}
                 for key, parameter in ours.named_parameters():

@@ -82,7 +82,9 @@ def _encode(self: Any, x: Any, device: Any = None) -> Any:
     x = _plain(x, device)
     if bits == 0:
         if x.is_floating_point() and not is_whole(x):
-            raise InputError("a tensor without a fraction takes whole numbers only", where="crypten", hint="x * 1.0 has one")
+            raise InputError(
+                "a tensor without a fraction takes whole numbers only", where="crypten", hint="x * 1.0 has one"
+            )
         return x.long()
     x = x.double()
     if x.numel() and not bool(torch.isfinite(x).all()):
@@ -201,13 +203,18 @@ def _div(self: Any, y: Any) -> Any:
     """Quotient by a public number or tensor: exact to a unit for whole numbers up to 2^28, else times 1 / y."""
     y = _plain(y, self.device)
     if not y.numel() or not bool(torch.isfinite(y).all()) or bool((y == 0).any()):
-        raise InputError("a divisor is zero, NaN or infinite", where="crypten.div", hint="look at what it was made from")
+        raise InputError(
+            "a divisor is zero, NaN or infinite", where="crypten.div", hint="look at what it was made from"
+        )
     first = y.reshape(-1)[0]
     if not is_whole(y) or bool((y != first).any()) or abs(int(first)) > LARGEST:
         return _function(self, y.double().reciprocal(), "mul")
     divisor = int(first)
     x = raised(self, SCALE if abs(divisor) > 1 else 0)
-    x = shared((x.share if divisor > 0 else -x.share).expand(torch.broadcast_shapes(x.share.shape, y.shape)).clone(), scale_of(x))
+    x = shared(
+        (x.share if divisor > 0 else -x.share).expand(torch.broadcast_shapes(x.share.shape, y.shape)).clone(),
+        scale_of(x),
+    )
     return beaver.truncate(x, abs(divisor)) if abs(divisor) > 1 else x
 
 

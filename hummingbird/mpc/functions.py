@@ -9,8 +9,8 @@ In CrypTen 0.4.1, without a word:
 * `exp` of less than -512, hence `sigmoid` and `softmax` of large numbers, and `erf` of more than 2 are noise; so is a
   `softmax` over more than 250 equal numbers.
 
-Values are private, so nobody can notice one outside of the range of an approximation. These hold for all values of the
-README's range now; `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which README's "Limits" names.
+Values are private, so nobody can notice one outside of the range of an approximation. Those above hold for all values
+now. `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which README's "Limits" names.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def _equals_zero(self: Any) -> Any:
 def _pow(self: Any, p: Any, **kwargs: Any) -> Any:
     """The p-th power for a whole p, by squaring."""
     if not isinstance(p, (int, float)) or int(p) != p:
-        raise InputError(f"pow takes a whole exponent, got {p}", where="pow", hint="pos_pow takes any, of positive numbers")
+        raise InputError(
+            f"pow takes a whole exponent, got {p}", where="pow", hint="pos_pow takes any, of positive numbers"
+        )
     p = int(p)
     if p < 0:
         return self.reciprocal().pow(-p)
@@ -143,7 +145,7 @@ def _batch_norm(
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)  # type: ignore[return-value]
+    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 def _max_pool2d(
@@ -219,7 +221,7 @@ def _softmax(self: Any, dim: int, **kwargs: Any) -> Any:
         return self.new(torch.ones(self.size(), device=self.device))
     length = self.size(dim)
     weights = _weights(self, dim)[1]
-    # From 1 / length on, every step squares the error 1 - sum / length: at most exp(-2^4) is left after log2(length) + 4.
+    # From 1 / length on, every step squares the error 1 - sum / length: exp(-2^4) is left after log2(length) + 4.
     return weights * _newton(weights.sum(dim, keepdim=True), 1 / length, length.bit_length() + 4)
 
 

@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, TrustError
-from hummingbird.mpc._crypten import SHIMMED, MPCTensor, communicator, crypten
+from hummingbird.mpc._crypten import SHIMMED, MPCTensor, PartyCommunicator, communicator, crypten
 
 _make = crypten.cryptensor
 
 _REFUSED: dict[tuple[Any, str], HummingbirdError] = {
     (crypten, "init_thread"): EnvironmentProblem(
-        "CrypTen is started by hummingbird.init(), not by crypten.init_thread()", hint="a process for each party: torchrun"
+        "CrypTen is started by hummingbird.init(), not by crypten.init_thread()",
+        hint="a process for each party: torchrun",
     ),
     (crypten, "manual_seed"): TrustError(
-        "seeds that are chosen make shares and masks predictable", where="crypten.manual_seed", hint="leave them to init()"
+        "seeds that are chosen make shares and masks predictable",
+        where="crypten.manual_seed",
+        hint="leave them to init()",
     ),
     (crypten, "save"): EnvironmentProblem(
         "CrypTen writes shares by pickle",
@@ -53,6 +56,13 @@ def _refusal(error: HummingbirdError) -> Callable[..., Any]:
         raise type(error)(error.what, where=error.where, hint=error.hint)
 
     return refuse
+
+
+def _communicator() -> PartyCommunicator:
+    instance = PartyCommunicator.get()
+    if instance is None:
+        raise EnvironmentProblem("no session", where="crypten", hint="call hummingbird.init() first")
+    return instance
 
 
 def _show(self: Any) -> str:
@@ -90,7 +100,9 @@ def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], No
         if communicator.get().get_rank() != src:
             return share(None, src)
         if (f is None) == (preloaded is None):
-            raise InputError("give a file or a tensor", where="crypten.load_from_party", hint="one of f= and preloaded=")
+            raise InputError(
+                "give a file or a tensor", where="crypten.load_from_party", hint="one of f= and preloaded="
+            )
         if preloaded is None:
             safe = {"weights_only": True} if load_closure is torch.load else {}
             preloaded = load_closure(f, **{**kwargs, **safe})
@@ -102,7 +114,7 @@ def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], No
             )
         return share(preloaded, src)
 
-    crypten.cryptensor, crypten.load_from_party = cryptensor, load_from_party
+    crypten.cryptensor, crypten.load_from_party, communicator.get = cryptensor, load_from_party, _communicator
     MPCTensor.__repr__ = _show
     for (module, name), error in _REFUSED.items():
         setattr(module, name, _refusal(error))
