@@ -42,7 +42,7 @@ try:
     from crypten.config import cfg
     from crypten.cryptensor import CrypTensor
     from crypten.encoder import FixedPointEncoder
-    from crypten.gradients import AutogradBatchNorm, AutogradVariance
+    from crypten.gradients import AutogradBatchNorm, AutogradDropout, AutogradFeatureDropout, AutogradVariance
     from crypten.mpc import MPCTensor
     from crypten.mpc.primitives import ArithmeticSharedTensor, BinarySharedTensor, beaver
     from crypten.mpc.provider.provider import TupleProvider
@@ -56,6 +56,8 @@ except ImportError as error:
 __all__ = [
     "ArithmeticSharedTensor",
     "AutogradBatchNorm",
+    "AutogradDropout",
+    "AutogradFeatureDropout",
     "AutogradVariance",
     "BinarySharedTensor",
     "CrypTensor",
@@ -104,21 +106,21 @@ class _EveryDevice(dict[Any, Stream]):
         return self.stream
 
 
-class _Global(dict[Any, torch.Generator]):
-    """The generator that all parties share, for what is public among them: which elements a dropout drops.
+class _Global(dict[Any, Stream]):
+    """The stream that all parties share, for what is public among them: which elements a dropout drops.
 
-    Its seed is the sum of a word of every party: 64 bits and a round, at the first use.
+    Its key is the xor of a key of every party's: 1 round, at the first use.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, size: int, device: torch.device | str) -> None:
         super().__init__()
-        self._channel = channel
+        self._channel, self._size, self._device = channel, size, device
 
-    def __missing__(self, device: Any) -> torch.Generator:
-        seed = crypten.generators["local"][None].words(1)
-        for theirs in self._channel.exchange(seed).values():
-            seed = seed + theirs[0]
-        self[device] = torch.Generator(device=device).manual_seed(int(seed))
+    def __missing__(self, device: Any) -> Stream:
+        key = crypten.generators["local"][None].bytes(self._size).cpu()
+        for theirs in self._channel.exchange(key).values():
+            key = key ^ theirs[0]
+        self[device] = Stream(key.numpy().tobytes(), self._device)
         return self[device]
 
 
@@ -168,7 +170,7 @@ def install(
     PartyCommunicator.instance = PartyCommunicator(channel)
     for name in ("prev", "next", "local"):
         crypten.generators[name] = _EveryDevice(Stream(seeds[name], device))
-    crypten.generators["global"] = _Global(channel)
+    crypten.generators["global"] = _Global(channel, len(seeds["local"]), device)
     for module in _RANDOM_USERS:
         users = sys.modules[f"crypten.{module}"]
         for name, function in (("generate_random_ring_element", _ring_element), ("generate_kbit_random_tensor", _kbit)):

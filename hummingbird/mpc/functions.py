@@ -22,7 +22,16 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.mpc._crypten import AutogradBatchNorm, AutogradVariance, CrypTensor, MPCTensor, crypten, ptype
+from hummingbird.mpc._crypten import (
+    AutogradBatchNorm,
+    AutogradDropout,
+    AutogradFeatureDropout,
+    AutogradVariance,
+    CrypTensor,
+    MPCTensor,
+    crypten,
+    ptype,
+)
 from hummingbird.mpc.fixed_point import encoder, scale_of
 from hummingbird.ring import MAX_INTEGER_BITS, SCALE
 
@@ -139,6 +148,27 @@ def _batch_norm(
     normed = (x - mean.reshape(shape)) * inv_var
     ctx.save_multiple_for_backward((normed, weight, inv_var, training))
     return normed * weight + bias.reshape(shape)
+
+
+# Dropout ------------------------------------------------------------------------------------------------------------
+
+
+def _dropout(dimensions: int | None) -> Any:
+    """A dropout that drops along the first dimensions (None: all), the same elements at every party, by our stream."""
+
+    def forward(ctx: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training:
+            return x if inplace else x.clone()
+        if not 0 <= p <= 1:
+            raise InputError(f"a probability of {p}", where="dropout", hint="between 0 and 1")
+        shape = tuple(x.size())[:dimensions]
+        chance = (crypten.generators["global"][x.device].words(*shape) & (2**53 - 1)).double() / 2**53
+        factor = (chance >= p).to(x.device).double() / (1 - p if p < 1 else 1)
+        factor = factor.view(*shape, *[1] * (x.dim() - len(shape))).expand(x.size())
+        ctx.save_multiple_for_backward([factor, 0.0])  # CrypTen's backward divides by 1 minus the second
+        return x.mul_(factor) if inplace else x.mul(factor)
+
+    return staticmethod(forward)
 
 
 # Pools --------------------------------------------------------------------------------------------------------------
@@ -276,6 +306,7 @@ def install() -> None:
     """Put these in place of CrypTen's, for this process."""
     CrypTensor.__torch_function__ = classmethod(_with_torch)
     AutogradVariance.forward, AutogradBatchNorm.forward = staticmethod(_var_forward), staticmethod(_batch_norm)
+    AutogradDropout.forward, AutogradFeatureDropout.forward = _dropout(None), _dropout(2)
     for name, function in {
         "_to_ptype": _to,
         "_ltz": _negative,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, TrustError
@@ -87,25 +86,17 @@ def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], No
         encrypted: bool = False,
         model_class: Any = None,
         src: int = 0,
-        load_closure: Any = torch.load,
         **kwargs: Any,
     ) -> Any:
-        """Share a tensor that party `src` reads from a file, without pickle, or has at hand."""
-        if encrypted or model_class is not None:
+        """Share a tensor that party `src` has at hand."""
+        if encrypted or model_class is not None or f is not None:
             raise EnvironmentProblem(
-                "load_from_party takes a tensor",
+                "load_from_party takes preloaded=, a tensor: CrypTen reads files by pickle",
                 where="crypten.load_from_party",
-                hint="hummingbird.convert_model(net, weights=RANK) shares a net's weights",
+                hint="read the file with weights_only=True; hummingbird.convert_model(net, weights=RANK) shares a net",
             )
         if communicator.get().get_rank() != src:
             return share(None, src)
-        if (f is None) == (preloaded is None):
-            raise InputError(
-                "give a file or a tensor", where="crypten.load_from_party", hint="one of f= and preloaded="
-            )
-        if preloaded is None:
-            safe = {"weights_only": True} if load_closure is torch.load else {}
-            preloaded = load_closure(f, **{**kwargs, **safe})
         if not isinstance(preloaded, Tensor):
             raise InputError(
                 f"load_from_party takes a tensor, not {type(preloaded).__name__}",
