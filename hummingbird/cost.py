@@ -202,19 +202,14 @@ def square(n: int, parties: int) -> Cost:
     return opening(parties, 8 * n, 64 * n)
 
 
-def _rescaled(n: int, parties: int) -> Cost:
-    """CrypTen's division after a product: local for two parties, a truncation for more."""
-    return truncate(n, parties) if parties > 2 else FREE
-
-
 def crypten_mul(n: int, parties: int) -> Cost:
-    """CrypTen's private product of n elements, rescaled."""
-    return product(n, n, n, parties) + _rescaled(n, parties)
+    """CrypTen's private product of n elements, truncated here (mpc/fixed_point.py)."""
+    return product(n, n, n, parties) + truncate(n, parties)
 
 
 def crypten_square(n: int, parties: int) -> Cost:
-    """CrypTen's private square."""
-    return square(n, parties) + _rescaled(n, parties)
+    """CrypTen's private square, truncated here."""
+    return square(n, parties) + truncate(n, parties)
 
 
 def crypten_ltz(n: int, parties: int) -> Cost:

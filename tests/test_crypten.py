@@ -119,7 +119,7 @@ def test_reductions_that_are_no_sums_are_refused(alone: sessions.Session) -> Non
     assert communicator is not None
     mine = torch.tensor([1, 2])
     with pytest.raises(EnvironmentProblem, match="not supported"):
-        communicator._combine([mine], [[mine]], torch.distributed.ReduceOp.MAX)
+        communicator.all_reduce(mine, op=torch.distributed.ReduceOp.MAX)
 
 
 def test_the_seam_forgets_the_session() -> None:

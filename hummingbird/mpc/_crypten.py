@@ -1,11 +1,12 @@
 """The seam: the only module that imports CrypTen.
 
-CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. Four things are replaced
-before use, by `install`:
+CrypTen 0.4.1 gives the ring, `MPCTensor`, and functions such as sigmoid or matmul on it. What it computes wrong is put
+right in fixed_point.py and functions.py, what cannot be had is refused in refusals.py. Four things are replaced before
+use, by `install`:
 
 * an import that current PyTorch lacks (`torch.onnx._internal.registration`) gets an empty stand-in: only CrypTen's
   ONNX reader used it;
-* its communicator, by one over wire/channel.py: every wait bounded, no pickle, every bit counted;
+* its communicator, by one over our channel (communicator.py);
 * its randomness (Mersenne Twister words from 64-bit seeds, of which torch uses 32 bits on CPU), by prg.py;
 * its default provider, in which party 0 knows every triple and so learns every secret, by the dealer.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -23,11 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird import cost
 from hummingbird.errors import EnvironmentProblem, TrustError
+from hummingbird.mpc.communicator import PartyCommunicator
 from hummingbird.prg import Stream
 from hummingbird.ring import SCALE
-from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 
 _REGISTRATION = "torch.onnx._internal.registration"
@@ -40,18 +39,38 @@ if SHIMMED:
 try:
     import crypten
     from crypten import communicator
+    from crypten.config import cfg
+    from crypten.cryptensor import CrypTensor
+    from crypten.encoder import FixedPointEncoder
+    from crypten.gradients import AutogradBatchNorm, AutogradDropout, AutogradFeatureDropout, AutogradVariance
     from crypten.mpc import MPCTensor
     from crypten.mpc.primitives import ArithmeticSharedTensor, BinarySharedTensor, beaver
     from crypten.mpc.provider.provider import TupleProvider
+    from crypten.mpc.ptype import ptype
 except ImportError as error:
     raise EnvironmentProblem(
         f"CrypTen 0.4.1 cannot be imported: {error}",
         hint="SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True pip install crypten==0.4.1",
     ) from error
 
-wraps_truncate = beaver.truncate  # CrypTen's own, for divisors that are no power of two
-
-__all__ = ["ArithmeticSharedTensor", "BinarySharedTensor", "MPCTensor", "TupleProvider", "crypten", "wraps_truncate"]
+__all__ = [
+    "ArithmeticSharedTensor",
+    "AutogradBatchNorm",
+    "AutogradDropout",
+    "AutogradFeatureDropout",
+    "AutogradVariance",
+    "BinarySharedTensor",
+    "CrypTensor",
+    "FixedPointEncoder",
+    "MPCTensor",
+    "PartyCommunicator",
+    "TupleProvider",
+    "beaver",
+    "cfg",
+    "communicator",
+    "crypten",
+    "ptype",
+]
 
 
 # Tensors ------------------------------------------------------------------------------------------------------------
@@ -73,158 +92,6 @@ def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
     return MPCTensor.from_shares(share, precision=scale)
 
 
-# Communicator -------------------------------------------------------------------------------------------------------
-
-
-class _Done:
-    """A request that has been served already."""
-
-    def wait(self) -> None:
-        return None
-
-
-def _plain(x: Any) -> Tensor:
-    x = x.data if not isinstance(x, Tensor) else x
-    return x.tensor() if type(x).__name__ == "CUDALongTensor" else x
-
-
-def _to_json(obj: Any) -> str:
-    """Sizes, numbers, strings and lists of them; anything else would need pickle and is refused."""
-    return json.dumps(list(obj) if isinstance(obj, torch.Size) else obj)
-
-
-class PartyCommunicator(communicator.Communicator):
-    """CrypTen's communicator interface over a `Channel`; a collective is one round of frames, all to all."""
-
-    instance: PartyCommunicator | None = None
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.reset_communication_stats()
-
-    @classmethod
-    def is_initialized(cls) -> bool:
-        return cls.instance is not None
-
-    @classmethod
-    def get(cls) -> PartyCommunicator | None:
-        return cls.instance
-
-    @classmethod
-    def initialize(cls, *args: Any, **kwargs: Any) -> None:
-        raise EnvironmentProblem("CrypTen is started by hummingbird.init(), not by crypten.init()")
-
-    @classmethod
-    def shutdown(cls) -> None:
-        cls.instance = None
-
-    def get_rank(self) -> int:
-        return self.channel.rank
-
-    def get_world_size(self) -> int:
-        return self.channel.parties
-
-    def get_name(self) -> str:
-        return f"party {self.channel.rank}"
-
-    def _combine(self, tensors: list[Tensor], received: list[list[Tensor]], op: Any) -> list[Tensor]:
-        out = [t.clone() for t in tensors]
-        for theirs in received:
-            for mine, other in zip(out, theirs, strict=True):
-                if op == torch.distributed.ReduceOp.BXOR:
-                    mine.bitwise_xor_(other)
-                elif op == torch.distributed.ReduceOp.SUM:
-                    mine.add_(other)
-                else:
-                    raise EnvironmentProblem(f"reduction {op} is not supported", where="PartyCommunicator")
-        return out
-
-    def _opening(
-        self, tensors: list[Tensor], cost_of: Callable[[int], cost.Cost]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Openings by the user, outside every layer, are a row of their own in the meter."""
-        if meter.current_layer():
-            return contextlib.nullcontext()
-        return meter.layer("opening", "open", cost_of(sum(t.numel() * t.element_size() for t in tensors)))
-
-    def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        tensors = [_plain(t) for t in (input if batched else [input])]
-        with self._opening(tensors, lambda size: cost.opening(self.channel.parties, size)):
-            out = self._combine(tensors, list(self.channel.exchange(*tensors).values()), op)
-        return out if batched else out[0]
-
-    def reduce(self, input: Any, dst: int, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        tensors = [_plain(t) for t in (input if batched else [input])]
-        with self._opening(tensors, lambda size: cost.to_one(self.channel.parties, size, self.channel.rank != dst)):
-            gathered = self._gather(tensors, dst)
-        if gathered is None:
-            return None
-        out = self._combine(tensors, gathered, op)
-        return out if batched else out[0]
-
-    def _gather(self, tensors: list[Tensor], dst: int) -> list[list[Tensor]] | None:
-        if self.channel.rank == dst:
-            received = [self.channel.receive(peer, tensors) for peer in self.channel.others]
-            self.channel.count_round()
-            return received
-        self.channel.send(dst, *tensors)
-        self.channel.count_round()
-        return None
-
-    def gather(self, tensor: Any, dst: int) -> list[Any]:
-        tensor = _plain(tensor)
-        received = self._gather([tensor], dst)
-        if received is None:
-            return [None]
-        parts = [part[0] for part in received]
-        return parts[:dst] + [tensor] + parts[dst:]
-
-    def all_gather(self, tensor: Any) -> list[Tensor]:
-        tensor = _plain(tensor)
-        received = self.channel.exchange(tensor)
-        return [received[rank][0] if rank in received else tensor for rank in range(self.channel.parties)]
-
-    def scatter(self, scatter_list: list[Any], src: int, size: Any = None, device: Any = None) -> Tensor:
-        mine = _plain(scatter_list[self.channel.rank])
-        if self.channel.rank == src:
-            for peer in self.channel.others:
-                self.channel.send(peer, _plain(scatter_list[peer]))
-            return mine
-        return self.channel.receive(src, [mine if size is None else torch.empty(size, dtype=torch.long)])[0]
-
-    def broadcast(self, input: Any, src: int, group: Any = None, batched: bool = False) -> Any:
-        tensors = [_plain(t) for t in (input if batched else [input])]
-        if self.channel.rank == src:
-            for peer in self.channel.others:
-                self.channel.send(peer, *tensors)
-        else:
-            for mine, theirs in zip(tensors, self.channel.receive(src, tensors), strict=True):
-                mine.copy_(theirs)
-        return input
-
-    def send(self, tensor: Any, dst: int) -> None:
-        self.channel.send(dst, _plain(tensor))
-
-    def recv(self, tensor: Any, src: int | None = None) -> Tensor:
-        assert src is not None, "name the sender: src=RANK"
-        return self.channel.receive(src, [_plain(tensor)])[0]
-
-    def isend(self, tensor: Any, dst: int) -> _Done:
-        self.send(tensor, dst)
-        return _Done()
-
-    def irecv(self, tensor: Any, src: int | None = None) -> _Done:
-        _plain(tensor).copy_(self.recv(tensor, src))
-        return _Done()
-
-    def barrier(self) -> None:
-        self.channel.exchange_text("barrier")
-
-    def broadcast_obj(self, obj: Any, src: int, group: Any = None) -> Any:
-        received = self.channel.exchange_text(_to_json(obj) if self.channel.rank == src else "null")
-        return obj if self.channel.rank == src else json.loads(received[src])
-
-
 # Randomness ---------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +104,24 @@ class _EveryDevice(dict[Any, Stream]):
 
     def __missing__(self, device: Any) -> Stream:
         return self.stream
+
+
+class _Global(dict[Any, Stream]):
+    """The stream that all parties share, for what is public among them: which elements a dropout drops.
+
+    Its key is the xor of a key of every party's: 1 round, at the first use.
+    """
+
+    def __init__(self, channel: Channel, size: int, device: torch.device | str) -> None:
+        super().__init__()
+        self._channel, self._size, self._device = channel, size, device
+
+    def __missing__(self, device: Any) -> Stream:
+        key = crypten.generators["local"][None].bytes(self._size).cpu()
+        for theirs in self._channel.exchange(key).values():
+            key = key ^ theirs[0]
+        self[device] = Stream(key.numpy().tobytes(), self._device)
+        return self[device]
 
 
 def _ring_element(size: Any, ring_size: int = 2**64, generator: Stream | None = None, **kwargs: Any) -> Tensor:
@@ -277,7 +162,7 @@ def install(
     truncate: Callable[[ArithmeticSharedTensor, int], ArithmeticSharedTensor],
     device: torch.device | str = "cpu",
 ) -> None:
-    """Put our communicator, randomness, provider and N-party truncation in place of CrypTen's.
+    """Put our communicator, randomness, provider and truncation in place of CrypTen's.
 
     seeds: `prev`, `next` (shared with the neighbouring parties), `local` (this party's own).
     """
@@ -285,6 +170,7 @@ def install(
     PartyCommunicator.instance = PartyCommunicator(channel)
     for name in ("prev", "next", "local"):
         crypten.generators[name] = _EveryDevice(Stream(seeds[name], device))
+    crypten.generators["global"] = _Global(channel, len(seeds["local"]), device)
     for module in _RANDOM_USERS:
         users = sys.modules[f"crypten.{module}"]
         for name, function in (("generate_random_ring_element", _ring_element), ("generate_kbit_random_tensor", _kbit)):

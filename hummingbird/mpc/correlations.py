@@ -200,6 +200,14 @@ def _select(shares: Any, bit: Tensor, mask: Tensor, *, count: int, shift: int) -
     return [plain, logical, arithmetic, plain * logical, plain * arithmetic]
 
 
+def quotients(words: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+    """words // divisor, read as unsigned and as signed 64-bit numbers and rounded down; divisor in 1..2^28."""
+    signed = words.div(divisor, rounding_mode="floor")
+    half = ((words >> 1) & (2**63 - 1)).div(divisor, rounding_mode="floor") << 1
+    # At most 2 divisor - 1 is left, below 2^29; a divisor of 1 leaves 0 or 1.
+    return half + (words - half * divisor >= divisor).long(), signed
+
+
 def _wraps(shares: list[list[Tensor]], _: Tensor, *, shape: list[int]) -> list[Tensor]:
     """How often the signed sum of the parties' shares leaves [-2^63, 2^63), counted with sign (Knott et al., appendix
     C).
@@ -315,6 +323,12 @@ KINDS: dict[str, Kind] = {
         lambda count, shift: _rings(5 if shift else 2, count),
         _select,
     ),
+    # a mask alone, for an exact division
+    "divide": Kind(
+        lambda count, divisor: [Field("ring", (count,))],
+        lambda count, divisor: _rings(2, count),
+        lambda _, a, *, count, divisor: list(quotients(a, divisor)),
+    ),
     # a mask alone, for an exact truncation
     "truncate": Kind(
         lambda count, shift: [Field("ring", (count,))],
@@ -339,6 +353,8 @@ def check(request: Request) -> None:
         raise DealerError(f"{malformed}: a size exceeds the limits (0 to {_LIMIT}, 8 dimensions): {params}")
     if not 0 <= params.get("shift", 0) <= 62:
         raise DealerError(f"{malformed}: shift {params['shift']} is not in 0..62")
+    if not 0 < params.get("divisor", 1):
+        raise DealerError(f"{malformed}: divisor {params['divisor']} is not positive")
     op, kwargs = params.get("op"), params.get("kwargs")
     if request.kind in ("additive", "linear") and (op not in ring.BILINEAR or not _are_options(kwargs)):
         # Before anything is looked up by these names: they come from another process.

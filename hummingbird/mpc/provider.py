@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hummingbird.errors import EnvironmentProblem
 from hummingbird.mpc._crypten import ArithmeticSharedTensor, BinarySharedTensor, TupleProvider
 from hummingbird.mpc.correlations import Request
 
@@ -21,6 +22,15 @@ class DealerProvider(TupleProvider):
     def __init__(self, take: Callable[[Request], list[Tensor]]) -> None:
         super().__init__()
         self._take = take
+
+    def _no_cache(self, *args: Any, **kwargs: Any) -> Any:
+        raise EnvironmentProblem(
+            "CrypTen's cache of randomness is not available",
+            where="crypten.provider",
+            hint="`python -m hummingbird deal` deals in advance, hummingbird.init(store=...) uses it",
+        )
+
+    trace = trace_once = fill_cache = save_cache = load_cache = _no_cache
 
     def _ring(self, request: Request, device: Any) -> list[ArithmeticSharedTensor]:
         return [ArithmeticSharedTensor.from_shares(t, precision=0, device=device) for t in self._take(request)]

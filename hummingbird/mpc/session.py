@@ -27,9 +27,10 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, HummingbirdError, InputError, PeerError
 from hummingbird.kernels import heap
-from hummingbird.mpc import _crypten
+from hummingbird.mpc import _crypten, fixed_point, functions, refusals
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.division import divide
 from hummingbird.mpc.meeting import agree, environment, join_dealer, meet, open_store, zero_sharing_seeds
 from hummingbird.mpc.provider import DealerProvider
 from hummingbird.mpc.select import truncate
@@ -156,6 +157,7 @@ def stand_in(session: Session) -> Iterator[None]:
     global _session
     zeros = dict.fromkeys(("prev", "next", "local"), bytes(SEED_BYTES))  # nobody hears what they would hide
     before, _session = _session, session
+    _mend()
     try:
         with _crypten.lent(session.channel, zeros, DealerProvider(session.take), _truncate_shared):
             yield
@@ -195,6 +197,7 @@ def init(
         raise ConfigError(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
+    refusals.refuse_foreign_session()
     rank, parties = environment()
     heap.keep()
     device = torch.device(device)
@@ -231,8 +234,16 @@ def init(
     _session, _leaving = Session(rank, parties, channel, client, device), False
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
+    _mend()
     _crypten.install(channel, seeds, DealerProvider(_session.take), _truncate_shared, device)
     return _session
+
+
+def _mend() -> None:
+    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
+    fixed_point.install()
+    functions.install()
+    refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
 
 
 def uninit() -> None:
@@ -324,14 +335,13 @@ def share_secret(encoded: Tensor | None, shape: tuple[int, ...], src: int) -> Te
 
 
 def _truncate_shared(x: Any, divisor: int) -> Any:
-    """CrypTen's N-party division by a public integer: exact to one unit for powers of two, CrypTen's own protocol
-    otherwise.
-    """
-    several = isinstance(divisor, Tensor) and divisor.numel() != 1
-    shift = 0 if several else int(divisor).bit_length() - 1
-    if several or divisor != 1 << shift:
-        return _crypten.wraps_truncate(x, divisor)
-    x.share = truncate(current(), x.share.reshape(-1), shift).view(x.share.shape)
+    """CrypTen's division by a public integer, in place: exact to one unit."""
+    share, shift = x.share.reshape(-1), divisor.bit_length() - 1
+    if divisor == 1 << shift:
+        share = truncate(current(), share, shift)
+    else:
+        share = divide(current(), share, divisor)
+    x.share = share.view(x.share.shape)
     return x
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc._crypten import from_share, scale_of, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
@@ -89,18 +89,19 @@ class Parties:
         kept = {id(tensor): tensor for tensor in net.buffers()}  # all parties have the same public weights
         nets = [copy.deepcopy(net, dict(kept)) for _ in shares]
 
-        def party(rank: int) -> MPCTensor:
+        def party(rank: int) -> tuple[Tensor, int]:
             self._enter(rank)
             try:
-                return nets[rank](from_share(shares[rank]))
+                out = nets[rank](from_share(shares[rank]))
+                return share_of(out), scale_of(out)
             finally:
                 self._present[rank].close()
 
         self._turns = turns.Turns()
         with meter.paused():
             outputs = self._turns.run([lambda rank=rank: party(rank) for rank in range(len(shares))])  # type: ignore[misc]
-        opened = sum((share_of(out) for out in outputs[1:]), share_of(outputs[0]).clone())
-        return ring.decode(opened, scale_of(outputs[0]))
+        opened = sum((share for share, _ in outputs[1:]), outputs[0][0].clone())
+        return ring.decode(opened, outputs[0][1])
 
     def _enter(self, rank: int) -> None:
         self._present[rank].enter_context(sessions.stand_in(self._sessions[rank]))

@@ -37,7 +37,7 @@ assert _HEADER.size == HEADER_BYTES
 _MAGIC, _VERSION = b"hb", 1
 _DATA, _TEXT, _ABORT, _PLACE = 0, 1, 2, 3
 _INLINE = 32 << 10  # below every kernel's socket buffer: such a send cannot block on a peer that sends as well
-_MAX_TEXT = 1 << 20
+MAX_TEXT = 1 << 20
 _GRACE = 2.0  # seconds granted to a peer to say why it stopped
 _PIECE = 1 << 20  # bytes per sendall, whose time limit is for all it is given: silence ends a wait, not a slow network
 _ASK = "its own output says why"
@@ -108,7 +108,7 @@ class Channel:
         received = {}
         for peer in self.others:
             kind, _, length = self._header(peer)
-            if kind != _TEXT or length > _MAX_TEXT:
+            if kind != _TEXT or length > MAX_TEXT:
                 raise self._mismatch(peer, length, "a text")
             received[peer] = self._read_text(peer, length)
         self._finish(self.others, sending)
@@ -174,7 +174,10 @@ class Channel:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
     def _send(self, peer: int, tensors: Sequence[Tensor]) -> Future[None] | None:
-        parts = [t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data for t in tensors]
+        # as_strided: one element counts as contiguous whatever its stride is, and a view as bytes needs a stride of 1.
+        parts = [
+            t.detach().cpu().contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8).numpy().data for t in tensors
+        ]
         return self._submit(peer, _DATA, self._checksum(tensors), parts)
 
     def _submit(self, peer: int, kind: int, checksum: int, parts: list[memoryview]) -> Future[None] | None:
@@ -220,7 +223,7 @@ class Channel:
 
     def _say(self, peer: int, kind: int, text: str) -> None:
         """Send an ABORT or PLACE frame if the peer still takes one; never raises."""
-        data = text.encode()[:_MAX_TEXT]
+        data = text.encode()[:MAX_TEXT]
         if peer in self._long:
             wait([self._long[peer]], _GRACE)  # its frame comes first, also where its thread has not begun
         if not self._writing[peer].acquire(timeout=_GRACE):
@@ -260,7 +263,7 @@ class Channel:
         return buffer
 
     def _read_text(self, peer: int, length: int) -> str:
-        return self._read(peer, min(length, _MAX_TEXT)).numpy().tobytes().decode(errors="replace")
+        return self._read(peer, min(length, MAX_TEXT)).numpy().tobytes().decode(errors="replace")
 
     def _header(self, peer: int) -> tuple[int, int, int]:
         """Kind, checksum and length of the next frame; PeerError for an ABORT frame, AgreementError for a PLACE one."""
