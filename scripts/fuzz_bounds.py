@@ -13,6 +13,7 @@ Steps that only move values move their errors. Values and errors are those of `h
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,9 +151,10 @@ MOVES = frozenset(
 )
 
 
-def bounds(steps: Sequence[Step], values: Sequence[Any], parties: int) -> list[Any]:
-    """Bounds on the errors of `values`, float64 and of their shapes; sizes and ints stand as they are."""
+def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:
+    """Value of every step for the input x, float64, and bounds on the errors in the same shapes; sizes are ints."""
     rounding = (parties / 2 + 1) * UNIT
+    values: list[Any] = []
     found: list[Any] = []
 
     def looked(item: Any, table: Sequence[Any]) -> Any:
@@ -160,12 +162,15 @@ def bounds(steps: Sequence[Step], values: Sequence[Any], parties: int) -> list[A
             return table[item.index]
         return tuple(looked(part, table) for part in item) if isinstance(item, tuple) else item
 
-    for step, value in zip(steps, values, strict=True):
+    for step in steps:
+        arguments = [x.double()] if step.op == "input" else [looked(item, values) for item in step.inputs]
         if step.op == "input":
-            found.append(torch.full_like(value, HALF) + value.abs() * 2.0**-24)
+            found.append(torch.full_like(arguments[0], HALF))
         elif step.op in MOVES:
             found.append(OPS[step.op](step.attrs, *(looked(item, found) for item in step.inputs)))
         else:
-            pairs = [looked(item, table) for item in step.inputs for table in (values, found)]
-            found.append(BOUNDS[step.op](step.attrs, rounding, *pairs))
-    return found
+            errors = [looked(item, found) for item in step.inputs]
+            found.append(BOUNDS[step.op](step.attrs, rounding, *itertools.chain(*zip(arguments, errors, strict=True))))
+        value = OPS[step.op](step.attrs, *arguments)
+        values.append(value.double() if step.op == "argmax" else value)  # as a number: 3 is 3.0
+    return values, found

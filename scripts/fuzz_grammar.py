@@ -93,6 +93,7 @@ class Draw:
 
     def dim(self) -> int:
         """A dimension, seldom the batch's."""
+        self.need(len(self.shape) > 0)
         d = self.rng.randrange(len(self.shape)) if self.chance(0.1) else self.rng.randrange(1, max(2, len(self.shape)))
         self.need(d < len(self.shape))
         return d - len(self.shape) if self.chance(0.3) else d
@@ -174,7 +175,8 @@ def scale(d: Draw) -> str:
         c = 1 / c
         if not 1e-4 <= abs(c) <= 1e6:
             raise Impossible
-        return d.spelled(f"{{x}} / {c!r}", f"torch.div({{x}}, {c!r})", inplace=[f"{{x}}.div_({c!r})"])
+        texts = (f"{{x}} / {c!r}", f"torch.div({{x}}, {c!r})", f"{{x}}.true_divide({c!r})")
+        return d.spelled(*texts, inplace=[f"{{x}}.div_({c!r})", f"operator.itruediv({{x}}, {c!r})"])
     texts = (f"{{x}} * {c!r}", f"{c!r} * {{x}}", f"torch.mul({{x}}, {c!r})", f"{{x}}.multiply({c!r})")
     return d.spelled(*texts, inplace=[f"{{x}}.mul_({c!r})", f"operator.imul({{x}}, {c!r})"])
 
@@ -230,7 +232,8 @@ def square(d: Draw) -> str:
 def cat(d: Draw) -> str:
     d.need(len(d.shape) >= 2)
     names = ["{x}", *d.rng.sample(d.parts, min(len(d.parts), 2)), "{x}"][: d.rng.randint(2, 3)]
-    return d.pick(f"torch.cat([{', '.join(names)}], 1)", f"torch.concat(({', '.join(names)}), dim=1)")
+    joined = ", ".join(names)
+    return d.pick(f"torch.cat([{joined}], 1)", f"torch.concat(({joined}), dim=1)", f"torch.concatenate([{joined}], 1)")
 
 
 def stack(d: Draw) -> str:
@@ -295,7 +298,9 @@ def softmax(d: Draw) -> str:
     d.compares(40)
     dim = d.dim()
     d.need(d.shape[dim] <= 64)
-    return d.module(f"nn.Softmax({dim})") if d.chance(0.5) else d.pick(f"{{x}}.softmax({dim})", f"F.softmax({{x}}, {dim})")
+    if d.chance(0.5):
+        return d.module(f"nn.Softmax({dim})")
+    return d.pick(f"{{x}}.softmax({dim})", f"F.softmax({{x}}, {dim})", f"torch.softmax({{x}}, dim={dim})")
 
 
 def argmax(d: Draw) -> str:
@@ -359,7 +364,8 @@ def _reduction(name: str) -> Callable[[Draw], str]:
         d.need(len(d.shape) >= 1)
         if d.chance(0.05):
             return d.pick(f"{{x}}.{name}()", f"torch.{name}({{x}})")
-        dims = sorted(d.rng.sample(range(1, len(d.shape)), d.rng.randint(1, len(d.shape) - 1))) if len(d.shape) > 1 else [0]
+        axes = range(1, len(d.shape)) if len(d.shape) > 1 else range(1)
+        dims = sorted(d.rng.sample(axes, d.rng.randint(1, len(axes))))
         keep = d.chance(0.5)
         text = str(dims[0]) if len(dims) == 1 and d.chance(0.5) else str(tuple(dims))
         return d.pick(f"{{x}}.{name}({text}, keepdim={keep})", f"torch.{name}({{x}}, dim={text}, keepdim={keep})")
@@ -383,7 +389,8 @@ def reshape(d: Draw) -> str:
         c = d.rng.choice([c for c in range(1, 7) if d.shape[1] % c == 0])
         return d.pick(f"{{x}}.reshape(-1, {c}, {d.shape[1] // c})", f"torch.reshape({{x}}, ({{x}}.shape[0], {c}, -1))")
     texts = ["{x}.reshape({x}.size(0), -1)", "{x}.contiguous().view({x}.shape[0], -1)"]
-    texts.append(f"{{x}}.reshape({{x}}.shape[0], {{x}}.shape[1] * {{x}}.shape[2], {'-1' if len(d.shape) > 3 else 1})")
+    rest = "-1" if len(d.shape) > 3 else "{x}.shape[0] // {x}.shape[0]"
+    texts.append(f"{{x}}.reshape({{x}}.shape[0], {{x}}.shape[1] * {{x}}.shape[2], {rest})")
     if len(d.shape) == 3:
         h = d.rng.choice([h for h in range(1, 9) if d.shape[2] % h == 0])
         texts.append(f"{{x}}.reshape(-1, {d.shape[1]}, {h}, {d.shape[2] // h})")
@@ -399,7 +406,9 @@ def permute(d: Draw) -> str:
 def transpose(d: Draw) -> str:
     d.need(len(d.shape) >= 3)
     a, b = d.rng.sample(range(1, len(d.shape)), 2)
-    return d.pick(f"{{x}}.transpose({a}, {b})", f"torch.swapaxes({{x}}, {a}, {b})", f"{{x}}.swapdims({a}, -{len(d.shape) - b})")
+    c = b - len(d.shape)
+    texts = (f"{{x}}.transpose({a}, {b})", f"torch.swapaxes({{x}}, {a}, {b})", f"{{x}}.swapdims({a}, {c})")
+    return d.pick(*texts)
 
 
 def squeeze(d: Draw) -> str:
@@ -422,7 +431,8 @@ def split(d: Draw) -> str:
     d.need(len(d.shape) >= 2 and d.shape[1] >= 2)
     first = d.rng.randint(1, d.shape[1] - 1)
     sizes = f"[{first}, {d.shape[1] - first}]"
-    return d.pick(f"{{x}}.split({sizes}, 1)[1]", f"torch.split({{x}}, {sizes}, dim=1)[0]", f"{{x}}.split({first}, 1)[0]")
+    texts = (f"{{x}}.split({sizes}, 1)[1]", f"torch.split({{x}}, {sizes}, dim=1)[0]", f"{{x}}.split({first}, 1)[0]")
+    return d.pick(*texts)
 
 
 def getitem(d: Draw) -> str:
@@ -438,15 +448,17 @@ def pad(d: Draw) -> str:
     d.need(len(d.shape) >= 2 and d.numel < ELEMENTS // 4)
     n = min(2, len(d.shape) - 1)
     pads = [d.rng.randint(0, 2) for _ in range(2 * n)]
-    if len(d.shape) == 4 and d.chance(0.4):
-        return d.module(f"nn.ZeroPad2d({tuple(pads)})")
+    if len(d.shape) > 2 and d.chance(0.4):
+        return d.module(f"nn.ZeroPad{len(d.shape) - 2}d({tuple(pads[: 2 * len(d.shape) - 4])})")
     return f"F.pad({{x}}, {tuple(pads)}, value={d.rng.choice((0.0, 0.0, 1.5, -100.0))!r})"
 
 
 def identity(d: Draw) -> str:
-    layer = d.pick("nn.Identity()", "nn.Dropout()", "nn.AlphaDropout()", "nn.Dropout1d()" if len(d.shape) == 3 else "nn.Identity()")
-    texts = ("{x}.contiguous()", "{x}.clone()", "{x}.detach()", "F.dropout({x}, 0.5, self.training)")
-    return d.module(layer) if d.chance(0.4) else d.pick(*texts)
+    layers = ["Identity", "Dropout", "AlphaDropout", "FeatureAlphaDropout"]
+    layers += {3: ["Dropout1d"], 4: ["Dropout2d", "Dropout3d"]}.get(len(d.shape), [])
+    texts = ["{x}.contiguous()", "{x}.clone()", "{x}.detach()", "F.dropout({x}, 0.5, self.training)"]
+    texts += [f"F.{d.pick('alpha_dropout', 'feature_alpha_dropout')}({{x}}, 0.5, training=self.training)"]
+    return d.module(f"nn.{d.pick(*layers)}()") if d.chance(0.4) else d.pick(*texts)
 
 
 _SILU, _SIGMOID = ("SiLU()", 40, "F.silu({x})"), ("Sigmoid()", 25, "torch.sigmoid({x})", "{x}.sigmoid()")

@@ -1,4 +1,4 @@
-"""Random nets of the whole vocabulary, by private inference and by torch: none may be wrong, none may end in a raw error.
+"""Random nets of the whole vocabulary, by private inference and by torch: none may be wrong, none may end raw.
 
     python -m scripts.fuzz_nets --nets 3000 --jobs 2 --json fuzz.json
     python -m scripts.fuzz_nets --only 1234                            # one net: code, steps, errors

@@ -31,7 +31,7 @@ from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.planner import Planner
 from hummingbird.twin.exact import Parties
 from hummingbird.wire import turns
-from scripts.fuzz_bounds import bounds
+from scripts.fuzz_bounds import walk
 from scripts.fuzz_make import Recipe, recipe
 
 # README, "Limits": the magnitude below which every value of a net must stay. Exact windows; with other windows the
@@ -83,10 +83,14 @@ class Truth:
 def truth(net: nn.Module, x: Tensor, parties: int) -> Truth:
     """Everything in float64; raises what tracing raises."""
     steps = graph.trace(net)
-    with torch.no_grad():
-        values = graph.run_all(steps, x.double())
-        output = copy.deepcopy(net).double()(x.double().clone())
-    return Truth(steps, values, bounds(steps, values, parties), output.double())
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # what torch makes of integers, after argmax
+    try:
+        with torch.no_grad():
+            output = copy.deepcopy(net).double()(x.double().clone())
+            return Truth(steps, *walk(steps, x, parties), output.double())
+    finally:
+        torch.set_default_dtype(before)
 
 
 def private_output(made: Recipe, net: nn.Module, x: Tensor, largest: float, tamper: Tamper | None = None) -> Tensor:
