@@ -71,8 +71,10 @@ def _mul(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = Non
 
 def _add(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = None, f: Tensor | None = None) -> Tensor:
     if f is not None:
-        return e + f
-    return e + HALF + torch.zeros_like(torch.as_tensor(a["value"], dtype=torch.float64))  # which may broadcast
+        return e + f + rounding
+    return (
+        e + HALF + rounding + torch.zeros_like(torch.as_tensor(a["value"], dtype=torch.float64))
+    )  # which may broadcast
 
 
 def _smooth(lipschitz: float, asymptote: float = 0.0) -> Bound:
@@ -101,7 +103,7 @@ def _argmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
 
 def _hardswish(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
     """x y / 6 with y in [0, 6], slope 1.5 at most: both factors are rounded, and so is 1/6."""
-    return 1.5 * e + (2 * x.abs() + 6) / 6 * rounding + x.abs() * UNIT + rounding
+    return 1.5 * e + (2 * x.abs() + 6) / 6 * rounding + 6 * x.abs() * HALF + rounding
 
 
 def _leaky(slope: Callable[[Attrs, Tensor], Tensor]) -> Bound:
@@ -144,11 +146,11 @@ BOUNDS: dict[str, Bound] = {
     "add": _add,
     "sub": _add,
     "neg": lambda a, rounding, x, e: e,
+    "cat": lambda a, rounding, xs, es: OPS["cat"](a, es) + rounding,
+    "stack": lambda a, rounding, xs, es: OPS["stack"](a, es) + rounding,
     "pad": lambda a, rounding, x, e: OPS["pad"]({**a, "value": HALF}, e),
 }
-MOVES = frozenset(
-    "output cat stack flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int".split()
-)
+MOVES = frozenset("output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int".split())
 
 
 def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:

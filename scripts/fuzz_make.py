@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.fuzz_grammar import ELEMENTS, HIGHEST, KINDS, Draw, Impossible
+from scripts.fuzz_draw import ELEMENTS, HIGHEST, Draw, Impossible
+from scripts.fuzz_grammar import KINDS
 
 PAIRS = [(a, b) for a in KINDS for b in KINDS]
 SPREAD = 1009  # a prime that does not divide len(PAIRS): numbers in a row are pairs of all kinds

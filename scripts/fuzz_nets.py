@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from hummingbird.table import text_table
 from scripts.files import check_writable
+from scripts.fuzz_bounds import UNIT
 from scripts.fuzz_grammar import KINDS
 from scripts.fuzz_make import PAIRS
 from scripts.fuzz_run import VERDICTS, Result, details, judge
@@ -91,31 +92,32 @@ def report(found: Sequence[Result]) -> str:
         lines += [f"  {count:5}  {reason}  (net {first[reason]})" for reason, count in reasons.most_common()]
     wrong = [r for r in found if r.verdict == "wrong"]
     lines += ["\nwrong:"] if wrong else []
-    lines += [
-        f"  net {r.number}: {r.reason or f'error {r.error:.3g}, bound {r.bound:.3g}, largest {r.largest:.3g}'}; "
-        f"{r.protocol}, {r.parties} parties, {r.weights} weights, {r.windows}; {' '.join(r.kinds)}"
-        for r in sorted(wrong, key=lambda r: r.number)
-    ]
+    for r in wrong:
+        what = r.reason or f"error {r.error:.3g}, {r.ratio:.3g} times the bound, largest output {r.largest:.3g}"
+        setting = f"{r.protocol}, {r.parties} parties, {r.weights} weights, {r.windows}"
+        lines.append(f"  net {r.number}: {what}; {setting}; {' '.join(r.kinds)}")
     return "\n".join([*lines, *_distances(found), *_coverage(found)])
 
 
 def _distances(found: Sequence[Result]) -> list[str]:
-    """Quantiles of what is right."""
-    right = [r for r in found if r.verdict == "right"]
+    """Quantiles of what is right, and how many nets the bound says little about."""
+    right = [r for r in found if r.verdict == "right" and r.largest > UNIT]
     if not right:
         return []
     shares = torch.tensor([0.1, 0.5, 0.9, 0.99, 1.0], dtype=torch.float64)
     columns = {
-        "error / bound": [r.error / r.bound for r in right if r.bound],
-        "error / largest output": [r.error / r.largest for r in right if r.largest],
-        "bound / largest output": [r.bound / r.largest for r in right if r.largest],
+        "error / bound": [r.ratio for r in right],
+        "error / largest output": [r.error / r.largest for r in right],
+        "bound / largest output": [r.bound / r.largest for r in right],
     }
     rows = [
         [name, *(f"{v:.2g}" for v in torch.tensor(values, dtype=torch.float64).quantile(shares).tolist())]
         for name, values in columns.items()
         if values
     ]
-    return ["", text_table(["of what is right", "10 %", "50 %", "90 %", "99 %", "100 %"], rows)]
+    vague = sum(r.bound > 0.1 * r.largest for r in right)
+    table = text_table(["of what is right", "10 %", "50 %", "90 %", "99 %", "100 %"], rows)
+    return ["", table, f"the bound is above 10 % of the largest output for {vague} of {len(right)} nets"]
 
 
 def _coverage(found: Sequence[Result]) -> list[str]:

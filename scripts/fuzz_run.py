@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import copy
 import re
-import signal
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -49,13 +48,15 @@ Tamper = Callable[[PrivateNet], None]
 class Result:
     """The verdict on a net; `reason`: of a refusal or an exception, without numbers and names.
 
-    error, bound, largest: the largest |private - torch|, the bound where error / bound is largest, the largest |torch|.
+    error, largest: the largest |private - torch| and |torch|. ratio, bound: the largest error / bound of an element,
+    and that element's bound.
     """
 
     number: int
     verdict: str
     reason: str = ""
     error: float = 0.0
+    ratio: float = 0.0
     bound: float = 0.0
     largest: float = 0.0
     protocol: str = ""
@@ -104,8 +105,27 @@ def private_output(made: Recipe, net: nn.Module, x: Tensor, largest: float, tamp
 
 def _run(made: Recipe, private: PrivateNet, x: Tensor) -> Tensor:
     owner = made.weights if isinstance(made.weights, int) else None
-    with torch.no_grad(), _deadline(SECONDS):
-        return Parties(made.parties, made.number, x.device).run(_Party(private, owner), x.clone())  # type: ignore[arg-type]
+
+    def run() -> Tensor:
+        with torch.no_grad():
+            net: Any = _Party(private, owner)
+            return Parties(made.parties, made.number, x.device).run(net, x.clone())
+
+    return _in_time(run)
+
+
+def _in_time(run: Callable[[], Tensor]) -> Tensor:
+    """What `run` returns or raises, on a thread of its own; TimeoutError after SECONDS, where parties wait for ever."""
+    done: Future[Tensor] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(run())
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return done.result(SECONDS)
 
 
 class _Party(nn.Module):
@@ -130,20 +150,6 @@ def _windows(made: Recipe, largest: float) -> BitWindow | None:
         return None
     bits = (int(2 * largest) + 16).bit_length()  # 2 largest + 16 < 2^bits
     return BitWindow(min(64, 17 + bits + made.headroom), 0)
-
-
-@contextmanager
-def _deadline(seconds: int) -> Iterator[None]:
-    def late(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"no result within {seconds} seconds")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def judge(number: int, tamper: Tamper | None = None) -> Result:
@@ -174,7 +180,8 @@ def _compare(result: Result, got: Tensor, known: Truth) -> None:
         return
     error = (got - known.output).abs()
     result.error, result.largest = float(error.max()), float(known.output.abs().max())
-    result.bound = float(bound.flatten()[(error / bound.clamp(min=1e-300)).argmax()])
+    ratio = (error / bound.clamp(min=1e-300)).flatten()  # an argmax without rivals has no error to allow
+    result.ratio, result.bound = float(ratio.max()), float(bound.flatten()[ratio.argmax()])
     within = bool((error <= bound).all()) or result.error <= TOLERANCE * result.largest
     result.verdict = "right" if within else "wrong"
 
