@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scripts.fuzz_draw import ELEMENTS, Draw
+from scripts.fuzz_draw import ELEMENTS, HIGHEST, Draw
 from scripts.fuzz_layers import LAYERS
 
 
