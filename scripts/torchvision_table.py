@@ -33,7 +33,6 @@ from tqdm import tqdm
 
 from hummingbird import convert, graph
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
-from hummingbird.mpc.linear import equal_windows
 from hummingbird.twin.exact import Parties
 from scripts.files import check_writable
 from scripts.program import end
@@ -109,15 +108,22 @@ def describe(name: str, net: nn.Module) -> Row:
     for side in SIDES:
         try:
             values = graph.run_all(steps, torch.empty(1, 3, side, side, device="meta"))
-            for step in steps:
-                if step.op.startswith("adaptive"):
-                    equal_windows(tuple(values[step.inputs[0].index].shape), step.attrs["output_size"])
-        except (RuntimeError, InputError) as error:  # torch's own: the map has vanished at this size
+        except RuntimeError as error:  # torch's own: the map has vanished at this size
             why = str(error).partition("\n")[0]
+            continue
+        pools = [step for step in steps if step.op.startswith("adaptive")]
+        if not all(divides(values[pool.inputs[0].index], pool.attrs["output_size"]) for pool in pools):
+            why = "an adaptive pool does not divide its map"
             continue
         compared = [math.prod(v.shape) for s, v in zip(steps, values, strict=True) if s.op in COMPARING]
         return Row(name, side=side, layers=len(compared), compared=sum(compared))
     return Row(name, reason=f"takes none of the sizes {SIDES}: {why}")
+
+
+def divides(x: torch.Tensor, output_size: Sequence[int | None]) -> bool:
+    """Whether an adaptive pool's windows are of one size."""
+    space = x.shape[-len(output_size) :]
+    return all(size % (out or size) == 0 for size, out in zip(space, output_size, strict=True))
 
 
 def first_reason(found: Sequence[Problem]) -> str:
