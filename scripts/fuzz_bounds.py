@@ -1,0 +1,186 @@
+"""How far private inference may be from torch: a bound on every element of every step, carried forward in float64.
+
+Error e of an operation f on a value v with error e_v is at most |f(v + e_v) - f(v)| and what the operation itself
+rounds. The table BOUNDS has a line for each operation, made of four promises:
+
+    R            a value at rest has 16 bits of fraction, and every party may round its share: (N/2 + 1) 2^-16
+    delta(w)     a constant has 16 bits of fraction, and is never off by more than 2^-8 of its tensor's largest
+    2^-17        of the input, a bias, a summand: 16 bits of fraction, rounded to the nearest
+    2^-10        of a smooth activation: its spline
+
+Steps that only move values move their errors. Values and errors are those of `hummingbird.graph.run`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph import OPS, Ref, Step
+
+UNIT = 2.0**-16
+HALF = UNIT / 2
+SPLINE = 2.0**-10
+PRECISION = 2.0**-8
+
+Attrs = dict[str, Any]
+Bound = Callable[..., Tensor]
+
+
+def delta(constant: Any) -> float:
+    """Rounding of each entry of a constant tensor: float32's own (a folded norm), and the fixed point's."""
+    w = torch.as_tensor(constant, dtype=torch.float64)
+    largest = float(w.abs().max()) if w.numel() else 0.0
+    return min(HALF, PRECISION * largest) + 2.0**-24 * largest
+
+
+def _product(op: str) -> Bound:
+    """A sum of products with weights, and a bias: |W| e + delta(W) |x|, which is the same layer on errors."""
+
+    def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        def layer(weight: Tensor, value: Tensor) -> Tensor:
+            return OPS[op]({**a, "weight": weight, "bias": None}, value)
+
+        bias = 0.0 if a["bias"] is None else HALF + 2.0**-24 * float(a["bias"].abs().max())
+        code = layer(torch.ones_like(a["weight"]), x.abs() + e) * delta(a["weight"])
+        return layer(a["weight"].abs(), e) + code + bias + rounding
+
+    return bound
+
+
+def _affine(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    by = {"scale": a["scale"].abs(), "shift": torch.zeros_like(a["shift"])}
+    shift = HALF + 2.0**-24 * float(a["shift"].abs().max())
+    return OPS["affine"](by, e) + (x.abs() + e) * delta(a["scale"]) + shift + rounding
+
+
+def _mean(op: str) -> Bound:
+    """A sum and a reciprocal, the constant 1/n for n places at most."""
+
+    def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        sums = OPS[op](a, x.abs() + e)
+        places = a.get("divisor") or (math.prod(a["kernel"]) if "kernel" in a else x.numel() // sums.numel())
+        return OPS[op](a, e) + sums * min(HALF * places, PRECISION) + rounding
+
+    return bound
+
+
+def _mul(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = None, f: Tensor | None = None) -> Tensor:
+    if y is None or f is None:
+        c = torch.as_tensor(a["value"], dtype=torch.float64)
+        return e * c.abs() + (x.abs() + e) * delta(c) + rounding
+    return x.abs() * f + y.abs() * e + e * f + rounding
+
+
+def _add(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = None, f: Tensor | None = None) -> Tensor:
+    if f is not None:
+        return e + f + rounding
+    return (
+        e + HALF + rounding + torch.zeros_like(torch.as_tensor(a["value"], dtype=torch.float64))
+    )  # which may broadcast
+
+
+def _smooth(lipschitz: float, asymptote: float = 0.0) -> Bound:
+    """A spline's promise; `asymptote`: the slope far out, a constant as others are."""
+    return lambda a, rounding, x, e: e * lipschitz + SPLINE + x.abs() * asymptote * UNIT + rounding
+
+
+def _softmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """exp (within s = 2^-10) over a sum S >= 1 of n: s / S + n s / S^2 + s for the reciprocal; slope 1/2 at most."""
+    dim = a["dim"]
+    total = (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
+    spline = SPLINE + rounding
+    own = spline / total + x.shape[dim] * spline / total**2 + spline
+    return e.amax(dim, keepdim=True) / 2 + own + rounding + torch.zeros_like(x)
+
+
+def _argmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """The farthest place whose value may be the largest."""
+    dim, keep = a["dim"], a["keepdim"]
+    e = e + rounding
+    rivals = x + e >= (x - e).amax(dim, keepdim=True)
+    places = torch.arange(x.shape[dim], dtype=torch.float64).view(-1, *[1] * (x.dim() - 1 - dim % x.dim()))
+    far = (places - x.argmax(dim, keepdim=True)).abs() * rivals
+    return far.amax(dim, keepdim=keep)
+
+
+def _hardswish(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """x y / 6 with y in [0, 6], slope 1.5 at most: both factors are rounded, and so is 1/6."""
+    return 1.5 * e + (2 * x.abs() + 6) / 6 * rounding + 6 * x.abs() * HALF + rounding
+
+
+def _leaky(slope: Callable[[Attrs, Tensor], Tensor]) -> Bound:
+    def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        s = slope(a, x)
+        return e * s.abs().clamp(min=1.0) + (x.abs() + e) * (delta(s) + delta(1 - s)) + (1 + s.abs()) * rounding
+
+    return bound
+
+
+def _prelu_slope(a: Attrs, x: Tensor) -> Tensor:
+    return a["weight"].double().view(-1, *[1] * max(0, x.dim() - 2))
+
+
+BOUNDS: dict[str, Bound] = {
+    "conv": _product("conv"),
+    "conv_transpose": _product("conv_transpose"),
+    "linear": _product("linear"),
+    "affine": _affine,
+    "avg_pool": _mean("avg_pool"),
+    "adaptive_avg_pool": _mean("adaptive_avg_pool"),
+    "mean": _mean("mean"),
+    "sum": lambda a, rounding, x, e: OPS["sum"](a, e),
+    "max_pool": lambda a, rounding, x, e: OPS["max_pool"](a, e + rounding),
+    "adaptive_max_pool": lambda a, rounding, x, e: OPS["adaptive_max_pool"](a, e + rounding),
+    "relu": lambda a, rounding, x, e: e + rounding,
+    "hardtanh": lambda a, rounding, x, e: e + rounding + UNIT,
+    "leaky_relu": _leaky(lambda a, x: torch.tensor(a["slope"], dtype=torch.float64)),
+    "prelu": _leaky(_prelu_slope),
+    "sigmoid": _smooth(0.25),
+    "tanh": _smooth(1.0),
+    "silu": _smooth(1.1, asymptote=1.0),
+    "gelu": _smooth(1.13, asymptote=1.0),
+    "hardsigmoid": _smooth(1 / 6),
+    "hardswish": _hardswish,
+    "softmax": _softmax,
+    "argmax": _argmax,
+    "mul": _mul,
+    "square": lambda a, rounding, x, e: 2 * x.abs() * e + e * e + rounding,
+    "add": _add,
+    "sub": _add,
+    "neg": lambda a, rounding, x, e: e,
+    "cat": lambda a, rounding, xs, es: OPS["cat"](a, es) + rounding,
+    "stack": lambda a, rounding, xs, es: OPS["stack"](a, es) + rounding,
+    "pad": lambda a, rounding, x, e: OPS["pad"]({**a, "value": HALF}, e),
+}
+MOVES = frozenset("output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int".split())
+
+
+def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:
+    """Value of every step for the input x, float64, and bounds on the errors in the same shapes; sizes are ints."""
+    rounding = (parties / 2 + 1) * UNIT
+    values: list[Any] = []
+    found: list[Any] = []
+
+    def looked(item: Any, table: Sequence[Any]) -> Any:
+        if isinstance(item, Ref):
+            return table[item.index]
+        return tuple(looked(part, table) for part in item) if isinstance(item, tuple) else item
+
+    for step in steps:
+        arguments = [x.double()] if step.op == "input" else [looked(item, values) for item in step.inputs]
+        if step.op == "input":
+            found.append(torch.full_like(arguments[0], HALF))
+        elif step.op in MOVES:
+            found.append(OPS[step.op](step.attrs, *(looked(item, found) for item in step.inputs)))
+        else:
+            errors = [looked(item, found) for item in step.inputs]
+            found.append(BOUNDS[step.op](step.attrs, rounding, *itertools.chain(*zip(arguments, errors, strict=True))))
+        value = OPS[step.op](step.attrs, *arguments)
+        values.append(value.double() if step.op == "argmax" else value)  # as a number: 3 is 3.0
+    return values, found
