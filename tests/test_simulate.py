@@ -210,7 +210,7 @@ def test_exact_follows_the_weights_and_leaves_no_session() -> None:
     ("bits", "protocol"),
     [
         (BitConfig(layers={"nonsense": BitWindow(8, 0)}), "masked"),
-        (BitWindow(60, 0), "masked"),
+        (BitWindow(60, 47), "masked"),
         (BitWindow(20, 19), "masked"),
         (BitWindow(64, 50), "gmw"),
         (8, "gmw"),
@@ -271,7 +271,7 @@ def test_windows_can_be_changed_and_a_refusal_changes_nothing() -> None:
             other._compare.restart(1)
         expected = fresh(x)
         assert torch.equal(twin(x), expected)
-    for wrong in (BitConfig(layers={"nonsense": BitWindow(8, 0)}), BitWindow(60, 0)):
+    for wrong in (BitConfig(layers={"nonsense": BitWindow(8, 0)}), BitWindow(60, 47)):
         with pytest.raises(ConfigError) as error:
             twin.set_bits(wrong)
         with pytest.raises(ConfigError) as said:
