@@ -220,10 +220,10 @@ BAD = {
     "checksums changed": (lambda p: flip(p / "checksums", 5), "the checksums are damaged"),
     "checksums cut off": (lambda p: cut(p / "checksums", 16), "the checksums are damaged"),
     "no ledger": (lambda p: (p / "ledger").unlink(), "the ledger of used slots is damaged: No such file"),
-    "an empty ledger": (lambda p: cut(p / "ledger", 0), "the ledger of used slots is damaged: it begins with"),
+    "an empty ledger": (lambda p: cut(p / "ledger", 0), "the ledger of used slots is damaged: its first line"),
     "another store's ledger": (
         lambda p: (p / "ledger").write_text('{"store": "00"}\n'),
-        "the ledger of used slots is damaged: it begins with",
+        "the ledger of used slots is damaged: its first line",
     ),
 }
 
