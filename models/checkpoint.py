@@ -6,7 +6,6 @@ from somebody else cannot run code. Weights stored in half precision are cast to
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,19 +24,27 @@ def _some(kind: str, items: list[str]) -> list[str]:
     return [f"{kind}: {', '.join(items[:_SHOWN])}{more}"]
 
 
+def _plain(value: torch.Tensor) -> bool:
+    return value.layout == torch.strided and not (value.is_complex() or value.is_quantized or value.is_meta)
+
+
 def load_checkpoint(path: str | Path, model: Net) -> Net:
     """Load the state dict at `path` into `model`, as float32 on the model's device, and return the model.
 
     Raises FileNotFoundError when there is no such file and ValueError, leaving the model as it was, when the file is
-    no plain state dict or does not fit; the message names the first keys that are missing, unexpected or mis-shaped.
+    no plain state dict or does not fit; the message names the first keys that are missing, unexpected, mis-shaped or
+    of no plain real tensor.
 
         net = load_checkpoint("checkpoints/digits.pt", get_model("digits", 10)).eval()
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as problem:
-        raise ValueError(f"{path} is no weights-only checkpoint: {problem}") from problem
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+    with open(path, "rb") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as problem:  # the unpickler runs the file's own instructions, which may fail in any way
+            raise ValueError(f"{path} is no weights-only checkpoint: {problem}") from problem
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()
+    ):
         raise ValueError(
             f"{path} holds no state dict of tensors\nhint: save it with torch.save(net.state_dict(), path)"
         )
@@ -50,9 +57,10 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
             [
                 f"{key} is {tuple(state[key].shape)}, the net has {tuple(own[key].shape)}"
                 for key in own
-                if key in state and state[key].shape != own[key].shape
+                if key in state and _plain(state[key]) and state[key].shape != own[key].shape
             ],
         ),
+        *_some("of no plain real tensor", [key for key in own if key in state and not _plain(state[key])]),
     ]
     if problems:
         raise ValueError(

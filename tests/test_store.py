@@ -168,6 +168,26 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     closing(opened(tmp_path))
 
 
+def test_what_the_weights_are_is_told_to_nobody(tmp_path: Path) -> None:
+    """A digest without a key would let the other parties, who read this error, test guesses of the weights."""
+    dealt(tmp_path / "a", facts={**FACTS, "weights": "private"})
+    dealt(tmp_path / "b", facts={**FACTS, "weights": "private"})
+    digests = b"w" * 32, b"x" * 32
+    kept = []
+    for name in ("a", "b"):
+        store = StoreDealer(tmp_path / name, rank=0, parties=2)
+        store.bind("weights", digests[0])
+        with pytest.raises(DealerError, match="used with another weights") as caught:
+            store.bind("weights", digests[1])
+        kept.append((tmp_path / name / "party-0" / "ledger").read_text())
+        bound = next(entry["digest"] for entry in ledger_of(tmp_path / name) if "bound" in entry)
+        for text in (str(caught.value), kept[-1]):
+            assert not any(digest.hex()[:8] in text for digest in digests)
+        assert bound[:8] not in str(caught.value) and bound[-8:] not in str(caught.value)
+        store.close()
+    assert kept[0].splitlines()[1] != kept[1].splitlines()[1]  # one key a store
+
+
 def test_masks_of_weights_meet_one_secret_only(tmp_path: Path) -> None:
     dealt(tmp_path, facts={**FACTS, "weights": "private"})
     for _ in range(2):

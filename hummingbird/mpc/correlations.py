@@ -351,7 +351,7 @@ def check(request: Request) -> None:
         raise DealerError(f"{malformed}: op {str(op)[:_SHOWN]!r}, options {str(kwargs)[:_SHOWN]}")
     try:
         fields = request.free + request.derived
-        padded = _padded(params["size0"], params["size1"], op, kwargs) if op in ring.BILINEAR else 0
+        padded = 0 if kwargs is None else _padded(params["size0"], params["size1"], str(op), kwargs)
     except Exception as error:  # sizes that no product has, missing or surplus parameters
         raise DealerError(f"{malformed}: {str(error)[:_SHOWN]}") from None
     if any(not 0 <= item.width <= 64 for item in fields) or params.get("second", 0) > params.get("planes", 0):
