@@ -250,10 +250,11 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
     dtype, shape, (begin, end) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
     if dtype not in _SAFE or len(shape) != 2 or not all(type(n) is int and n > 0 for n in (*shape, end)):
         hint = f"two dimensions, types: {', '.join(_SAFE)}"
-        raise InputError(f"tensor {name!r} of {dtype} with shape {shape} is no table", where=str(path), hint=hint)
+        what = f"tensor {name[:80]!r} of {str(dtype)[:20]} with shape {str(shape)[:80]} is no table"
+        raise InputError(what, where=str(path), hint=hint)
     size = math.prod(shape) * _SAFE[dtype].itemsize
     if type(begin) is not int or begin < 0 or end - begin != size or 8 + length + end > total:
-        raise ValueError(f"tensor {name!r} is cut off, or its offsets do not fit its shape")
+        raise ValueError(f"tensor {name[:80]!r} is cut off, or its offsets do not fit its shape")
     version = 0
     if _OWN in metadata and name == "records":
         fields = json.loads(metadata[_OWN])

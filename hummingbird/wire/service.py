@@ -120,7 +120,7 @@ def _read(tls: Tls) -> tuple[bytes, bytes, bytes]:
         public = load_pem_private_key(content[1], None).public_key()
         path = tls.ca
         x509.load_pem_x509_certificates(content[2])
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         hint = "PEM files are needed, the key without a passphrase"
         raise EnvironmentProblem(f"not a usable TLS file: {error}", where=str(path), hint=hint) from None
     if certified != public:
