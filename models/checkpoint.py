@@ -1,11 +1,13 @@
 """Load trained weights into a net, or say exactly why they do not fit.
 
 A checkpoint is a state dict of tensors written by torch.save and read with weights_only=True, so that opening a file
-from somebody else cannot run code. Weights stored in half precision are cast to float32.
+from somebody else cannot run code, nor take more memory than its size says: torch.save compresses nothing. Weights
+stored in half precision are cast to float32.
 """
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,6 +41,11 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
     """
     with open(path, "rb") as file:
         try:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                        raise ValueError("its archive is compressed")
+            file.seek(0)
             state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as problem:  # the unpickler runs the file's own instructions, which may fail in any way
             raise ValueError(f"{path} is no weights-only checkpoint: {problem}") from problem

@@ -283,6 +283,7 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
     (tmp_path / "certificates.py").write_text(script)
     run([sys.executable, "certificates.py", "certs", "localhost", "2"], tmp_path)
     assert (tmp_path / "certs" / "dealer.key").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "certs").stat().st_mode & 0o077 == 0 and "chmod" not in script  # a key is private from the start
 
     address = f"localhost:{parties.free_port()}"
     listen = next(line for line in shell_lines() if "hummingbird dealer" in line and "--tls-cert" in line)

@@ -95,6 +95,19 @@ def test_setup_is_the_same_in_every_run_and_nobody_writes_into_it(tmp_path: Path
     assert all(torch.equal(r, taken[0]) for r in taken)
 
 
+def test_the_folders_are_for_their_user_alone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the mask, and with no moment at which a seed can be read: nothing is made private afterwards."""
+    for function in ("chmod", "fchmod"):
+        monkeypatch.delattr(os, function)
+    before = os.umask(0)
+    try:
+        dealt(tmp_path / "store")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "store", *(tmp_path / "store").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
 def test_what_the_folders_hold(tmp_path: Path) -> None:
     out = dealt(tmp_path / "new" / "store")
     assert sorted(path.name for path in (out / "party-1").iterdir()) == ["header.json", "ledger", "seed"]

@@ -20,7 +20,7 @@ from hummingbird.errors import AgreementError, EnvironmentProblem, PeerError
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.prg import derive, new_seed
+from hummingbird.prg import SEED_BYTES, derive, new_seed
 from hummingbird.wire import connect as wire
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
@@ -73,9 +73,12 @@ def meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Chan
             for text in (store.get(key).decode() for key in keys)
         ]
         token = bytes.fromhex(store.get("token").decode())
+        if len(token) != SEED_BYTES:
+            raise ValueError("another program's token is in the store")
     except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise PeerError(
-            f"the {parties} parties did not meet within {timeout:g} s: {str(error).splitlines()[0]}",
+            f"the {parties} parties did not meet within {timeout:g} s: {reason}",
             where=f"party {rank}",
             hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
         ) from None
