@@ -49,9 +49,9 @@ class Client:
     and when, nothing else.
     tls: mutual TLS, needed for other hosts. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
     servers expand keys with. timeout: seconds for each message. owner: the table owner's public key; rows must carry
-    its signatures. identities: the servers' public keys; answers must carry their signatures.
+    its signatures. identities: both servers' public keys, in their order; answers must carry their signatures.
     Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
-    server twice; all name the server.
+    server twice; all name the server. InputError for keys that are none, or not two.
 
         client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
         rows = client.rows(torch.tensor([3, 14, 15]))
