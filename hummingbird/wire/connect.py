@@ -128,11 +128,8 @@ def _accept(
     proofs = {_secret(token, peer): peer for peer in range(parties) if peer != rank}
     refused = ""
     while len(incoming) < parties - 1:
-        left = deadline - time.monotonic()
         try:
-            if left <= 0:
-                raise TimeoutError
-            server.settimeout(left)
+            server.settimeout(_left(deadline))
             connection, caller = server.accept()
         except OSError:
             missing = sorted(set(proofs.values()) - set(incoming))
@@ -142,7 +139,7 @@ def _accept(
                 hint=refused or "did they end, or is there a firewall between the hosts?",
             ) from None
         try:
-            peer = _prove(connection, proofs, time.monotonic() + min(left, _HELLO), context)
+            peer = _prove(connection, proofs, min(deadline, time.monotonic() + _HELLO), context)
         except OSError as error:  # whoever it was has left, says nothing, or fails the handshake: wait for the parties
             peer, refused = None, f"the last connection refused was one from {caller[0]}: {error}"
         if peer is None or peer[0] in incoming:

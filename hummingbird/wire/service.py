@@ -72,7 +72,8 @@ class Tls:
                 context.load_cert_chain(self.cert, self.key)
                 context.load_verify_locations(self.ca)
             except ssl.SSLError as error:  # what OpenSSL refuses by its own rules, a short key for instance
-                raise EnvironmentProblem(f"not usable TLS files: {error.reason}", where=str(self.cert)) from None
+                what = f"not usable TLS files: {error.reason or 'OpenSSL refuses them'}"
+                raise EnvironmentProblem(what, where=str(self.cert)) from None
         return pair
 
 
