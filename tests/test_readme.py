@@ -125,6 +125,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
 }
 TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
+TORCHRUN |= {"--max-restarts"}
 
 
 def program(words: list[str]) -> tuple[str, list[str]]:
