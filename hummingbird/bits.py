@@ -8,6 +8,7 @@ section 4).
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,8 @@ class BitConfig:
             data = json.loads(text)
         except ValueError as error:
             raise ConfigError(f"not a JSON file: {error}", where=where) from None
+        except RecursionError:
+            raise ConfigError("not such a file: its values are nested too deeply", where=where) from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ConfigError(
                 f"not a {FORMAT} file", where=where, hint='the first key must be "format": "hummingbird-bits"'
@@ -141,7 +144,7 @@ class BitConfig:
 
 def _window(value: Any, where: str) -> BitWindow:
     if not isinstance(value, dict) or set(value) != {"k", "m"}:
-        raise ConfigError(f'a window is {{"k": ..., "m": ...}}, got {value!r}', where=where)
+        raise ConfigError(f'a window is {{"k": ..., "m": ...}}, got {reprlib.repr(value)}', where=where)
     try:
         return BitWindow(value["k"], value["m"])
     except ConfigError as error:

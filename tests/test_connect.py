@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import socket
 import ssl
 import struct
@@ -89,6 +90,42 @@ def strangers(addresses: list[tuple[str, int]]) -> list[socket.socket]:
 def test_strangers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connecting, "_HELLO", 0.5)
     assert meet(2, 20.0, before=strangers) == [{1: 1}, {0: 0}]
+
+
+def dripping(addresses: list[tuple[str, int]]) -> list[socket.socket]:
+    """A connection to party 0 that sends a byte now and then, each of them in time: of a proof, or a TLS record."""
+    connection = socket.create_connection(addresses[0])
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            for byte in itertools.chain(b"\x16\x03\x01\x40\x00", itertools.repeat(1)):
+                connection.sendall(bytes([byte]))
+                time.sleep(0.4)
+
+    threading.Thread(target=drip, daemon=True).start()
+    return [connection]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_deadline_for_setting_up_a_connection(
+    authorities: tuple[Authority, Authority], monkeypatch: pytest.MonkeyPatch, secure: bool
+) -> None:
+    """A deadline for each byte gave this stranger 20 times as long in plain text."""
+    monkeypatch.setattr(connecting, "_HELLO", 1.0)
+    limits: list[float] = []
+    real = connecting._prove
+
+    def timed(*arguments: Any) -> Any:
+        started = time.monotonic()
+        try:
+            return real(*arguments)
+        finally:
+            limits.append(time.monotonic() - started)
+
+    monkeypatch.setattr(connecting, "_prove", timed)
+    tls = secured(2, authorities[0]) if secure else None
+    assert meet(2, 60.0, tls=tls, before=dripping) == [{1: 1}, {0: 0}]
+    assert len(limits) == 3 and max(limits) < 1.0 + SLACK, limits
 
 
 def test_another_token_is_no_party() -> None:

@@ -114,6 +114,28 @@ def test_crypten_cannot_be_started_behind_our_back(alone: sessions.Session) -> N
     assert _crypten.PartyCommunicator.get() is communicator
 
 
+def test_validation_mode_which_opens_every_value_is_refused(
+    alone: sessions.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = hummingbird.cryptensor(torch.tensor([3.0, 4.0]))
+    opened: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(_crypten.PartyCommunicator, "all_reduce", lambda *args, **kwargs: opened.append(args))
+        patch.setattr(_crypten.PartyCommunicator, "reduce", lambda *args, **kwargs: opened.append(args))
+        with _crypten.crypten.cfg.temp_override({"debug.validation_mode": True}):
+            for use in (lambda: x + x, lambda: x.mul(x), lambda: x / 3, lambda: x.share, lambda: x.matmul(x)):
+                with pytest.raises(TrustError, match="validation mode opens every value") as caught:
+                    use()
+                assert "set it to False" in caught.value.hint
+            with pytest.raises(TrustError, match="validation mode"):
+                x._tensor.div_(2)
+            hummingbird.uninit()
+            with pytest.raises(TrustError, match="validation mode"):
+                hummingbird.init()
+        assert not opened
+    assert not sessions.is_initialized()
+
+
 def test_reductions_that_are_no_sums_are_refused(alone: sessions.Session) -> None:
     communicator = _crypten.PartyCommunicator.get()
     assert communicator is not None

@@ -94,7 +94,8 @@ def tensor(code: int, *shape: int, data: bytes = b"") -> bytes:
     [
         (header(0, magic=b"PK"), "no frame"),
         (header(0, version=9), "version 9, this release reads version 1"),
-        (header(2**32 - 1), "cut off at tensor 0"),
+        (header(2**32 - 1), "4294967295 tensors exceed the limit of 64"),
+        (header(2), "cut off at tensor 0"),
         (header(1) + tensor(99, 1, data=bytes(8)), "type code 99"),
         (header(1) + tensor(3, *[1] * 9, data=bytes(8)), "9 dimensions"),
         (header(1) + tensor(3, 2**63), "exceeds the limit"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -178,6 +179,24 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
     torch.save(net, tmp_path / "pickled.pt")  # a whole module: unpickling it would run code
     with pytest.raises(ValueError, match="is no weights-only checkpoint"):
         load_checkpoint(tmp_path / "pickled.pt", net)
+    torch.save(net.state_dict(), tmp_path / "plain.pt")  # rewritten, a few KB can stand for gigabytes
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain:
+        with zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+            for name in plain.namelist():
+                packed.writestr(name, plain.read(name))
+    with pytest.raises(ValueError, match="its archive is compressed"):
+        load_checkpoint(tmp_path / "packed.pt", net)
+    load_checkpoint(tmp_path / "plain.pt", net)
+    for wrong in ({1: torch.zeros(2)}, {"a": torch.zeros(2), "b": 3}):
+        torch.save(wrong, tmp_path / "wrong.pt")
+        with pytest.raises(ValueError, match="holds no state dict"):
+            load_checkpoint(tmp_path / "wrong.pt", net)
+    strange = {key: value.to(torch.complex64) for key, value in net.state_dict().items()}
+    torch.save(strange, tmp_path / "complex.pt")
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with pytest.raises(ValueError, match="of no plain real tensor: "):
+        load_checkpoint(tmp_path / "complex.pt", net)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="holds no state dict"):
         load_checkpoint(tmp_path / "list.pt", net)

@@ -125,6 +125,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
 }
 TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
+TORCHRUN |= {"--max-restarts"}
 
 
 def program(words: list[str]) -> tuple[str, list[str]]:
@@ -283,6 +284,7 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
     (tmp_path / "certificates.py").write_text(script)
     run([sys.executable, "certificates.py", "certs", "localhost", "2"], tmp_path)
     assert (tmp_path / "certs" / "dealer.key").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "certs").stat().st_mode & 0o077 == 0 and "chmod" not in script  # a key is private from the start
 
     address = f"localhost:{parties.free_port()}"
     listen = next(line for line in shell_lines() if "hummingbird dealer" in line and "--tls-cert" in line)

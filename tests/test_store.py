@@ -95,6 +95,19 @@ def test_setup_is_the_same_in_every_run_and_nobody_writes_into_it(tmp_path: Path
     assert all(torch.equal(r, taken[0]) for r in taken)
 
 
+def test_the_folders_are_for_their_user_alone_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the mask, and with no moment at which a seed can be read: nothing is made private afterwards."""
+    for function in ("chmod", "fchmod"):
+        monkeypatch.delattr(os, function)
+    before = os.umask(0)
+    try:
+        dealt(tmp_path / "store")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "store", *(tmp_path / "store").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
 def test_what_the_folders_hold(tmp_path: Path) -> None:
     out = dealt(tmp_path / "new" / "store")
     assert sorted(path.name for path in (out / "party-1").iterdir()) == ["header.json", "ledger", "seed"]
@@ -168,6 +181,26 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     closing(opened(tmp_path))
 
 
+def test_what_the_weights_are_is_told_to_nobody(tmp_path: Path) -> None:
+    """A digest without a key would let the other parties, who read this error, test guesses of the weights."""
+    dealt(tmp_path / "a", facts={**FACTS, "weights": "private"})
+    dealt(tmp_path / "b", facts={**FACTS, "weights": "private"})
+    digests = b"w" * 32, b"x" * 32
+    kept = []
+    for name in ("a", "b"):
+        store = StoreDealer(tmp_path / name, rank=0, parties=2)
+        store.bind("weights", digests[0])
+        with pytest.raises(DealerError, match="used with another weights") as caught:
+            store.bind("weights", digests[1])
+        kept.append((tmp_path / name / "party-0" / "ledger").read_text())
+        bound = next(entry["digest"] for entry in ledger_of(tmp_path / name) if "bound" in entry)
+        for text in (str(caught.value), kept[-1]):
+            assert not any(digest.hex()[:8] in text for digest in digests)
+        assert bound[:8] not in str(caught.value) and bound[-8:] not in str(caught.value)
+        store.close()
+    assert kept[0].splitlines()[1] != kept[1].splitlines()[1]  # one key a store
+
+
 def test_masks_of_weights_meet_one_secret_only(tmp_path: Path) -> None:
     dealt(tmp_path, facts={**FACTS, "weights": "private"})
     for _ in range(2):
@@ -220,10 +253,10 @@ BAD = {
     "checksums changed": (lambda p: flip(p / "checksums", 5), "the checksums are damaged"),
     "checksums cut off": (lambda p: cut(p / "checksums", 16), "the checksums are damaged"),
     "no ledger": (lambda p: (p / "ledger").unlink(), "the ledger of used slots is damaged: No such file"),
-    "an empty ledger": (lambda p: cut(p / "ledger", 0), "the ledger of used slots is damaged: it begins with"),
+    "an empty ledger": (lambda p: cut(p / "ledger", 0), "the ledger of used slots is damaged: its first line"),
     "another store's ledger": (
         lambda p: (p / "ledger").write_text('{"store": "00"}\n'),
-        "the ledger of used slots is damaged: it begins with",
+        "the ledger of used slots is damaged: its first line",
     ),
 }
 

@@ -349,27 +349,59 @@ def check(request: Request) -> None:
         raise DealerError(f"unknown kind of correlated randomness {request.kind!r}", hint=f"known: {', '.join(KINDS)}")
     malformed = f"malformed request for {request.kind!r}"
     params = request.params
-    if not isinstance(params, dict) or not all(_natural(value) for key, value in params.items() if key not in _NAMED):
-        raise DealerError(f"{malformed}: a size exceeds the limits (0 to {_LIMIT}, 8 dimensions): {params}")
-    if not 0 <= params.get("shift", 0) <= 62:
-        raise DealerError(f"{malformed}: shift {params['shift']} is not in 0..62")
+    if not isinstance(params, dict) or not all(
+        isinstance(value, list) == (key in _SHAPES) and _natural(value)
+        for key, value in params.items()
+        if key not in _NAMED
+    ):
+        what = f"a size exceeds the limits (0 to {_LIMIT}, 8 dimensions): {str(params)[:_SHOWN]}"
+        raise DealerError(f"{malformed}: {what}")
+    for name, most in _MOST.items():  # before any list is built from it
+        if params.get(name, 0) > most:
+            raise DealerError(f"{malformed}: {name} {params[name]} is not in 0..{most}")
     if not 0 < params.get("divisor", 1):
         raise DealerError(f"{malformed}: divisor {params['divisor']} is not positive")
     op, kwargs = params.get("op"), params.get("kwargs")
     if request.kind in ("additive", "linear") and (op not in ring.BILINEAR or not _are_options(kwargs)):
         # Before anything is looked up by these names: they come from another process.
-        raise DealerError(f"{malformed}: op {op!r}, options {kwargs!r}")
+        raise DealerError(f"{malformed}: op {str(op)[:_SHOWN]!r}, options {str(kwargs)[:_SHOWN]}")
     try:
         fields = request.free + request.derived
+        padded = 0 if kwargs is None else _padded(params["size0"], params["size1"], str(op), kwargs)
     except Exception as error:  # sizes that no product has, missing or surplus parameters
-        raise DealerError(f"{malformed}: {error}") from None
-    if any(not 0 <= item.width <= 64 or isinstance(item.key, list) for item in fields):
-        raise DealerError(f"{malformed}: {params}")
-    if any(n < 0 for item in fields for n in item.shape) or any(math.prod(item.shape) > _LIMIT for item in fields):
+        raise DealerError(f"{malformed}: {str(error)[:_SHOWN]}") from None
+    if any(not 0 <= item.width <= 64 for item in fields) or params.get("second", 0) > params.get("planes", 0):
+        raise DealerError(f"{malformed}: {str(params)[:_SHOWN]}")
+    shapes = [item.shape for item in fields]
+    if any(n < 0 for shape in shapes for n in shape) or max(padded, *map(math.prod, shapes)) > _LIMIT:
         raise DealerError(f"a request for {request.kind!r} exceeds {_LIMIT} elements", hint="run smaller batches")
 
 
+def _padded(size0: list[int], size1: list[int], op: str, kwargs: dict[str, Any]) -> int:
+    """Elements of a convolution's input with its margins and, transposed, its gaps; 0 for other products.
+
+    The result's size does not bound them: dilation takes away what padding adds.
+    """
+    if not op.startswith("conv"):
+        return 0
+    spatial = int(op[-2])
+
+    def option(name: str, default: int) -> list[int]:
+        value = kwargs.get(name, default)
+        return value * (spatial // len(value)) if isinstance(value, list) else [value] * spatial
+
+    sides, margins, reach = size0[-spatial:], option("padding", 0), [0] * spatial
+    if op.startswith("conv_transpose"):
+        sides = [n * step for n, step in zip(sides, option("stride", 1), strict=True)]
+        reach = [by * (n - 1) for by, n in zip(option("dilation", 1), size1[-spatial:], strict=True)]
+    margins = [abs(far - margin) for far, margin in zip(reach, margins, strict=True)]
+    return math.prod(size0[:-spatial]) * math.prod(n + 2 * m for n, m in zip(sides, margins, strict=True))
+
+
 _NAMED = ("op", "kwargs")
+_SHAPES = ("shape", "size0", "size1")
+_MOST = {"shift": 62, "k": 64, "m": 64, "tables": 64, "ring": 64}
+_SHOWN = 200  # characters of what another process sent
 
 
 def _natural(value: Any) -> bool:

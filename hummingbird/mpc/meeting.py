@@ -20,7 +20,7 @@ from hummingbird.errors import AgreementError, EnvironmentProblem, PeerError
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.prg import derive, new_seed
+from hummingbird.prg import SEED_BYTES, derive, new_seed
 from hummingbird.wire import connect as wire
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
@@ -40,6 +40,7 @@ def environment() -> tuple[int, int]:
     return rank, parties
 
 
+_DIGITS = 20  # of a slot's number
 _epoch = 0
 
 
@@ -52,9 +53,13 @@ def meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Chan
         # messages do not use it.
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, init_method="env://", timeout=wait)
+            shared, _, _ = next(iter(dist.rendezvous("env://", rank, parties, timeout=wait)))
+            shared.set_timeout(wait)
+            dist.init_process_group(
+                backend, store=dist.PrefixStore(_life(), shared), rank=rank, world_size=parties, timeout=wait
+            )
             atexit.register(_end_process_group)
-        store = dist.PrefixStore(f"hummingbird/{_epoch}", dist.distributed_c10d._get_default_store())
+        store = dist.PrefixStore(f"{_life()}/{_epoch}", dist.distributed_c10d._get_default_store())
         _epoch += 1
         host = _own_address(parties)
         server = wire.listen(host)
@@ -68,14 +73,24 @@ def meet(rank: int, parties: int, tls: Tls | None, timeout: float) -> tuple[Chan
             for text in (store.get(key).decode() for key in keys)
         ]
         token = bytes.fromhex(store.get("token").decode())
+        if len(token) != SEED_BYTES:
+            raise ValueError("another program's token is in the store")
     except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise PeerError(
-            f"the {parties} parties did not meet within {timeout:g} s: {str(error).splitlines()[0]}",
+            f"the {parties} parties did not meet within {timeout:g} s: {reason}",
             where=f"party {rank}",
             hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
         ) from None
     contexts = tls.contexts() if tls else None
     return wire.connect(rank, addresses, server, token, timeout, contexts), token
+
+
+def _life() -> str:
+    """Where in torchrun's store this life of the parties meets: `--max-restarts` keeps the store, with the addresses of
+    the dead.
+    """
+    return f"hummingbird/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _end_process_group() -> None:
@@ -130,7 +145,7 @@ def open_store(
     try:
         agree(channel, "store", store.facts)
         for text in channel.exchange_text(str(store.next_slot)).values():
-            if not text.isdecimal():
+            if not text.isdecimal() or len(text) > _DIGITS:
                 raise AgreementError(f"a party sent {text[:40]!r} for its next slot", where=f"party {channel.rank}")
             store.skip_to(int(text))
     except BaseException:
@@ -203,6 +218,6 @@ def _facts(text: str) -> dict[str, str]:
     """What another party says in `agree`; anything else that it may have sent differs from every fact."""
     try:
         facts = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         facts = None
     return facts if isinstance(facts, dict) else {"program": "another one"}

@@ -186,7 +186,7 @@ def init(
     device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
         expanded (prg.py).
 
-    Raises PeerError, AgreementError, DealerError, EnvironmentProblem.
+    Raises PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in CrypTen's validation mode.
     """
     global _session, _leaving
     if _session is not None:
@@ -198,6 +198,7 @@ def init(
             "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
         )
     refusals.refuse_foreign_session()
+    _crypten.refuse_validation()
     rank, parties = environment()
     heap.keep()
     device = torch.device(device)

@@ -25,7 +25,9 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.kernels.dpf import MOST_ROWS
 
+_MOST_KEYS = 1 << 24
 _ROUNDS = 4  # of the permutation
 _KEPT = 1 << 18  # rows of the largest table whose permutations are kept, 2 MiB each
 _SEED = bytes(prg.SEED_BYTES)
@@ -61,6 +63,9 @@ class BatchCode:
     def __post_init__(self) -> None:
         if min(self.rows, self.buckets, self.choices, self.rounds) < 1:
             raise ConfigError(f"{self}: a number below 1", where="BatchCode", hint="all are 1 or more")
+        if self.rows > MOST_ROWS or self.keys > _MOST_KEYS:
+            hint = f"at most 2^40 rows and {_MOST_KEYS} keys"
+            raise ConfigError(f"{self.rows} rows, {self.keys} keys", where="BatchCode", hint=hint)
         if self.buckets % self.choices:
             hint = f"take {self.buckets + -self.buckets % self.choices}"
             raise ConfigError(f"{self.buckets} buckets in {self.choices} groups", where="BatchCode", hint=hint)

@@ -37,6 +37,7 @@ from hummingbird.wire.service import Tls
 
 _SETTLE = 2.0  # seconds for an update to reach both servers
 _PAUSE = 0.05
+_ASK_AGAIN = 0.25
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -48,9 +49,9 @@ class Client:
     and when, nothing else.
     tls: mutual TLS, needed for other hosts. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
     servers expand keys with. timeout: seconds for each message. owner: the table owner's public key; rows must carry
-    its signatures. identities: the servers' public keys; answers must carry their signatures.
+    its signatures. identities: both servers' public keys, in their order; answers must carry their signatures.
     Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
-    server twice; all name the server.
+    server twice; all name the server. InputError for keys that are none, or not two.
 
         client = Client(("pir0.example:7000", "pir1.example:7000"), tls=Tls("me.crt", "me.key", "ca.pem"))
         rows = client.rows(torch.tensor([3, 14, 15]))
@@ -77,9 +78,9 @@ class Client:
             raise TrustError(
                 "one server would get both keys, and read the index", where="pir.Client(servers)", hint=hint
             )
-        self._decoder, self._prf, self._settle = decoder, prf, min(_SETTLE, timeout)
+        self._decoder, self._prf, self._timeout, self._settle = decoder, prf, timeout, min(_SETTLE, timeout)
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Client(owner)")
-        self._identities = [integrity.public_key(key, "pir.Client(identities)") for key in identities or ()]
+        self._identities = None if identities is None else integrity.public_keys(identities, "pir.Client(identities)")
         self._secret = new_seed(TICKET_BYTES)
         self.links: list[Link] = []
         deadline = time.monotonic() + timeout
@@ -144,9 +145,19 @@ class Client:
     def collect(self, ticket: bytes) -> Tensor:
         """What the two servers have computed from a deposit of this client's, float32: the sum of their shares.
 
-        Once, and within the client's `timeout`. Raises PeerError, which says what became of it.
+        Once, and within the client's `timeout`, or twice that where many wait. Raises PeerError, which says what became
+        of it.
         """
-        parts = self._ask([ticket + self._receipt(ticket, party) for party in range(2)], "Collect")
+        deadline = time.monotonic() + self._timeout
+        messages = [ticket + self._receipt(ticket, party) for party in range(2)]
+        parts = self._ask(messages, "Collect")
+        for party, link in enumerate(self.links):
+            while not parts[party]:  # too many others wait there
+                if time.monotonic() > deadline:
+                    hint = "the deposit stays for some minutes: collect again"
+                    raise PeerError("the server has no room for one more who waits", where=link.name, hint=hint)
+                time.sleep(_ASK_AGAIN)
+                parts[party] = link.begin(messages[party], "Collect")()
         shares = []
         for link, part in zip(self.links, parts, strict=True):
             try:
@@ -198,10 +209,13 @@ class Client:
                 if description.release != VERSION:
                     what = f"the server runs release {description.release}, the client {VERSION}"
                     raise AgreementError(what, where=link.name, hint="install the same release everywhere")
-                if self._identities and not description.signs:
+                if self._identities is not None and not description.signs:
                     raise AgreementError("answers are not signed", where=link.name, hint="start it with --identity")
             if zero.facts != one.facts:
                 raise self._disagree("tables", zero.facts, one.facts)
+            if self._identities is not None and zero.facts.shares:
+                hint = "leave out the identities, or ask for rows of the plain table"
+                raise AgreementError("answers for shares are not signed", where=self.links[0].name, hint=hint)
             if self._owner is not None and not zero.facts.table_id:
                 hint = "serve what Owner.sign makes, or leave out the owner"
                 raise AgreementError("the table's rows are not signed", where=self.links[0].name, hint=hint)
@@ -311,7 +325,9 @@ class Client:
     def _check_signatures(
         self, statements: Sequence[Statement], parts: Sequence[tuple[State, Tensor, bytes | None]]
     ) -> None:
-        for key, link, statement, part in zip(self._identities, self.links, statements, parts, strict=False):
+        if self._identities is None:
+            return
+        for key, link, statement, part in zip(self._identities, self.links, statements, parts, strict=True):
             if not integrity.answer_signed(key, statement.party, statement.query, *part):
                 hint = "is somebody else answering in its place?"
                 raise IntegrityError("the answer is not signed by this server", where=link.name, hint=hint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from hummingbird.errors import HummingbirdError, InputError, PeerError
 
 KEEP = 600.0  # seconds
 LOOKUPS = 1 << 16  # whose shares may wait
+_LOOK = 1.0  # seconds between looks at whether somebody still waits
 _log = logging.getLogger(__name__)
 
 
@@ -93,11 +95,13 @@ class Deposits:
             entry.shares, entry.result, entry.used = None, result if entry.receipt else None, time.monotonic()
             self._changed.notify_all()
 
-    def collect(self, ticket: bytes, receipt: bytes, timeout: float) -> bytes:
-        """The result under this ticket, once; what was published in its place is raised.
+    def collect(
+        self, ticket: bytes, receipt: bytes, timeout: float, wanted: Callable[[], bool] = lambda: True
+    ) -> bytes | None:
+        """The result under this ticket, once; None if there is none in time, or as soon as it is not wanted any more.
 
-        Raises InputError, at once, where no deposit has this ticket and receipt, PeerError if there is no result in
-        time.
+        What was published in its place is raised, InputError, at once, where no deposit has this ticket and receipt,
+        and PeerError when this server stops. wanted: asked every second, is the client there?
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -111,13 +115,12 @@ class Deposits:
                     result = self._entries.pop(ticket).result
                     self._changed.notify_all()
                     break
-                if self._closed or not self._wait(deadline):
-                    hint = "is the server's net running? A larger timeout may help"
-                    what = "this server is stopping" if self._closed else f"no result within {timeout:g} s"
-                    raise PeerError(f"deposit {name(ticket)}: {what}", hint=hint)
+                if self._closed:
+                    raise PeerError(f"deposit {name(ticket)}: this server is stopping", hint="is it started again?")
+                if not wanted() or not self._wait(deadline):
+                    return None
         if isinstance(result, HummingbirdError):
             raise result
-        assert result is not None
         return result
 
     def settle(self, timeout: float) -> None:
@@ -138,7 +141,7 @@ class Deposits:
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        self._changed.wait(min(left, self.keep))
+        self._changed.wait(min(left, self.keep, _LOOK))
         return True
 
     def _drop_old(self) -> None:

@@ -130,6 +130,14 @@ def public_key(data: bytes, where: str) -> Ed25519PublicKey:
         raise InputError(f"a public key has {KEY_BYTES} bytes", where=where, hint="Owner.public gives it") from None
 
 
+def public_keys(keys: Sequence[bytes], where: str) -> list[Ed25519PublicKey]:
+    """Both servers' public keys: with one alone, the other server's answers would pass unchecked. InputError."""
+    if isinstance(keys, bytes) or len(keys) != 2:
+        hint = "give party 0's and party 1's, in this order"
+        raise InputError("the public keys of both servers are needed", where=where, hint=hint)
+    return [public_key(key, where) for key in keys]
+
+
 def _row_text(facts: Facts, version: int, place: int, row: bytes) -> bytes:
     kind = f"{facts.dtype} {facts.dim}".encode().ljust(32)
     return b"".join(

@@ -4,7 +4,7 @@
     answer      = state (24), records (B, record_bytes) [, signature (64)]
     deposit     = ticket and receipt (32), keys (B, key_bytes), shares of factors int64 (B,), or (0,) without weights;
                   its answer has empty records
-    collection  = ticket and receipt, 32 bytes and no frame; its answer is one int64 tensor
+    collection  = ticket and receipt, 32 bytes and no frame; its answer is one int64 tensor, or nothing: not yet
     update      = state (24) it applies to, indices int64 (n,), records (n, record_bytes), the owner's signature (64)
     description = JSON: party, release, state, facts, whether answers are signed
 
@@ -88,7 +88,7 @@ def pack_query(decoder: str, keys: Tensor) -> bytes:
 
 def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
     """Decoder and keys, checked for this table and party; InputError, which tells nothing of the keys."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=2)
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
         raise InputError("malformed query", hint="a query is a decoder and keys")
     (code, keys) = parts
@@ -118,7 +118,7 @@ def pack_deposit(ticket: bytes, receipt: bytes, keys: Tensor, factors: Tensor | 
 
 def unpack_deposit(data: bytes, facts: Facts, party: int) -> tuple[bytes, bytes, Tensor, Tensor | None]:
     """Ticket, receipt, keys and factors, checked for this table and party; InputError, which tells nothing of them."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
     kinds = [(part.dtype, part.dim()) for part in parts]
     if kinds != [(torch.uint8, 1), (torch.uint8, 2), (torch.int64, 1)]:
         raise InputError("malformed deposit", hint="a deposit is a ticket, keys and factors")
@@ -142,7 +142,7 @@ def pack_result(share: Tensor) -> bytes:
 
 def unpack_result(data: bytes) -> Tensor:
     """The share; InputError for anything else."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=1)
     if [part.dtype for part in parts] != [torch.int64]:
         raise InputError("malformed result", hint="both sides need the same release")
     return parts[0]
@@ -164,7 +164,7 @@ def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -
 
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
     """State, records and signature; InputError unless they have exactly the expected shapes."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
     records = count, 0 if facts.shares else facts.record_bytes
     shapes = [(STATE_BYTES,), records, *([(SIGNATURE_BYTES,)] if signed else [])]
     if [(part.dtype, tuple(part.shape)) for part in parts] != [(torch.uint8, shape) for shape in shapes]:
@@ -180,7 +180,7 @@ def pack_update(state: State, indices: Tensor, records: Tensor, signature: bytes
 
 def unpack_update(data: bytes, facts: Facts) -> tuple[State, Tensor, Tensor, bytes]:
     """State, indices, records, signature; InputError unless the indices are distinct rows of the table."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE)
+    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=4)
     kinds = [(part.dtype, part.dim()) for part in parts]
     if kinds != [(torch.uint8, 1), (torch.int64, 1), (torch.uint8, 2), (torch.uint8, 1)]:
         raise InputError("malformed update", hint="make it with pir.Owner.update")

@@ -22,8 +22,11 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.pir.batch import Assignment, BatchCode, checked
+from hummingbird.prg import CIPHERS
 
 _FILE = "hummingbird plan 1"
+# What a damaged file leads to; RuntimeError is what torch says of lists that are no table, and of a deep nesting.
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError, HummingbirdError)
 
 
 class Lookup(NamedTuple):
@@ -69,14 +72,15 @@ class Plan:
             fields = json.loads(path.read_text())
             if fields["format"] != _FILE:
                 raise ValueError("another format")
-            full, hot = (fields[name] and _code(fields[name]) for name in ("full", "hot"))
-            beside = fields["companions"] and _rows(fields["companions"], -1, full.rows, 2)
+            full = _code(fields["full"])
+            hot = None if fields["hot"] is None else _code(fields["hot"])
+            beside = None if fields["companions"] is None else _rows(fields["companions"], -1, full.rows, 2)
             plan = cls(full, hot, _rows(fields["hot_rows"], 0, full.rows, 1), beside)
         except OSError as error:
             raise InputError(f"cannot read the plan: {error.strerror}", where=str(path)) from None
-        except (ValueError, TypeError, KeyError, AttributeError, HummingbirdError) as error:
+        except _DAMAGED as error:
             hint = "Plan.to_json and search.pir_plan --plan make such files"
-            raise InputError(f"not a plan: {error}", where=str(path), hint=hint) from None
+            raise InputError(f"not a plan: {str(error)[:200]}", where=str(path), hint=hint) from None
         return plan
 
     def to_json(self) -> str:
@@ -155,8 +159,8 @@ class Plan:
 
 def _code(fields: dict[str, Any]) -> BatchCode:
     seed = bytes.fromhex(fields.pop("seed"))
-    if not all(type(number) is int for number in fields.values()):
-        raise ValueError("a code has whole numbers")
+    if not all(type(number) is int for number in fields.values()) or len(seed) not in CIPHERS.values():
+        raise ValueError("a code has whole numbers, and a seed of 16 or 32 bytes")
     return BatchCode(**fields, seed=seed)
 
 

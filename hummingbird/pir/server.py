@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.pir import integrity
-from hummingbird.pir.deposits import Deposits, Shares
+from hummingbird.pir.deposits import Deposits, Shares, name
 from hummingbird.pir.messages import (
     TICKET_BYTES,
     Description,
@@ -186,12 +186,19 @@ class Server:
         """
         self._deposits.publish(ticket, pack_result(result) if isinstance(result, Tensor) else result)
 
-    def collect(self, message: bytes, timeout: float) -> bytes:
+    def collect(self, message: bytes, timeout: float | None, wanted: Callable[[], bool] = lambda: True) -> bytes:
         """The packed share published under a ticket, once, for who shows its receipt: the message is both.
 
-        Raises InputError, at once, for others, PeerError if there is none in time, and the error published.
+        timeout: seconds to wait; None: not at all, and nothing is returned where there is none yet. wanted: asked every
+        second, is the client there? Raises InputError, at once, for others, PeerError if there is none in time, and the
+        error published.
         """
-        return self._deposits.collect(message[:TICKET_BYTES], message[TICKET_BYTES:], timeout)
+        ticket, receipt = message[:TICKET_BYTES], message[TICKET_BYTES:]
+        result = self._deposits.collect(ticket, receipt, timeout or 0.0, wanted)
+        if result is None and timeout is not None:
+            hint = "is the server's net running? A larger timeout may help"
+            raise PeerError(f"deposit {name(ticket)}: no result within {timeout:g} s", hint=hint)
+        return result or b""
 
     def settle(self, timeout: float) -> None:
         """Wait until what was published is collected."""

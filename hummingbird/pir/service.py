@@ -2,6 +2,7 @@
 
 A lone query reads the whole table, and so does a batch of hundreds; so `Batcher` lets queries wait for each other, up
 to `max_wait` seconds after the first or until `max_batch` keys are there. Who arrives during a pass is in the next.
+A result that is not there yet is waited for by `MAX_WAITING` clients at most; more are told to ask again.
 Methods: Describe, Answer (a query), Deposit (shares), Collect (a result), Update (signed by the owner), Metrics (JSON).
 """
 
@@ -23,10 +24,11 @@ from hummingbird.errors import ConfigError, PeerError
 from hummingbird.pir.metrics import Metrics
 from hummingbird.pir.server import Answer, Server
 from hummingbird.pir.table import State
-from hummingbird.wire.service import Method, Tls, serve
+from hummingbird.wire.service import WORKERS, Method, Tls, serve
 
 MAX_BATCH = 192
 MAX_WAIT = 0.002
+MAX_WAITING = WORKERS // 2  # Collects: the other workers stay free for queries
 _PATIENCE = 600.0  # seconds until a query that nobody answers is given up; clients have deadlines of their own
 _LATE = 0.2  # seconds before its client's deadline, a refusal can still arrive
 
@@ -147,6 +149,7 @@ class Service:
         max_wait: float = MAX_WAIT,
     ) -> None:
         self.metrics, self._server = Metrics(), server
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
         self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
         try:
             self._front = serve(self._methods(server), address, tls)
@@ -173,7 +176,13 @@ class Service:
 
         def collect(data: bytes, context: grpc.ServicerContext) -> bytes:
             left = context.time_remaining()  # None without a deadline
-            return server.collect(data, _PATIENCE if left is None else min(left - _LATE, _PATIENCE))
+            timeout = _PATIENCE if left is None else max(0.0, min(left - _LATE, _PATIENCE))
+            if not self._waiting.acquire(blocking=False):
+                return server.collect(data, None)
+            try:
+                return server.collect(data, timeout, context.is_active)
+            finally:
+                self._waiting.release()
 
         return {
             "Describe": lambda data, context: server.describe(),

@@ -30,9 +30,13 @@ from hummingbird.kernels.dpf import LEAF_ROWS, MOST_ROWS
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
 MAX_RECORD = 1 << 20
 _HEADER_LIMIT = 16 << 20
+_NPY = b"\x93NUMPY"
 _DIGEST = 16
 # What parsers raise over damaged bytes, numpy's (which runs Python's tokenizer) included.
-_DAMAGED = (ValueError, TypeError, KeyError, EOFError, OverflowError, RecursionError, SyntaxError, tokenize.TokenError)
+_DAMAGED = (
+    *(ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, MemoryError, RecursionError),
+    *(SyntaxError, tokenize.TokenError),
+)
 _OWN = "hummingbird.pir"  # in a safetensors file's metadata: facts and version of a table written by `save`
 _SAFE = {
     "F64": torch.float64,
@@ -156,16 +160,23 @@ class Source:
         raise InputError("unknown kind of file", where=str(path), hint="tables are .npy or .safetensors files")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a .safetensors file that `open` reads: records, facts and version."""
+        """Write a .safetensors file that `open` reads: records, facts and version; complete, or not at all.
+
+        A file of this name is replaced at the end, so that a table can be saved over the one that it is mapped from.
+        """
         entry = {"dtype": "U8", "shape": list(self.records.shape), "data_offsets": [0, self.records.size]}
         own = json.dumps({"version": self.version, **asdict(self.facts)})
         header = json.dumps({"__metadata__": {_OWN: own}, "records": entry}).encode()
         header += b" " * (-len(header) % 8)
-        with open(path, "wb") as file:
+        draft = Path(f"{os.fspath(path)}.new")
+        with open(draft, "wb") as file:
             file.write(struct.pack("<Q", len(header)) + header)
             for first, part in self.parts(0, self.facts.rows):
                 assert file.tell() == 8 + len(header) + first * self.facts.record_bytes
                 file.write(part.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
 
     def for_shares(self, scale: int = ring.SCALE) -> Source:
         """The same rows as ring elements of Z_2^64, for the decoder `shares`; 8 (dim + 1) bytes a row, in memory.
@@ -206,9 +217,10 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def _open_npy(path: Path) -> Source:
+    with open(path, "rb") as file:
+        if file.read(len(_NPY)) != _NPY:  # numpy would look for an archive, or for pickled objects
+            raise ValueError("it does not begin as an array does")
     array: Any = np.load(path, mmap_mode="c", allow_pickle=False)  # "c": torch takes writable memory only
-    if not isinstance(array, np.ndarray):
-        raise ValueError("an archive of arrays")
     name = array.dtype.name
     if array.ndim != 2 or name not in _NUMPY or not array.dtype.isnative or not array.flags.c_contiguous:
         what = f"an array of {array.dtype} with shape {array.shape}"
@@ -238,10 +250,11 @@ def _open_safetensors(path: Path, tensor: str | None) -> Source:
     dtype, shape, (begin, end) = (header[name][key] for key in ("dtype", "shape", "data_offsets"))
     if dtype not in _SAFE or len(shape) != 2 or not all(type(n) is int and n > 0 for n in (*shape, end)):
         hint = f"two dimensions, types: {', '.join(_SAFE)}"
-        raise InputError(f"tensor {name!r} of {dtype} with shape {shape} is no table", where=str(path), hint=hint)
+        what = f"tensor {name[:80]!r} of {str(dtype)[:20]} with shape {str(shape)[:80]} is no table"
+        raise InputError(what, where=str(path), hint=hint)
     size = math.prod(shape) * _SAFE[dtype].itemsize
     if type(begin) is not int or begin < 0 or end - begin != size or 8 + length + end > total:
-        raise ValueError(f"tensor {name!r} is cut off, or its offsets do not fit its shape")
+        raise ValueError(f"tensor {name[:80]!r} is cut off, or its offsets do not fit its shape")
     version = 0
     if _OWN in metadata and name == "records":
         fields = json.loads(metadata[_OWN])

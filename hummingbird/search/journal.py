@@ -105,7 +105,7 @@ def _pairs(windows: Sequence[BitWindow]) -> list[list[int]]:
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         hint = "name the file that the search has written"

@@ -17,13 +17,22 @@ from typing import Any
 from hummingbird.errors import PeerError
 from hummingbird.wire.channel import Channel
 
-_HELLO = 5.0  # seconds for a new connection to prove that it is a party's
+_HELLO = 5.0  # seconds for a new connection to prove that it is a party's, handshake included
+_PROOF_BYTES = 20
 
 
 def listen(host: str) -> socket.socket:
     """A listening socket on a free port of `host`."""
     server = socket.create_server((host, 0), backlog=64)
     return server
+
+
+def _left(deadline: float) -> float:
+    """Seconds until a deadline; TimeoutError when it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("it took too long")
+    return left
 
 
 def _secret(token: bytes, rank: int) -> bytes:
@@ -87,10 +96,12 @@ def _reach(
     """A connection to party `peer` that has said who we are."""
     connection: socket.socket | None = None
     try:
-        connection = socket.create_connection(address, timeout=max(0.1, deadline - time.monotonic()))
+        connection = socket.create_connection(address, timeout=_left(deadline))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if context:
+            connection.settimeout(_left(deadline))  # for the whole handshake
             connection = context.wrap_socket(connection, server_hostname=f"party-{peer}")
+        connection.settimeout(_left(deadline))
         connection.sendall(_secret(token, rank))
     except OSError as error:
         if connection is not None:
@@ -117,11 +128,8 @@ def _accept(
     proofs = {_secret(token, peer): peer for peer in range(parties) if peer != rank}
     refused = ""
     while len(incoming) < parties - 1:
-        left = deadline - time.monotonic()
         try:
-            if left <= 0:
-                raise TimeoutError
-            server.settimeout(left)
+            server.settimeout(_left(deadline))
             connection, caller = server.accept()
         except OSError:
             missing = sorted(set(proofs.values()) - set(incoming))
@@ -131,7 +139,7 @@ def _accept(
                 hint=refused or "did they end, or is there a firewall between the hosts?",
             ) from None
         try:
-            peer = _prove(connection, proofs, min(left, _HELLO), context)
+            peer = _prove(connection, proofs, min(deadline, time.monotonic() + _HELLO), context)
         except OSError as error:  # whoever it was has left, says nothing, or fails the handshake: wait for the parties
             peer, refused = None, f"the last connection refused was one from {caller[0]}: {error}"
         if peer is None or peer[0] in incoming:
@@ -141,15 +149,19 @@ def _accept(
 
 
 def _prove(
-    connection: socket.socket, proofs: dict[bytes, int], limit: float, context: ssl.SSLContext | None
+    connection: socket.socket, proofs: dict[bytes, int], deadline: float, context: ssl.SSLContext | None
 ) -> tuple[int, socket.socket] | None:
-    """Which party has connected, and the socket to read from it; None for anybody else."""
-    connection.settimeout(limit)
+    """Which party has connected, and the socket to read from it; None for anybody else, OSError after the deadline."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context:
+        connection.settimeout(_left(deadline))  # for the whole handshake
         connection = context.wrap_socket(connection, server_side=True)
     proof = b""
-    while len(proof) < 20 and (piece := connection.recv(20 - len(proof))):
+    while len(proof) < _PROOF_BYTES:
+        connection.settimeout(_left(deadline))  # a byte now and then does not buy more time
+        piece = connection.recv(_PROOF_BYTES - len(proof))
+        if not piece:
+            break
         proof += piece
     peer = proofs.get(proof)
     if peer is None or (context and _common_name(connection) != f"party-{peer}"):

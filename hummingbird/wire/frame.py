@@ -22,6 +22,7 @@ from hummingbird.errors import InputError
 VERSION = 1
 MAX_BYTES = 4 << 30  # of one frame, unless the caller knows better
 MAX_DIMS = 8
+MAX_TENSORS = 64  # likewise: a tensor without data costs its reader more than its 8 bytes
 
 _MAGIC = b"HB"
 _HEADER = struct.Struct("<2sBBI")
@@ -62,8 +63,10 @@ def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_tensors(buffer: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES) -> list[Tensor]:
-    """The tensors of one frame. InputError for anything but exactly one well-formed frame of at most `max_bytes`.
+def unpack_tensors(
+    buffer: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES, max_tensors: int = MAX_TENSORS
+) -> list[Tensor]:
+    """The tensors of one frame. InputError for anything but exactly one well-formed frame within the limits.
 
     Nothing is allocated before the lengths agree. The tensors share the memory of a writable aligned buffer; those of a
     read-only one are copied once, since torch has no read-only tensors.
@@ -74,7 +77,7 @@ def unpack_tensors(buffer: bytes | bytearray | memoryview, *, max_bytes: int = M
         raise InputError(f"not a contiguous buffer of bytes: {error}", where="wire.unpack_tensors") from None
     if len(view) > max_bytes:
         raise _malformed(f"{len(view)} bytes exceed the limit of {max_bytes}")
-    parts = _parse(view, max_bytes)
+    parts = _parse(view, max_bytes, max_tensors)
     if view.readonly:
         data = torch.empty(len(view), dtype=torch.uint8)
         data.numpy().data[:] = view
@@ -85,7 +88,7 @@ def unpack_tensors(buffer: bytes | bytearray | memoryview, *, max_bytes: int = M
     return [data[start:end].view(dtype).view(shape) for dtype, shape, start, end in parts]
 
 
-def _parse(view: memoryview, max_bytes: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
+def _parse(view: memoryview, max_bytes: int, max_tensors: int) -> list[tuple[torch.dtype, tuple[int, ...], int, int]]:
     """Type, shape, and first and last byte of every tensor, all checked against the length of the frame."""
     if len(view) < _HEADER.size:
         raise _malformed(f"{len(view)} bytes are shorter than a header")
@@ -94,8 +97,10 @@ def _parse(view: memoryview, max_bytes: int) -> list[tuple[torch.dtype, tuple[in
         raise _malformed("this is no frame of tensors")
     if version != VERSION:
         raise _malformed(f"format version {version}, this release reads version {VERSION}")
+    if count > max_tensors:
+        raise _malformed(f"{count} tensors exceed the limit of {max_tensors}")
     at, parts = _HEADER.size, []
-    for position in range(count):  # ends at the first tensor that does not fit: a huge count costs nothing
+    for position in range(count):
         if at + _TENSOR.size > len(view):
             raise _malformed(f"cut off at tensor {position} of {count}")
         code, ndim, zeros = _TENSOR.unpack_from(view, at)

@@ -2,9 +2,9 @@
 takes a stream and answers with one.
 
 Trust is decided by the address: plain text stays on this host (unix sockets, loopback); everything else needs mutual
-TLS, in which both sides show a certificate of the run's own authority. An error raised in a method travels as the
-status details, word for word. Every call has a deadline and `connect` returns a channel that has answered, so a
-missing service is an error, not a hang.
+TLS, in which both sides show a certificate of the run's own authority. An error of this package raised in a method
+travels as the status details, word for word; of any other the type alone, since its text may hold data. Every call has
+a deadline and `connect` returns a channel that has answered, so a missing service is an error, not a hang.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import grpc
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError, TrustError
@@ -67,8 +68,12 @@ class Tls:
         for context in pair:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.verify_mode = ssl.CERT_REQUIRED
-            context.load_cert_chain(self.cert, self.key)
-            context.load_verify_locations(self.ca)
+            try:
+                context.load_cert_chain(self.cert, self.key)
+                context.load_verify_locations(self.ca)
+            except ssl.SSLError as error:  # what OpenSSL refuses by its own rules, a short key for instance
+                what = f"not usable TLS files: {error.reason or 'OpenSSL refuses them'}"
+                raise EnvironmentProblem(what, where=str(self.cert)) from None
         return pair
 
 
@@ -111,15 +116,15 @@ def _read(tls: Tls) -> tuple[bytes, bytes, bytes]:
             raise EnvironmentProblem(f"cannot read a TLS file: {error.strerror}", where=str(path)) from None
     path = tls.cert
     try:
-        certificate = x509.load_pem_x509_certificates(content[0])[0]
+        certified = x509.load_pem_x509_certificates(content[0])[0].public_key()
         path = tls.key
         public = load_pem_private_key(content[1], None).public_key()
         path = tls.ca
         x509.load_pem_x509_certificates(content[2])
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         hint = "PEM files are needed, the key without a passphrase"
         raise EnvironmentProblem(f"not a usable TLS file: {error}", where=str(path), hint=hint) from None
-    if certificate.public_key() != public:
+    if certified != public:
         raise EnvironmentProblem(f"the key does not belong to the certificate {tls.cert}", where=str(tls.key))
     return content[0], content[1], content[2]
 
@@ -225,7 +230,7 @@ def _refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
     if isinstance(error, HummingbirdError):
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:_DETAILS])
     _log.error("a method failed", exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, f"the service failed: {type(error).__name__}: {error}"[:_DETAILS])
+    context.abort(grpc.StatusCode.INTERNAL, f"the service failed: {type(error).__name__}")
     return error
 
 

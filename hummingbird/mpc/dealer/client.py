@@ -8,6 +8,7 @@ What is reserved is made by a background thread ahead of time (`ahead`); what is
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -128,7 +129,7 @@ class DealerClient(Account):
             seed, token = bytes.fromhex(values["seed"]), bytes.fromhex(values["token"])
         except grpc.RpcError as error:
             raise self._failure(error) from None
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             seed = token = b""
         if len(seed) != CIPHERS[self._cipher]:
             raise DealerError("a malformed answer to Join", where=f"dealer {self.address}", hint="is this a dealer?")
@@ -178,7 +179,7 @@ class DealerClient(Account):
             buffer[at : at + len(message)] = message
             at += len(message)
         try:
-            out = unpack_tensors(buffer, max_bytes=size)
+            out = unpack_tensors(buffer, max_bytes=size, max_tensors=len(expected))
         except InputError:
             raise self._malformed(request) from None
         if [(t.dtype, tuple(t.shape)) for t in out] != expected:
@@ -190,8 +191,14 @@ class DealerClient(Account):
         if next(messages, None) is not None:
             raise DealerError("the dealer sent more than was asked for", where=f"dealer {self.address}")
         trailer = dict(messages.trailing_metadata() or ())
-        before, self._told = self._told, float(trailer.get("dealer-seconds", self._told))
-        return self._told - before
+        try:
+            told = float(trailer.get("dealer-seconds", self._told))
+        except ValueError:
+            told = math.nan
+        if not self._told <= told < math.inf:  # false for NaN too
+            raise DealerError("the dealer's count of its own time is malformed", where=f"dealer {self.address}")
+        before, self._told = self._told, told
+        return told - before
 
     def _malformed(self, request: Request) -> DealerError:
         return DealerError(f"malformed corrections for {request_text(request)}", where=f"dealer {self.address}")

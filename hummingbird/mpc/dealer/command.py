@@ -29,6 +29,7 @@ from hummingbird.wire.service import Tls, check_address, serve
 _READY = "dealer listening on "
 _FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
 _POLL = 0.2  # seconds between looks at what --once waits for
+_CLOSED = 5.0  # seconds for a dealer that has closed its output to end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,8 +125,12 @@ def _wait_until_ready(process: subprocess.Popen[bytes], address: str, deadline: 
             )
         piece = os.read(process.stdout.fileno(), 4096)
         if not piece:
+            try:
+                status = f"ended with exit status {process.wait(_CLOSED)}"
+            except subprocess.TimeoutExpired:
+                status = "closed its output"
             raise DealerError(
-                f"the local dealer ended with exit status {process.wait()} before it listened",
+                f"the local dealer {status} before it listened",
                 where=address,
                 hint="its error message is above, on stderr",
             )

@@ -119,20 +119,22 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
     try:
         fields = json.loads((folder / HEADER).read_bytes())
         seed = (folder / SEED).read_bytes()
-    except (OSError, ValueError) as error:
+        named = fields if isinstance(fields, dict) else {}
+        digest = named.pop("digest", "")
+        sound = len(seed) == SEED_BYTES and digest == _digest(named, seed)
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise _damaged(folder, f"{reason}") from None
-    named = fields if isinstance(fields, dict) else {}
     found = named.get("format"), named.get("format_version")
     if found != (FORMAT, FORMAT_VERSION):
-        what = f"this is {found[0]!r}, format {found[1]}; this release reads {FORMAT!r}, format {FORMAT_VERSION}"
+        what = f"this is {str(found[0])[:40]!r}, format {str(found[1])[:40]}"
+        what = f"{what}; this release reads {FORMAT!r}, format {FORMAT_VERSION}"
         raise DealerError(what, where=str(folder / HEADER), hint="deal a new store with this release")
-    digest = named.pop("digest", "")
-    if len(seed) != SEED_BYTES or digest != _digest(named, seed):
+    if not sound:
         raise _damaged(folder, "header and seed do not fit each other")
-    if named["hummingbird_version"] != VERSION:
+    if named.get("hummingbird_version") != VERSION:
         raise DealerError(
-            f"dealt by version {named['hummingbird_version']}, this is version {VERSION}",
+            f"dealt by version {str(named.get('hummingbird_version'))[:40]}, this is version {VERSION}",
             where=str(folder),
             hint="install the same release everywhere: another one may draw other randomness",
         )
@@ -141,9 +143,19 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
             named[name] = [Request(item["kind"], item["params"]) for item in named[name]]
             for request in named[name]:
                 check(request)
-        return Header(**{**named, "shape": tuple(named["shape"])}), seed
-    except (TypeError, KeyError, HummingbirdError):
+        header = Header(**{**named, "shape": tuple(named["shape"])})
+        numbers = header.rank, header.parties, header.slots, *header.shape
+        texts = header.set_id, header.checksums, *header.facts, *header.facts.values()
+    except (TypeError, KeyError, AttributeError, HummingbirdError):
         raise _damaged(folder, "its lists cannot be read") from None
+    seconds = header.seconds if isinstance(header.seconds, (int, float)) else math.nan
+    if (
+        not all(type(number) is int and number >= 0 for number in numbers)
+        or not all(isinstance(text, str) for text in texts)
+        or not (header.shape and 0 <= seconds < math.inf)
+    ):
+        raise _damaged(folder, "its fields are of other types")
+    return header, seed
 
 
 def _damaged(folder: Path, what: str) -> DealerError:

@@ -1,8 +1,10 @@
 """Single use across crashes: which slots of a store were handed out, on disk before any of it is handed out.
 
 A text file, one JSON object per line, only ever appended to, and synchronised to the disk line by line. A line that
-cannot be read, because a crash has cut it off, may be the mark of a slot: it counts as one. The file is locked while a
-process uses the store.
+cannot be read, because a crash has cut it off, may be the mark of a slot: it counts as one. A line of which the disk
+takes a part only, because it is full, is taken back, and nothing is handed out; where that fails too, this process
+writes no more: the next line would be joined to the torn one, and its mark be lost. The file is locked while a process
+uses the store.
 
 What this cannot see: a folder that is restored from a backup, or used as two copies at once, forgets what was used.
 The parties take the highest of all their slots, so that all folders of a store would have to be set back together.
@@ -10,6 +12,8 @@ The parties take the highest of all their slots, so that all folders of a store 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -29,12 +33,21 @@ def _line(entry: dict[str, object]) -> bytes:
     return json.dumps(entry).encode()
 
 
+def _parse(line: bytes) -> dict[str, object]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    return entry if isinstance(entry, dict) else {}
+
+
 class Ledger:
     """The ledger in a party's folder of this set; `next`: the first slot that was never marked, nor any after it."""
 
     def __init__(self, folder: Path, set_id: str) -> None:
         self.path = folder / NAME
         self.next = 0
+        self._torn = False
         self._bound: dict[str, str] = {}
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
@@ -66,7 +79,7 @@ class Ledger:
             self._bound[name] = now
         elif before != now:
             raise DealerError(
-                f"the store was used with another {name} (digest {before[-16:]}, now {now[-16:]})",
+                f"the store was used with another {name}",
                 where=str(self.path),
                 hint="its masks would reveal how the two differ: deal another store",
             )
@@ -88,27 +101,45 @@ class Ledger:
             ) from None
 
     def _append(self, entry: dict[str, object] | None) -> None:
+        if self._torn:
+            raise self._unwritten("an earlier line was cut off")
         line = (b"" if entry is None else _line(entry)) + b"\n"
-        if os.write(self._file, line) != len(line):
-            raise DealerError("the disk is full", where=str(self.path), hint="nothing was handed out")
-        os.fsync(self._file)
+        size = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file)
+        except OSError as error:
+            self._torn = True
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, size)
+                os.fsync(self._file)
+                self._torn = False
+            raise self._unwritten(f"{error.strerror}") from None
 
     def _read(self, set_id: str) -> None:
-        data = self.path.read_bytes()
-        if data and not data.endswith(b"\n"):
-            self._append(None)  # ends the line that a crash has cut off
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise self._damaged(f"{error.strerror}") from None
         first, *lines = data.rstrip(b"\n").split(b"\n")
         if first != _line({"store": set_id}):
-            raise self._damaged(f"it begins with {first[:60]!r}")
+            raise self._damaged("its first line does not name this store")
+        if not data.endswith(b"\n"):
+            self._append(None)  # ends the line that a crash has cut off
         for line in lines:
-            try:
-                entry = json.loads(line)
-                if "used" in entry:
-                    self.next = max(self.next, int(entry["used"]) + 1)
-                else:
-                    self._bound[str(entry["bound"])] = str(entry["digest"])
-            except (ValueError, TypeError, KeyError):
+            entry = _parse(line)
+            used, name, digest = entry.get("used"), entry.get("bound"), entry.get("digest")
+            if type(used) is int and used >= 0:
+                self.next = max(self.next, used + 1)
+            elif isinstance(name, str) and isinstance(digest, str):
+                self._bound[name] = digest
+            else:
                 self.next += 1
+
+    def _unwritten(self, what: str) -> DealerError:
+        hint = "nothing was handed out: make room, and run again"
+        return DealerError(f"the ledger of used slots cannot be written: {what}", where=str(self.path), hint=hint)
 
     def _damaged(self, what: str) -> DealerError:
         return DealerError(

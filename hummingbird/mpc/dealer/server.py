@@ -36,6 +36,7 @@ from hummingbird.wire.service import CHUNK, WORKERS, Method, common_name
 SESSION_BYTES = 16
 MAX_PARTIES = 64
 MAX_SESSIONS = 1024
+MAX_REQUESTS = 4096  # in one call
 MAX_BUSY = WORKERS // 2  # sessions served or waiting at a time: half of the workers stay free for Join
 IDLE_SECONDS = 3600.0
 _REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
@@ -336,9 +337,12 @@ class _Message:
 
     def requests(self) -> list[Request]:
         out = []
-        for item in self._get("requests", list):
+        items = self._get("requests", list)
+        if len(items) > MAX_REQUESTS:
+            raise DealerError(f"malformed request: {len(items)} requests exceed the limit of {MAX_REQUESTS} in a call")
+        for item in items:
             kind, params = (item.get("kind"), item.get("params")) if isinstance(item, dict) else (None, None)
             if not isinstance(kind, str) or not isinstance(params, dict):
                 raise DealerError("malformed request: a request has a kind and parameters")
-            out.append(Request(kind, params))
+            out.append(Request(kind[:64], params))
         return out

@@ -8,6 +8,7 @@ every run, and bound to the weights it was used with first.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from hummingbird.mpc.dealer import ahead
 from hummingbird.mpc.dealer.ahead import Account, Ahead, Material, request_text
 from hummingbird.mpc.dealer.folder import Corrections, find, read_header
 from hummingbird.mpc.dealer.ledger import Ledger
+from hummingbird.prg import derive
 
 _REGIONS = 3  # mapped at a time: two slices under way, and the next one
 
@@ -97,13 +99,13 @@ class StoreDealer(Account):
         """DealerError unless the store was dealt for a net with these facts, and holds material for these slices."""
         header, hint = self.header, "deal a store for this net, these bits and this shape"
         for name, dealt in header.facts.items():
-            if (has := material_facts(facts)[name]) != dealt:
+            if (has := material_facts(facts).get(name, "")) != dealt:
                 what = f"the store was dealt for {name} {_short(dealt)}, this net has {_short(has)}"
                 if name == "plan":  # public weights decide how many bits of fraction a layer adds
                     hint = "deal with the weights that the parties use: --model with a function that loads them"
                 raise DealerError(what, where=str(self.folder), hint=hint)
         if facts["weights"] != "public":  # every party holds this, where `bind` is for the owner alone
-            self._ledger.bind("owner of the weights", facts["weights"].encode())
+            self.bind("owner of the weights", facts["weights"].encode())
         for shape in shapes:
             if tuple(shape) != header.shape:
                 what = f"the store was dealt for slices of shape {header.shape}, this one has {tuple(shape)}"
@@ -117,8 +119,13 @@ class StoreDealer(Account):
             )
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Remember what the setup's masks hide; DealerError for anything else, in this run or a later one."""
-        self._ledger.bind(name, digest)
+        """Remember what the setup's masks hide; DealerError for anything else, in this run or a later one.
+
+        digest: of the secret, and not handed on: whoever guesses the secret could test the guess by it. The ledger
+        holds its hash under a key from the store's seed, the error neither.
+        """
+        key = derive(self._seed, "store", "bound")
+        self._ledger.bind(name, hashlib.blake2b(digest, key=key, digest_size=32).digest())
 
     # Handing out ------------------------------------------------------------------------------------------------------
 
