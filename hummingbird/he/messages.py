@@ -33,7 +33,7 @@ from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION
 from hummingbird.wire.service import CHUNK
 
-FORMAT = 1  # of the messages, and of what a seed expands to
+FORMAT = 2  # of the messages, and of what a seed expands to
 _HINT = "the bytes were damaged, or come from another program or release"
 
 

@@ -6,9 +6,10 @@ Inference goes in turns. In turn t the client runs its steps (plain torch on pla
 after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
 
 Public, and so known to the client: shapes and operations, numbers written in the net's code (a LeakyReLU's slope, the
-bounds of a clamp), and for every linear layer one power of two and the largest row sum of |weights|, rounded up by at
-most a 16th. Not public: parameters and buffers. What the client learns from the values it decrypts is another matter:
-client-aided activations show it every pre-activation, and enough of them determine a layer.
+bounds of a clamp), and for every linear layer one power of two, the largest row sum of |weights| and the predicted
+errors (of the rows' root mean square, and of rounding weights), rounded up by at most a 16th. Not public: parameters
+and buffers. What the client learns from the values it decrypts is another matter: client-aided activations show it
+every pre-activation, and enough of them determine a layer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hummingbird.he import packing as packings
 from hummingbird.he.crossing import MOST_SCALE, Return, Send, Turn
 from hummingbird.he.params import PRIME_BITS, Parameters
 
-VERSION = 1
+VERSION = 2
 MODES = ("client-aided", "polynomial")
 _MOST_SIZE, _MOST_UNIT = 65, 4096
 _MOST = 1 << 24  # ciphertexts of one tensor: what a wrong description may ask a client to allocate
@@ -156,6 +157,7 @@ class Public:
             and 2 <= back.size <= (2 if self.form == "mixed" else _MOST_SIZE)
             and back.unit != 0
             and abs(math.log2(abs(back.unit))) < _MOST_UNIT
+            and all(0 <= error < math.inf for error in (back.noise, back.relative))
             and len(back.gains) == (len(turn.sends) if turn.scale is None else 0)
             and min((*back.gains, back.one_gain)) >= 0
             and (not back.last or back.shape[-1] == back.rows)
@@ -256,31 +258,38 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
     return {"steps": turn.steps, "sends": [vars(send) for send in turn.sends], "returns": backs} | {
         "one": turn.one,
         "scale": turn.scale,
+        "usual": turn.usual,
     }
 
 
-def _turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any) -> Turn:
+def _turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any, usual: Any) -> Turn:
     if not isinstance(one, bool) or not (scale is None or 0 <= _whole(scale) <= MOST_SCALE):
         raise ValueError("one or scale")
+    if one and scale is not None or _whole(usual) > MOST_SCALE:
+        raise ValueError("one or usual")
     return Turn(
         _wholes(steps),
         tuple(Send(_whole(send["value"]), _wholes(send["shape"])) for send in sends),
         tuple(_return(**back) for back in returns),
         one,
         scale,
+        usual,
     )
 
 
 def _return(
     value: Any, shape: Any, rows: Any, places: Any, tile: Any, last: Any, size: Any, primes: Any, unit: Any, gains: Any,
-    one_gain: Any,
+    one_gain: Any, noise: Any, relative: Any,
 ) -> Return:  # fmt: skip
     if not isinstance(last, bool) or len(unit) != 2 or max(len(part) for part in unit) > _MOST_UNIT:
         raise ValueError("last or unit")
     numbers = [_whole(number) for number in (value, rows, places, tile, size, primes, one_gain)]
     value, rows, places, tile, size, primes, one_gain = numbers
     fraction = Fraction(int(unit[0]), int(unit[1]))
-    return Return(value, _wholes(shape), rows, places, tile, last, size, primes, fraction, _wholes(gains), one_gain)
+    errors = float(noise), float(relative)
+    return Return(
+        value, _wholes(shape), rows, places, tile, last, size, primes, fraction, _wholes(gains), one_gain, *errors
+    )
 
 
 def _whole(value: Any) -> int:
