@@ -158,7 +158,7 @@ def test_options_that_do_not_fit() -> None:
 def test_values_that_grow_too_large_are_explained() -> None:
     net = nn.Sequential(*(Fn(lambda s, x: s.l(x * x), l=nn.Linear(4, 4)) for _ in range(3)))
     with pytest.raises(ConfigError, match="scale out of bounds: values at .* need [0-9]+ primes"):
-        make_plan(net, (4,), "polynomial", input_range=1e6)
+        make_plan(net, (4,), "polynomial", input_range=1e25)
 
 
 def test_products_of_too_many_parts_are_refused_when_the_net_is_converted() -> None:
@@ -209,7 +209,7 @@ def test_the_input_scale_cannot_overflow_and_is_the_largest(packing: str) -> Non
 
         peak = math.sqrt(2) if packing == "complex" else 1
 
-        def integers(s: int, x: float = x) -> float:
+        def integers(s: int, x: float = x, peak: float = peak) -> float:
             back = turn.returns[0]
             return back.gains[0] * (peak * x * 2.0**s + 21.5) + back.one_gain * (peak * 2.0**s + 21.5)
 

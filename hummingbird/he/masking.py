@@ -24,6 +24,7 @@ sees can be made, but for that distance, from the net's value at its own input.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.he.ckks import NOISE
+from hummingbird.he.public import Public
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ntt import Ring
 from hummingbird.kernels.polynomials import encrypt, encrypt_ntt
@@ -48,6 +50,16 @@ def added(degree: int, size: int) -> int:
 def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
     """-log2 of the statistical distance of `count` ciphertexts under a flood of 2^flood."""
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
+
+
+def batch_distance_bits(public: Public, masks: Sequence[Mask]) -> float:
+    """`distance_bits` of all that the server sends back in a batch, under these masks."""
+    turn, degree = public.turns[0], public.parameters.degree
+    parts = [
+        2.0 ** -distance_bits(mask.flood, degree, back.size, back.count)
+        for back, mask in zip(turn.returns, masks, strict=True)
+    ]
+    return -math.log2(sum(parts))
 
 
 def deviation(flood: int) -> float:
@@ -91,12 +103,12 @@ def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) ->
 
 
 def _flood(ring: Ring, n: int, bits: int) -> Tensor:
-    """Uniform integers of an interval of width 2^bits around 0, as residues: int32 (n, L, N), coefficients."""
+    """Uniform integers of -2^(bits-1) .. 2^(bits-1) - 1 as residues: int32 (n, L, N), coefficients."""
     stream = prg.Stream(prg.new_seed())
-    shape = n, len(ring.primes), ring.degree
-    out = torch.zeros(shape, dtype=torch.int32)
-    widths = [bits % _DIGIT] * (bits % _DIGIT > 0) + [_DIGIT] * (bits // _DIGIT)
-    for width in widths:  # from the top: out 2^24 + digit, digits centred, below q/2
-        digit = (stream.words(n, 1, ring.degree) >> (64 - width)).int().expand(shape).contiguous()
+    shape, count = (n, len(ring.primes), ring.degree), (bits - 1) // _DIGIT
+    top = stream.words(n, 1, ring.degree) >> (64 - bits + _DIGIT * count)  # with a sign, 24 bits at most
+    out = top.int().expand(shape).contiguous()
+    for _ in range(count):  # out 2^24 + digit; a digit is below 2^24 < q/2
+        digit = (stream.words(n, 1, ring.degree) & ((1 << _DIGIT) - 1)).int().expand(shape).contiguous()
         out = ciphertexts.add(ring, digit, out, 1 << _DIGIT)
     return out

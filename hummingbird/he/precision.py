@@ -11,7 +11,7 @@ than 2^-LEAST of their size, the image is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,18 @@ class Precision:
 
     def _bits(self, which: int) -> Tensor:
         return (-torch.log2(self._squares[which]) / 2).clamp(min=0.0)
+
+
+def summary(batches: Sequence[Precision]) -> str:
+    """A line on the precision of a call's batches."""
+    predicted = torch.cat([batch.predicted for batch in batches])
+    least = int(predicted.argmin())
+    found = [batch.measured for batch in batches if batch.measured is not None]
+    measured = f"{float(torch.cat(found).median()):.1f}, in free slots" if found else "not known, as no slots are free"
+    return (
+        f"precision, bits of an image's typical values: predicted {float(predicted.median()):.1f}, least "
+        f"{float(predicted[least]):.1f} (image {least}); measured {measured}"
+    )
 
 
 class Shadow:

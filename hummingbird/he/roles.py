@@ -79,6 +79,16 @@ class Client:
         self.public = public
         self._key = SecretKey(public.parameters)
 
+    def batches(self, images: Tensor) -> list[Batch]:
+        """Start on any number of images, float (n, *input_shape), n >= 1, in batches of `slots`, as `begin` does."""
+        shape = self.public.input_shape
+        if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
+            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+            what = f"images are {got}, this net takes (n, {', '.join(map(str, shape))})"
+            raise InputError(what, where="images", hint="n is 1 or more")
+        slots = self.public.slots
+        return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
+
     def begin(self, images: Tensor, first: int = 0) -> Batch:
         """Start on images, float (1 .. slots, *input_shape). first: the number of the first one, for errors.
 
@@ -110,15 +120,15 @@ class Batch:
     Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
     as (images, *shape). One is dropped when nothing later reads it.
 
-    precision: of the values that have come back so far, image by image.
+    images: how many. precision: of the values that have come back so far, image by image.
     """
 
     def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int) -> None:
-        self.public, self._key, self._images, self._first = public, key, len(images), first
+        self.public, self._key, self.images, self._first = public, key, len(images), first
         self.precision = Precision(len(images), public.slots)
         self._shadow: Shadow | None = None
         self._values: dict[int, Any] = {0: images.float()}
-        self._turn, self._arrived = 0, 0
+        self._turn, self._arrived = 0, 0  # the turn that is next; where the tensor that is coming back began
         self._waiting: Iterator[tuple[int, int, Return]] = iter(())
         self._last_use = last_uses(public)
         self._order: dict[int, Tensor] = {}
@@ -159,19 +169,19 @@ class Batch:
         values = packing.decode(self._key.decrypt(back.body, self.public.form), self.public.packing)
         if tensor.value not in self._order:
             self._order[tensor.value] = tensor.order()
-            self._values[tensor.value] = torch.empty(tensor.count, self._images)
+            self._values[tensor.value] = torch.empty(tensor.count, self.images)
             self._arrived = first
         at = first - self._arrived
         where = self._order[tensor.value][at : at + stop - first]
-        units = torch.full((self._images,), float(tensor.unit), dtype=torch.float64)
+        units = torch.full((self.images,), float(tensor.unit), dtype=torch.float64)
         if turn.scale is None:
             units = torch.ldexp(units, -self._scales)
-        self._values[tensor.value][where] = (values[:, : self._images] * units).float()
+        self._values[tensor.value][where] = (values[:, : self.images] * units).float()
         is_last = at + stop - first == tensor.count
         self.precision.add(tensor, values, is_last)
         if is_last:
             del self._order[tensor.value]
-            grid = self._values[tensor.value].view(tensor.rows, tensor.places, self._images)
+            grid = self._values[tensor.value].view(tensor.rows, tensor.places, self.images)
             seen = grid.permute(2, 1, 0) if tensor.last else grid.permute(2, 0, 1)
             self._values[tensor.value] = seen.reshape(-1, *tensor.shape)  # a view
             if self._shadow is not None:
@@ -227,7 +237,7 @@ class Batch:
     def _input_scales(self, turn: Turn, flat: list[Tensor]) -> Tensor:
         """log2 of every image's scale: int64 (images,)."""
         if turn.scale is not None:
-            return torch.full((self._images,), turn.scale)
+            return torch.full((self.images,), turn.scale)
         peaks = torch.stack([part.abs().amax(0) for part in flat]).double()
         scales = turn.fit(peaks, self.public.parameters, self.public.packing)
         if bool((scales < 0).any()):
@@ -244,8 +254,8 @@ class Batch:
     def _messages(self, turn: Turn, flat: list[Tensor], start: int, stop: int) -> Tensor:
         """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
         public, out, first = self.public, [], 0
-        degree, scales = public.parameters.degree, torch.ldexp(torch.ones(self._images), self._scales)
-        last = torch.full((1, self._images), float(turn.one))  # the one, or a zero
+        degree, scales = public.parameters.degree, torch.ldexp(torch.ones(self.images), self._scales)
+        last = torch.full((1, self.images), float(turn.one))  # the one, or a zero
         for part in (*flat, last)[: len(flat) + (turn.one or turn.zero)]:
             rows = part[max(0, start - first) : max(0, stop - first)]
             if len(rows):
