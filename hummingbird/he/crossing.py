@@ -75,7 +75,9 @@ class Return:
         Tiles of `tile` places one after the other, within a tile row after row.
         """
         grid = torch.arange(self.count).view(self.rows, self.places)
-        return torch.cat([part.reshape(-1) for part in grid.split(self.tile, 1)])
+        whole = self.places // self.tile * self.tile
+        tiles = grid[:, :whole].unflatten(1, (-1, self.tile)).transpose(0, 1)
+        return torch.cat([tiles.reshape(-1), grid[:, whole:].reshape(-1)])
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,8 @@ class Turn:
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
         bounds = [((1 << 30) - errors) * (1 - 2.0**-40) / (most * largest)]
         for back in self.returns:
-            slope = most * (peaks.new_tensor(back.gains) @ peaks + back.one_gain)
-            bounds.append((back.room(parameters) - errors * (sum(back.gains) + back.one_gain)) / slope)
+            gains, one = peaks.new_tensor([float(gain) for gain in back.gains]), float(back.one_gain)
+            bounds.append((back.room(parameters) - errors * (gains.sum() + one)) / (most * (gains @ peaks + one)))
         bound = torch.stack(bounds).amin(0).nan_to_num(0.0, posinf=2.0**MOST_SCALE).clamp(0.5, 2.0**MOST_SCALE)
         return torch.frexp(bound).exponent.long() - 1  # 2^(exponent - 1) <= bound
 

@@ -205,10 +205,14 @@ class Batch:
         for index in steps:
             step = self.public.steps[index]
             if step.op != "input":
-                with torch.no_grad():
-                    self._values[index] = OPS[step.op](step.attrs, *self._arguments(step.inputs))
-                    if self._shadow is not None:
-                        self._shadow.run(index, step, self._values)
+                try:
+                    with torch.no_grad():
+                        self._values[index] = OPS[step.op](step.attrs, *self._arguments(step.inputs))
+                        if self._shadow is not None:
+                            self._shadow.run(index, step, self._values)
+                except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as error:
+                    what = f"{step.op} does not run on what came back: {str(error)[:200]}"
+                    raise InputError(what, where=step.name, hint="is it the right server?") from None
             self._done.add(index)
             for ref in refs(step.inputs):
                 self._drop(ref.index)
