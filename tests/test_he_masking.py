@@ -28,9 +28,7 @@ PAIRS = [(i, j) for i in range(INPUTS) for j in range(i, INPUTS)]
 def quadratic() -> Plan:
     """Linear, square, linear, without biases: all of it is the quadratic form; answers keep all primes."""
     torch.manual_seed(0)
-    net = Fn(
-        lambda s, x: s.b(s.a(x) ** 2), a=nn.Linear(INPUTS, 4, bias=False), b=nn.Linear(4, 1, bias=False)
-    ).eval()
+    net = Fn(lambda s, x: s.b(s.a(x) ** 2), a=nn.Linear(INPUTS, 4, bias=False), b=nn.Linear(4, 1, bias=False)).eval()
     plan = make_plan(net, (INPUTS,), "polynomial")
     (turn,) = plan.public.turns
     (back,) = turn.returns

@@ -121,7 +121,7 @@ def test_what_no_mode_can_do(mode: str) -> None:
         (nn.Sequential(nn.ReLU(), nn.Flatten()), "no layer has weights"),
         (Fn(lambda s, x: s.l(x - x.mean(0, keepdim=True)), l=nn.Linear(4, 2)), "mixes the images"),
         (nn.Sequential(nn.Linear(4, 2), nn.Softmax(0)), "mixes the images"),
-        (nn.Sequential(nn.Linear(4, 2), nn.ELU()), "ELU is not in the vocabulary"),
+        (nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "LayerNorm is not in the vocabulary"),
     ]:
         with pytest.raises(ModelError, match=what):
             make_plan(net, (4,), mode)

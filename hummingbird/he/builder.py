@@ -87,7 +87,7 @@ class Builder:
         step, rms = self.steps[index], 0.0 if self.sizes[index] is None else self.size(index).rms
         self.errors[index] = error
         if step.op not in ("input", "output"):
-            self.lines[index] = Line(step.name, step.op, side, turn, rms=rms, error=error)
+            self.lines[index] = Line(step.name, step.attrs.get("function", step.op), side, turn, rms=rms, error=error)
 
 
 def exact_norm(ring: Ring) -> int:

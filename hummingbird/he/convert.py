@@ -74,11 +74,11 @@ def make_plan(
         raise ConfigError(f"input_range={input_range}", where="input_range", hint="a positive bound on |input|")
     bound = input_range or (RANGE if mode == "polynomial" else None)
     inputs, basis = _inputs(tuple(input_shape), bound, samples)
-    traced = graph.trace(net)
+    traced = graph.trace(net, elementwise=True)
     shapes, found = magnitudes.shapes(traced, inputs)
     if found:
         raise ModelError(found)
-    steps = placement.prepared(traced, shapes)
+    steps = placement.prepared(traced, shapes, mode)
     shapes, _ = magnitudes.shapes(steps, inputs)
     placed, found = placement.place(steps, shapes, mode)
     if found:

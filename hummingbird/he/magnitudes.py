@@ -81,6 +81,9 @@ def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
             raise InputError(
                 what, where=step.name, hint="input_shape is that of one image, without the batch"
             ) from None
+        if isinstance(values[-1], Tensor) and bool(values[-1].isnan().any()):
+            what = "its values are no numbers on the inputs that the plan is measured with"
+            raise InputError(what, where=step.name, hint="give samples= of your data")
     return values
 
 
@@ -100,6 +103,7 @@ def _by_image(value: Tensor, single: Tensor, images: int) -> bool:
 
 def _magnitude(step: Step, value: Tensor, values: list[Any]) -> Magnitude:
     number = value.double()
+    number = number[number.isfinite()]  # what a pool is padded with is not
     gains = {}
     for ref in dict.fromkeys(refs(step.inputs)) if value.is_floating_point() else ():
         gains[ref.index] = _gain(step, value, values, ref)
@@ -128,7 +132,9 @@ def _gain(step: Step, value: Tensor, values: list[Any], ref: Ref) -> float:
         out = OPS[step.op](step.attrs, *(argument(item) for item in step.inputs))
     if isinstance(out, tuple):
         return 1.0
-    return float((out - value[:_MOVED]).square().mean().sqrt()) / size
+    moved_by = out - value[:_MOVED]
+    moved_by = moved_by[moved_by.isfinite()]  # the root of a zero that was moved below it is none
+    return float(moved_by.square().mean().sqrt()) / size if moved_by.numel() else 0.0
 
 
 def _first(known: Any) -> Any:

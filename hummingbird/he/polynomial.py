@@ -77,6 +77,10 @@ def build(
         shape = placement.shapes[0]
         limits = bounds.proven(steps, shape, bound)
         basis = f"{basis}; ranges: proven for |input| <= {bound:g}"
+    for index in placement.sends[0]:
+        if math.isinf(limits[index]):
+            hint = "give samples= of your data, or compute it before the net"
+            raise ModelError([Problem(steps[index].name, "no bound is known for values that are encrypted", hint)])
     short: _NoRoom | None = None
     for candidate in DEGREES if degree is None else (degree,):
         count = 1

@@ -48,9 +48,7 @@ _MOST_WORK = 1 << 32  # values that a pool reads for one image
 _MOST_SIZE, _MOST_UNIT = 65, 4096
 _MOST_GAIN = 1 << 1000  # float64 has room for it
 # Weights are the server's, and arithmetic on sizes is done when a net is converted.
-_SERVERS = frozenset(
-    ("conv", "conv_transpose", "linear", "affine", "batch_norm", "prelu", "custom", "size", "int")
-)
+_SERVERS = frozenset(("conv", "conv_transpose", "linear", "affine", "batch_norm", "prelu", "custom", "size", "int"))
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
 REMOTE = "server"  # the op of a step whose value the server computes
 
