@@ -5,6 +5,7 @@ python -m tests.test_he_hostile 20000        # so many inputs for each parser
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import resource
@@ -29,7 +30,7 @@ from tests.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, made
 COUNT = 300  # inputs for each parser
 ALLOWED = 16 << 20  # bytes that a description may ask of a client here
 SLACK = 512 << 20  # bytes by which the process may grow in all: batches of at most `ALLOWED`, and what they work with
-SECONDS = 30.0  # for one input, on a busy machine
+SECONDS = 120.0  # for one input, on a busy machine
 NASTY: list[Any] = [
     *(None, True, -1, 0, 1, 2, 3, 1.5, 1 << 31, 1 << 40, 1 << 63, 1 << 70, -(1 << 63), 10**300, 1e308, -0.0),
     *("", "x", "9" * 5000, "1e400", "nan", "\x1b[2J", [], {}, [[]], [0] * 50, [1 << 24] * 3, {"ref": 0}, {"ref": 99}),
@@ -69,7 +70,7 @@ def changed_json(rng: random.Random, text: str) -> bytes:
         elif action == 3:
             del container[key]
         else:
-            container[key] = rng.choice(NASTY)
+            container[key] = copy.deepcopy(rng.choice(NASTY))
     return damaged(rng, json.dumps(fields).encode(), 0.3)
 
 
@@ -170,7 +171,7 @@ def hammer(name: str, count: int, seed: int = 0) -> int:
     rng, texts, refused = random.Random(seed), [plan.public.to_json() for plan in nets()], 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(count):
-        state, started = rng.getstate(), time.monotonic()
+        started = time.monotonic()
         try:
             PARSERS[name](rng, texts)
         except HummingbirdError:
@@ -178,7 +179,7 @@ def hammer(name: str, count: int, seed: int = 0) -> int:
         except BaseException as error:
             error.add_note(f"input {number} of {name}, seed {seed}")
             raise
-        assert time.monotonic() - started < SECONDS, (number, state)
+        assert time.monotonic() - started < SECONDS, f"input {number} of {name}, seed {seed}"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < SLACK
     return refused
 

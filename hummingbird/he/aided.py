@@ -183,7 +183,8 @@ class _TurnBuilder:
         coarse = math.hypot(coarse, _rms(bias) * noise.fresh(self.whole.packing, degree)) * 2.0**-bits
         rounded = math.sqrt(noise.ROUNDING * (terms * self.whole.size(self.whole.read(index)[0]).rms ** 2 + has_bias))
         self.own[index] = coarse, rounded * 2.0**-bits
-        operation = Linear(0, linear.gather, parts(weights, self.most), self.firsts[-1] if has_bias else None, None)
+        cut = parts(weights, self.most, self.steps[index].name)
+        operation = Linear(0, linear.gather, cut, self.firsts[-1] if has_bias else None, None)
         self._made(index, operation, (gains, int(bias.abs().max()) if has_bias else 0), Fraction(2) ** -bits)
 
     def _pool(self, index: int) -> None:

@@ -165,7 +165,8 @@ def add_parsers(
     sub.add_argument(
         "--turns", type=int, default=TURNS, help=f"clients served at a time, 1 to {MAX_CALLS} (default: %(default)s)"
     )
-    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what they need together, as predicted")
+    memory = "limit on what they need together, as predicted (default: all)"
+    sub.add_argument("--memory", type=_positive, metavar="GB", help=memory)
     sub.add_argument("--idle", type=_positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
     _add_tls(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))

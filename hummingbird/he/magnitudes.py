@@ -58,6 +58,15 @@ def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] 
     return [tuple(value.shape[1:]) if isinstance(value, Tensor) else None for value in values], found
 
 
+def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> int:
+    """Bytes of all values of so many images, which `measure` keeps: from shapes alone, on the meta device.
+
+    InputError where the net cannot take inputs of this shape.
+    """
+    values = _run(steps, torch.empty(images, *shape, dtype=torch.float64, device="meta"))
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+
+
 def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
     """The magnitude of every step whose value is a tensor; `inputs` as for `shapes`."""
     values = _run(steps, inputs)
@@ -81,7 +90,8 @@ def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
             raise InputError(
                 what, where=step.name, hint="input_shape is that of one image, without the batch"
             ) from None
-        if isinstance(values[-1], Tensor) and bool(values[-1].isnan().any()):
+        value = values[-1]
+        if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
             what = "its values are no numbers on the inputs that the plan is measured with"
             raise InputError(what, where=step.name, hint="give samples= of your data")
     return values

@@ -10,7 +10,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from hummingbird.errors import ConfigError
 from hummingbird.he import report
+from hummingbird.he.memory import installed, predicted
 from hummingbird.he.plan import Plan
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Batch, Client, Server
@@ -46,8 +48,14 @@ class HEModel:
     def __call__(self, images: Tensor) -> Tensor:
         """Outputs, float32 (n, *output), of images (n, *input_shape), n >= 1, in batches of `public.slots`.
 
-        InputError for shapes, types and ranges that do not fit, before anything is encrypted.
+        InputError for shapes, types and ranges that do not fit, before anything is encrypted; ConfigError where a batch
+        takes more memory than this machine has.
         """
+        needed, has = predicted(self.plan).process, installed()
+        if needed > has:
+            what = f"a batch takes {needed / 1e9:.3g} GB for client and server, this machine has {has / 1e9:.3g}"
+            hint = "a batch takes the same for 1 image as for all: run them on two machines, or take a smaller net"
+            raise ConfigError(what, where="memory", hint=hint)
         batches = deque(self.client.batches(images))  # all are checked before the first is encrypted
         precision = [batch.precision for batch in batches]
         count: dict[str, float] = dict.fromkeys(("client", "server", "up", "down"), 0)

@@ -302,7 +302,7 @@ class _Attempt(Builder):
             wanted = noise.PRECISION + math.log2(max(wrong, 2.0**-200) / rms)
             bits = min(math.ceil(wanted), math.floor(PRIME_BITS + _WEIGHTS - math.log2(norm)))
             own = wrong * 2.0**-bits
-        weights = parts(quantized(linear, bits, False), exact_norm(self.ring))
+        weights = parts(quantized(linear, bits, False), exact_norm(self.ring), self.steps[index].name)
         unit = located.unit * Fraction(2) ** -bits / Fraction(linear.divisor)
         constants = None if linear.bias is None else self._residues(linear.bias, unit)
         self.operations.append(Linear(located.register, linear.gather, weights, None, constants))

@@ -87,6 +87,8 @@ class Client:
             what = f"images are {got}, this net takes (n, {', '.join(map(str, shape))})"
             raise InputError(what, where="images", hint="n is 1 or more")
         slots = self.public.slots
+        if images.layout != torch.strided:  # it cannot be split
+            return [self.begin(images)]
         return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
 
     def begin(self, images: Tensor, first: int = 0) -> Batch:
@@ -98,6 +100,9 @@ class Client:
         if not isinstance(images, Tensor) or not images.is_floating_point():
             got = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise InputError(f"images are {got}", where=where, hint="give a float tensor")
+        if images.device.type != "cpu" or images.layout != torch.strided:
+            what = f"images are {str(images.layout).removeprefix('torch.')} on device {images.device}"
+            raise InputError(what, where=where, hint="give images.to_dense().cpu(): encryption runs there")
         if tuple(images.shape[1:]) != public.input_shape or not 1 <= len(images) <= public.slots:
             what = f"images are {tuple(images.shape)}, this net takes (1 to {public.slots}, *{public.input_shape})"
             raise InputError(what, where=where, hint="the first dimension is the batch")
