@@ -143,6 +143,8 @@ class Public:
         values: dict[int, Any] = {}
         if [index for index, step in enumerate(self.steps) if step.op == "input"] != [0]:
             raise ValueError("not one input, the first step")
+        if not 0 < math.prod(self.input_shape) <= _MOST:
+            raise ValueError(f"input_shape {self.input_shape}")
         if sum(turn.sent + turn.returned for turn in self.turns) > _MOST_CROSSING:
             raise ValueError(f"more than {_MOST_CROSSING} ciphertexts")
         if self.input_range is not None and not 0 < self.input_range < math.inf:
