@@ -56,7 +56,7 @@ def test_an_image_that_would_lose_its_own_values_is_refused_by_number() -> None:
     x = images(6, (1, 8, 8))
     good = model(x)
     x[3, 0, 0, 0] = 1e7
-    with pytest.raises(InputError, match="image 3: less than 8 bits") as caught:
+    with pytest.raises(InputError, match="image 3: less than 6 bits") as caught:
         model(x)
     assert "outliers" in caught.value.hint and caught.value.where == "1"
     keep = [0, 1, 2, 4, 5]

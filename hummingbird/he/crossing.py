@@ -139,7 +139,7 @@ class Turn:
         A slot's value has this bound whatever the others hold, and a coefficient is at most m times the largest slot.
         A message with its error stays below 2^30, for the kernel's int32.
         """
-        peaks, errors, most = peaks.double(), NOISE + 0.5, packings.peak(packing)
+        peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
         bounds = [((1 << 30) - errors) * (1 - 2.0**-40) / (most * largest)]
         for back in self.returns:

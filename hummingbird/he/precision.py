@@ -22,7 +22,7 @@ from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Ref, Step
 from hummingbird.he.crossing import Return
 
-LEAST = 8  # bits
+LEAST = 6  # bits
 _SHOWN = 8  # images named in an error
 
 
@@ -102,8 +102,9 @@ class Shadow:
         """InputError naming the images whose `value` the errors change by more than 2^-LEAST of its size."""
         if index not in self._values:
             return
-        few, moved = self._few(value).double().flatten(1), self._values[index].double().flatten(1)
-        wrong = (moved - few).square().mean(1).sqrt() > 2.0**-LEAST * few.square().mean(1).sqrt()
+        few, moved = (part.double().reshape(len(self._images), -1) for part in (self._few(value), self._values[index]))
+        right = (moved - few).square().mean(1).sqrt() <= 2.0**-LEAST * few.square().mean(1).sqrt()
+        wrong = ~right  # what is no number is not right
         if bool(wrong.any()):
             images = named(self._images[wrong], self._first)
             what = f"{images}: less than {LEAST} bits of the values here would be right"

@@ -312,6 +312,8 @@ def _step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
     if not isinstance(name, str) or len(name) > _MOST_NAME or not name.isprintable():
         raise ValueError(f"the name of step {number}")
     step = Step(name, op, _value(inputs), {str(key): _value(item) for key, item in attrs.items()})
+    if not isinstance(step.inputs, tuple):
+        raise ValueError(f"the inputs of step {number}")
     if any(not 0 <= ref.index < number for ref in refs(step.inputs)):
         raise ValueError(f"step {number} reads a later one")
     return step

@@ -106,13 +106,13 @@ class Client:
         if tuple(images.shape[1:]) != public.input_shape or not 1 <= len(images) <= public.slots:
             what = f"images are {tuple(images.shape)}, this net takes (1 to {public.slots}, *{public.input_shape})"
             raise InputError(what, where=where, hint="the first dimension is the batch")
-        largest = images.detach().flatten(1).abs().amax(1)
-        if not bool(largest.isfinite().all()):
-            wrong = named((~largest.isfinite()).nonzero()[:, 0], first)
+        low, high = (float(end) for end in images.detach().aminmax())
+        most, bound = max(-low, high), public.input_range
+        if not math.isfinite(most):
+            wrong = named((~images.isfinite()).flatten(1).any(1).nonzero()[:, 0], first)
             raise InputError(f"images hold NaN or infinity: {wrong}", where=where, hint="look at how they were loaded")
-        if public.input_range is not None and float(largest.max()) > public.input_range:
-            wrong = named((largest > public.input_range).nonzero()[:, 0], first)
-            most, bound = float(largest.max()), public.input_range
+        if bound is not None and most > bound:
+            wrong = named((images.abs() > bound).flatten(1).any(1).nonzero()[:, 0], first)
             what = f"images reach {most:.4g}, the plan was made for |input| <= {bound:.4g}: {wrong}"
             hint = "normalize them as in training, or convert with a larger input_range: sums could leave the modulus"
             raise InputError(what, where=where, hint=hint)
@@ -146,7 +146,8 @@ class Batch:
         public, turn = self.public, self.public.turns[number]
         self._run(turn.steps)
         self._turn = number + 1
-        self._check([send.value for send in turn.sends])
+        for send in turn.sends:
+            self._check_errors(send.value)
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
         self._scales = self._input_scales(turn, flat)
         outliers = (self._scales < turn.usual).nonzero()[:, 0]
@@ -196,8 +197,11 @@ class Batch:
         """The net's outputs (images, *output), float32 unless they are indices, after the last turn."""
         self._expect(len(self.public.turns))
         self._run(self.public.last)
-        self._check([self.public.last[-1]])
+        self._check_errors(self.public.last[-1])
         output = self._values[self.public.last[-1]]
+        self._check_finite(
+            (~output.isfinite()).reshape(self.images, -1).any(1), self.public.steps[self.public.last[-1]].name
+        )
         self._values.clear()
         return output.contiguous()
 
@@ -232,22 +236,25 @@ class Batch:
         """(images, *shape) to (values, images); no copy where it came that way."""
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
-    def _check(self, values: list[int]) -> None:
-        """InputError naming the images whose values are of no use: not finite, or mostly errors."""
-        for index in values:
-            value, where = self._values[index], self.public.steps[index].name
-            if value.is_floating_point() and not bool(value.isfinite().all()):
-                wrong = named((~value.isfinite()).flatten(1).any(1).nonzero()[:, 0], self._first)
-                what = f"the net's values are no longer finite: {wrong}"
-                raise InputError(what, where=where, hint="are images and weights right?")
-            if self._shadow is not None:
-                self._shadow.check(index, value, where)
+    def _check_errors(self, index: int) -> None:
+        """InputError naming the images of which a value would be mostly errors."""
+        if self._shadow is not None:
+            self._shadow.check(index, self._values[index], self.public.steps[index].name)
+
+    def _check_finite(self, wrong: Tensor, where: str) -> None:
+        """InputError naming the images of which a value is not finite: wrong, bool (images,)."""
+        if bool(wrong.any()):
+            what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
+            raise InputError(what, where=where, hint="are images and weights right?")
 
     def _input_scales(self, turn: Turn, flat: list[Tensor]) -> Tensor:
         """log2 of every image's scale: int64 (images,)."""
+        ends = [(part.amin(0), part.amax(0)) for part in flat]
+        peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
+        names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
+        self._check_finite(~peaks.isfinite().all(0), names)
         if turn.scale is not None:
             return torch.full((self.images,), turn.scale)
-        peaks = torch.stack([part.abs().amax(0) for part in flat]).double()
         scales = turn.fit(peaks, self.public.parameters, self.public.packing)
         if bool((scales < 0).any()):
             rows = max(sum(back.gains) for back in turn.returns)
@@ -255,7 +262,7 @@ class Batch:
                 f"scale out of bounds: values up to {float(peaks.max()):.3g} times weights of row sum "
                 f"2^{math.log2(rows):.1f} leave the modulus of {self.public.parameters.bits:.0f} bits at any scale: "
                 f"{named((scales < 0).nonzero()[:, 0], self._first)}",
-                where=", ".join(repr(self.public.steps[send.value].name) for send in turn.sends),
+                where=names,
                 hint="normalize the images as in training; if they are, the net's values grow too large for this mode",
             )
         return scales
