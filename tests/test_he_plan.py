@@ -158,7 +158,7 @@ def test_options_that_do_not_fit() -> None:
 def test_values_that_grow_too_large_are_explained() -> None:
     net = nn.Sequential(*(Fn(lambda s, x: s.l(x * x), l=nn.Linear(4, 4)) for _ in range(3)))
     with pytest.raises(ConfigError, match="scale out of bounds: values at .* need [0-9]+ primes"):
-        make_plan(net, (4,), "polynomial", input_range=1e25)
+        make_plan(net, (4,), "polynomial", degree=4096)
 
 
 def test_products_of_too_many_parts_are_refused_when_the_net_is_converted() -> None:
