@@ -55,7 +55,7 @@ class Layer:
 
     def encrypt(self, inputs: Tensor, kind: str, form: str) -> Tensor:
         ring = self.key.ring
-        message = packing.encode(inputs, kind, ring.degree, INPUT_SCALE)
+        message = packing.encode(inputs, kind, ring.degree, 2.0**INPUT_SCALE)
         seed, body = self.key.encrypt(message, Coins(ring, INPUTS), form)
         return torch.stack([body, expand(ring, seed, INPUTS)], 1)
 
@@ -114,7 +114,8 @@ def scalar_encoding(layer: Layer) -> dict[str, Any]:
     def polynomials() -> Tensor:
         sums = []
         for weights in real:
-            encoded = packing.encode(weights[:, None].expand(-1, ring.degree // 2), "real", ring.degree, WEIGHT_SCALE)
+            slots = weights[:, None].expand(-1, ring.degree // 2)
+            encoded = packing.encode(slots, "real", ring.degree, 2.0**WEIGHT_SCALE)
             values = ring.ntt(encoded[:, None].expand(-1, len(ring.primes), -1).contiguous())
             sums.append(linear(ring, ones, every, multiply(ring, x, values[:, None]))[:, 0])
         return torch.cat(sums)
@@ -180,7 +181,7 @@ def just_in_time_encoding() -> dict[str, Any]:
 
     def encoder(ring: Ring) -> Callable[[], Tensor]:
         def encode() -> Tensor:
-            message = packing.encode(slots, "real", ring.degree, WEIGHT_SCALE)
+            message = packing.encode(slots, "real", ring.degree, 2.0**WEIGHT_SCALE)
             return ring.ntt(message[:, None].expand(-1, len(ring.primes), -1).contiguous())
 
         return encode

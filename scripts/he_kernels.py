@@ -57,15 +57,15 @@ def cases() -> Iterator[tuple[str, Callable[[], object], float]]:
     key = SecretKey(choose(DEGREE, PRIMES))
     ring = key.ring
     values = torch.rand(COUNT, DEGREE, generator=generator) * 2 - 1
-    message = packing.encode(values, "coefficients", DEGREE, 20)
+    message = packing.encode(values, "coefficients", DEGREE, 2.0**20)
     seed, body = key.encrypt(message, Coins(ring, COUNT), "mixed")
     ciphertexts = torch.stack([body, expand(ring, seed, COUNT)], 1)
     small = switch(ring, ciphertexts, "mixed")
     data, phases = pack(ring, body), key.decrypt(small, "mixed")
     yield "transform", lambda: ring.ntt(body), COUNT * PRIMES
     yield "inverse transform", lambda: ring.intt(body), COUNT * PRIMES
-    yield "encode", lambda: packing.encode(values, "coefficients", DEGREE, 20), COUNT
-    yield "encode, complex slots", lambda: packing.encode(values, "complex", DEGREE, 20), COUNT
+    yield "encode", lambda: packing.encode(values, "coefficients", DEGREE, 2.0**20), COUNT
+    yield "encode, complex slots", lambda: packing.encode(values, "complex", DEGREE, 2.0**20), COUNT
     yield "draw", lambda: Coins(ring, COUNT), COUNT
     yield "encrypt", lambda: key.encrypt(message, Coins(ring, COUNT), "mixed"), COUNT
     yield "pack", lambda: pack(ring, body), COUNT

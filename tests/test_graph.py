@@ -167,8 +167,15 @@ def test_every_spelling_is_one_step(op: str, shape: tuple[int, ...], forms: list
 
 
 def test_every_op_has_a_spelling_here() -> None:
-    """affine, int, size and custom have tests of their own below."""
-    assert OPS.keys() - {op for op, _, _ in FORMS} == {"input", "affine", "int", "size", "custom"}
+    """affine, int, size and custom have tests of their own below, elementwise in tests/test_he_elementwise.py."""
+    assert OPS.keys() - {op for op, _, _ in FORMS} == {
+        "input",
+        "affine",
+        "int",
+        "size",
+        "custom",
+        "elementwise",
+    }
 
 
 # Names, memory, reuse -----------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_agrees_with_tenseal_on_what_ckks_is() -> None:
     theirs = tenseal.ckks_vector(context, x.tolist())
     theirs = torch.tensor((theirs * theirs + y.tolist()).decrypt())
     key, scale = SecretKey(choose(8192, 4)), 22
-    c = square(key.ring, encrypted(key, packing.encode(x[None], "real", 8192, scale), "ntt"))
+    c = square(key.ring, encrypted(key, packing.encode(x[None], "real", 8192, 2.0**scale), "ntt"))
     ours = packing.decode(key.decrypt(c, "ntt"), "real")[0] * 2.0 ** (-2 * scale) + y
     deviation = 2 * 4 * noise.fresh("real", 8192) * 2.0**-scale
     assert float((ours - theirs).abs().max()) < 6 * deviation

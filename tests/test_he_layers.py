@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import OPS, Ref, Step, run, run_all, trace
 from hummingbird.he import bounds
 from hummingbird.he.builder import common, exact_norm, parts
@@ -170,7 +170,7 @@ def test_weights_beyond_the_exactness_bound(monkeypatch: pytest.MonkeyPatch) -> 
     )
     with pytest.raises(InputError, match="split the inner dimension"):
         linear_operation(weights).tile(RING, x, 0, 1, APART)
-    cut = parts(weights, most)
+    cut = parts(weights, most, "layer")
     assert len(cut) > 8 and all(float(part.abs().sum(2).max()) <= most for part in cut)
     right = linear_operation(weights, cut[0].shape[2]).tile(RING, x, 0, 1, APART)
     assert torch.equal(right[0, 0], wanted.expand(1, 2, 2048))
@@ -180,8 +180,8 @@ def test_weights_beyond_the_exactness_bound(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_single_weights_beyond_the_bound_cannot_be_cut() -> None:
-    with pytest.raises(OverflowError):
-        parts(torch.full((1, 1, 4), 2.0**30, dtype=torch.float64), exact_norm(RING))
+    with pytest.raises(ModelError, match="layer: weights up to"):
+        parts(torch.full((1, 1, 4), 2.0**30, dtype=torch.float64), exact_norm(RING), "layer")
 
 
 def test_sums_with_factors() -> None:
@@ -231,7 +231,7 @@ def test_proven_bounds_hold_and_are_no_guess(case: Any) -> None:
     """No input in range exceeds them, not even those at the ends; for one linear layer an input reaches them."""
     net, shape = made(case)
     traced = trace(net)
-    steps = prepared(traced, shapes(traced, numbers(2, *shape))[0])
+    steps = prepared(traced, shapes(traced, numbers(2, *shape))[0], "polynomial")
     limits = bounds.proven(steps, shape, 2.0)
     torch.manual_seed(3)
     ends = (torch.randint(0, 2, (200, *shape)) * 4 - 2).double()

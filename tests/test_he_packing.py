@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError
 from hummingbird.he import packing
-from hummingbird.he.packing import PACKINGS, constant, decode, encode, peak, slots, spread
+from hummingbird.he.packing import PACKINGS, constant_step, decode, encode, peak, slots, spread
 
 
 def evaluated(polynomial: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def test_slots_are_values_at_roots_of_unity(kind: str) -> None:
     torch.manual_seed(0)
     degree, scale = 32, 20
     x = torch.randn(5, slots(kind, degree), dtype=torch.float64)
-    m = encode(x, kind, degree, scale)
+    m = encode(x, kind, degree, 2.0**scale)
     z = evaluated(m) * 2.0**-scale
     wanted = torch.complex(x[:, :16], x[:, 16:]) if kind == "complex" else x.to(torch.complex128)
     # A sum of N roundings, each at most 1/2: the worst case.
@@ -42,7 +42,7 @@ def test_real_slots_multiply() -> None:
     torch.manual_seed(1)
     degree = 16
     x, y = (torch.randn(1, degree // 2) for _ in range(2))
-    a, b = (encode(v, "real", degree, 20)[0].tolist() for v in (x, y))
+    a, b = (encode(v, "real", degree, 2.0**20)[0].tolist() for v in (x, y))
     product = [0] * degree
     for i in range(degree):
         for j in range(degree):
@@ -59,7 +59,7 @@ def test_what_comes_back(kind: str) -> None:
     degree, scale = 2048, 12
     count = slots(kind, degree) - 3
     x = torch.rand(20, count) * 2 - 1
-    m = encode(x, kind, degree, scale)
+    m = encode(x, kind, degree, 2.0**scale)
     assert m.dtype == torch.int32 and m.shape == (20, degree)
     assert int(m.abs().max()) <= peak(kind) * 2**scale + 1
     back = decode(m.double(), kind) * 2.0**-scale
@@ -76,14 +76,29 @@ def test_complex_packing_reaches_its_peak() -> None:
     degree = 64
     roots = torch.tensor([cmath.exp(1j * math.pi / degree * (4 * j + 1) * 5) for j in range(degree // 2)])
     x = torch.cat([roots.real, roots.imag])[None]
-    assert int(encode(x, "complex", degree, 20).abs().max()) == pytest.approx(2**20, rel=1e-6)
+    assert int(encode(x, "complex", degree, 2.0**20).abs().max()) == pytest.approx(2**20, rel=1e-6)
     assert float(x.abs().max()) > 0.99
 
 
 @pytest.mark.parametrize("kind", PACKINGS)
 def test_the_constant_one(kind: str) -> None:
-    one = constant(kind, 64)
-    assert torch.allclose(decode(one[None].double(), kind), torch.ones(1, slots(kind, 64), dtype=torch.float64))
+    """Where a constant is added: ones there decode to 1 in every slot, both parts of a complex one."""
+    one = torch.zeros(1, 64, dtype=torch.float64)
+    one[:, :: constant_step(kind, 64)] = 1
+    assert torch.allclose(decode(one, kind), torch.ones(1, slots(kind, 64), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", PACKINGS)
+def test_every_slot_has_its_own_scale(kind: str) -> None:
+    """Huge values in some slots cost the others nothing: errors are of the rounding, whatever the scales."""
+    torch.manual_seed(3)
+    degree = 256
+    scales = 2.0 ** torch.randint(5, 25, (slots(kind, degree),))
+    x = torch.randn(5, slots(kind, degree), dtype=torch.float64)
+    wrong = decode(encode(x, kind, degree, scales).double(), kind) - x * scales
+    assert float(wrong.square().mean().sqrt()) == pytest.approx(
+        math.sqrt((1 + (kind == "real")) / 12) * spread(kind, degree), rel=0.1
+    )
 
 
 def test_unknown_packing() -> None:

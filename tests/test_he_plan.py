@@ -121,7 +121,7 @@ def test_what_no_mode_can_do(mode: str) -> None:
         (nn.Sequential(nn.ReLU(), nn.Flatten()), "no layer has weights"),
         (Fn(lambda s, x: s.l(x - x.mean(0, keepdim=True)), l=nn.Linear(4, 2)), "mixes the images"),
         (nn.Sequential(nn.Linear(4, 2), nn.Softmax(0)), "mixes the images"),
-        (nn.Sequential(nn.Linear(4, 2), nn.ELU()), "ELU is not in the vocabulary"),
+        (nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "LayerNorm is not in the vocabulary"),
     ]:
         with pytest.raises(ModelError, match=what):
             make_plan(net, (4,), mode)
@@ -156,9 +156,16 @@ def test_options_that_do_not_fit() -> None:
 
 
 def test_values_that_grow_too_large_are_explained() -> None:
-    net = nn.Sequential(*(Fn(lambda s, x: s.l(x * x), l=nn.Linear(4, 4)) for _ in range(5)))
+    net = nn.Sequential(*(Fn(lambda s, x: s.l(x * x), l=nn.Linear(4, 4)) for _ in range(3)))
     with pytest.raises(ConfigError, match="scale out of bounds: values at .* need [0-9]+ primes"):
-        make_plan(net, (4,), "polynomial", input_range=1e6)
+        make_plan(net, (4,), "polynomial", degree=4096)
+
+
+def test_products_of_too_many_parts_are_refused_when_the_net_is_converted() -> None:
+    """Four squares in a row: the last one's factors have nine parts each, and products of more than eight are none."""
+    layers = [conv(1, 4, 2), *(Fn(lambda s, x: s.l(x * x), l=conv(4, 4, 1)) for _ in range(4)), nn.Flatten()]
+    with pytest.raises(ModelError, match="4.mul.*: a product of ciphertexts of 9 and 9 parts.*three squares"):
+        make_plan(nn.Sequential(*layers), (1, 10, 10), "polynomial")
 
 
 # ---- parameters
@@ -166,11 +173,11 @@ def test_values_that_grow_too_large_are_explained() -> None:
 
 def test_polynomial_nets_get_the_smallest_degree() -> None:
     linear = make_plan(nn.Linear(4, 2), (4,), "polynomial").public
-    assert linear.parameters == choose(2048, 2) and linear.packing == "coefficients" and linear.slots == 2048
+    assert linear.parameters == choose(4096, 4) and linear.packing == "coefficients" and linear.slots == 4096
     square = make_plan(made(PRODUCTS["square"])[0], (1, 5, 5), "polynomial").public
-    assert square.parameters.degree == 4096 and square.packing == "real" and square.slots == 2048
-    larger = make_plan(made(PRODUCTS["square"])[0], (1, 5, 5), "polynomial", degree=8192).public
-    assert larger.parameters.degree == 8192
+    assert square.parameters.degree == 8192 and square.packing == "real" and square.slots == 4096
+    larger = make_plan(made(PRODUCTS["square"])[0], (1, 5, 5), "polynomial", degree=16384).public
+    assert larger.parameters.degree == 16384
 
 
 def test_samples_replace_proven_ranges() -> None:
@@ -197,18 +204,20 @@ def test_the_input_scale_cannot_overflow_and_is_the_largest(packing: str) -> Non
     plan = make_plan(nn.Linear(30, 4), (30,), packing=packing)
     turn, parameters = plan.public.turns[0], plan.public.parameters
     for x in (1e-3, 1.0, 37.0, 1e5):
-        scale = turn.fit([x], parameters, packing)
-        assert scale is not None
+        scale = int(turn.fit(torch.tensor([[x]], dtype=torch.float64), parameters, packing))
+        assert scale >= 0
 
-        def integers(s: int, x: float = x) -> float:
-            peak = math.sqrt(2) if packing == "complex" else 1
+        peak = math.sqrt(2) if packing == "complex" else 1
+
+        def integers(s: int, x: float = x, peak: float = peak) -> float:
             back = turn.returns[0]
-            return back.gains[0] * (peak * x * 2.0**s + 21.5) + back.one_gain * (2.0**s + 21)
+            return back.gains[0] * (peak * x * 2.0**s + 21.5) + back.one_gain * (peak * 2.0**s + 21.5)
 
         assert integers(scale) < parameters.modulus(2) / 2
-        is_small = scale == 29 or x * 2.0 ** (scale + 2) > 2**30  # int32 messages are the limit, not the modulus
+        is_small = peak * max(1.0, x) * 2.0 ** (scale + 1) > 2**30 - 22  # int32 messages are the limit, not the modulus
         assert is_small or integers(scale + 1) > 0.99 * parameters.modulus(2) / 2
-    assert turn.fit([1e40], parameters, packing) is None
+    many = turn.fit(torch.tensor([[1e30, 1e-3, 37.0, 0.0]]), parameters, packing)
+    assert many.tolist() == [-1, *(int(turn.fit(torch.tensor([[x]]), parameters, packing)) for x in (1e-3, 37.0, 0.0))]
 
 
 # ---- what the client is told
@@ -298,14 +307,14 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 def test_insecure_descriptions_are_refused_by_the_client() -> None:
     fields = json.loads(make_plan(nn.Linear(4, 2), (4,)).public.to_json())
-    fields["primes"] = choose(4096, 3).primes
+    fields["primes"] = choose(4096, 4).primes
     with pytest.raises(ConfigError, match="not secure"):
         Public.from_json(json.dumps(fields))
 
 
 def test_a_plan_of_another_version() -> None:
     fields = json.loads(make_plan(nn.Linear(4, 2), (4,)).public.to_json())
-    with pytest.raises(InputError, match="version 7, this is 1"):
+    with pytest.raises(InputError, match="version 7, this is 2"):
         Public.from_json(json.dumps(fields | {"version": 7}))
 
 

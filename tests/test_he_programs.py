@@ -85,7 +85,9 @@ def test_two_programs(tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
         lines = ended.stdout.splitlines()
         assert lines[0].startswith("client-aided, 2 turns of up to ") and "in the 2024 table" in lines[0]
-        assert lines[1].startswith("5 images in ") and lines[2] == "accuracy 100.00 %, 5 of 5"
+        assert lines[1].startswith("5 images in ") and lines[3] == "accuracy 100.00 %, 5 of 5"
+        assert lines[2].startswith("precision, bits of an image's typical values: predicted 1")
+        assert "measured 1" in lines[2]
         assert close(torch.from_numpy(np.load(tmp_path / "out.npy")), net, x)
 
         with RemoteModel(address, timeout=20) as model:  # the same server, killed in the middle of a turn

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.graph import elementwise
 from hummingbird.graph.steps import Ref, Step
 
 Attrs = dict[str, Any]
@@ -160,5 +161,6 @@ OPS: dict[str, Callable[..., Any]] = {
     "pad": lambda a, x: F.pad(x, a["pads"], value=a["value"]),
     "size": lambda a, x: x.size() if a["dim"] is None else x.size(a["dim"]),
     "int": _int,
+    elementwise.OP: elementwise.evaluate,
     "custom": lambda a, *x: a["module"](*x),
 }

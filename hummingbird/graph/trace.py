@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 
 from hummingbird.errors import InputError, ModelError, Problem
+from hummingbird.graph import elementwise
 from hummingbird.graph.alias import VIEWS, Aliases
 from hummingbird.graph.build import TENSOR, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.capture import Capture, capture
@@ -25,15 +26,17 @@ from hummingbird.graph.steps import Ref, Step
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 
 
-def trace(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> list[Step]:
+def trace(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), elementwise: bool = False) -> list[Step]:
     """The net at inference as a list of steps, from "input" to "output", batch norms folded; the net is not touched.
 
-    custom: module types to keep whole, as steps "custom". Raises ModelError with every problem; InputError for no net.
+    custom: module types to keep whole, as steps "custom". elementwise: take all of torch's elementwise functions, as
+    steps "elementwise" where they have no rule of their own: for who computes on plain values. Raises ModelError with
+    every problem; InputError for no net.
 
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
     """
-    steps, found = _convert(net, custom)
+    steps, found = _convert(net, custom, elementwise)
     if found:
         raise ModelError(found)
     return fold(steps)
@@ -52,12 +55,16 @@ def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> Walk:
     return walked
 
 
-def _convert(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[list[Step], list[Problem]]:
-    walked, found = _walk(net, custom)
+def _convert(
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool = False
+) -> tuple[list[Step], list[Problem]]:
+    walked, found = _walk(net, custom, elementwise)
     return ([] if walked is None else walked.builder.steps), found
 
 
-def _walk(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[Walk | None, list[Problem]]:
+def _walk(
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool = False
+) -> tuple[Walk | None, list[Problem]]:
     if not isinstance(net, nn.Module):
         raise InputError(f"expected a torch.nn.Module, got {type(net).__name__}", where="net")
     try:
@@ -69,7 +76,7 @@ def _walk(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[Walk | N
         captured = capture(twin, tuple(custom))
         if captured.graph is None:
             return None, captured.problems
-        walked = Walk(captured, tuple(custom))
+        walked = Walk(captured, tuple(custom), elementwise)
         walked.nodes()
     return walked, list(dict.fromkeys(captured.problems + walked.problems))
 
@@ -77,9 +84,9 @@ def _walk(net: nn.Module, custom: Collection[type[nn.Module]]) -> tuple[Walk | N
 class Walk:
     """made: the step of each call that became one. renamed: the nodes that a call in place gives a new value."""
 
-    def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...]) -> None:
+    def __init__(self, captured: Capture, custom: tuple[type[nn.Module], ...], elementwise: bool = False) -> None:
         assert captured.graph is not None
-        self.captured, self.custom = captured, custom
+        self.captured, self.custom, self.elementwise = captured, custom, elementwise
         self.live = _live(captured)
         self.builder, self.aliases = Builder(captured.root), Aliases(self.live)
         self.problems: list[Problem] = []
@@ -136,11 +143,23 @@ class Walk:
         if module is not None:
             return self._module(str(node.target), module, args, kwargs)
         rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
+        name = _function_name(node)
         if rule is None:
-            name = _function_name(node)
             kind = "method" if node.op == "call_method" else "function"
-            raise Unsupported(f"{kind} {name} is not in the vocabulary", function_hint(name))
-        return _apply(rule, self.builder, args, kwargs)
+            return self._elementwise(
+                name, args, kwargs, Unsupported(f"{kind} {name} is not in the vocabulary", function_hint(name))
+            )
+        try:
+            return _apply(rule, self.builder, args, kwargs)
+        except Unsupported as problem:
+            return self._elementwise(name, args, kwargs, problem)
+
+    def _elementwise(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], problem: Unsupported) -> Ref:
+        """A step of torch's function of this name, where such steps are taken; else the problem."""
+        found = elementwise.known(name) if self.elementwise else None
+        if found is None:
+            raise problem
+        return elementwise.emit(self.builder, found, args, kwargs)
 
     def _argument(self, value: Any) -> Any:
         return self.values[value] if isinstance(value, fx.Node) else value
@@ -164,12 +183,16 @@ class Walk:
                 raise Unsupported("a custom module takes positional tensors only", "call it without keywords")
             inputs = [self.builder.tensor(value, "every argument of a custom module") for value in args]
             return self.builder.emit("custom", *inputs, module=module)
-        found = module_rule(module)
-        if found is None:
+        found, plain = module_rule(module), elementwise.module(type(module)) if self.elementwise else None
+        if found is None and plain is None:
             raise Unsupported(f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         if module._forward_hooks or module._forward_pre_hooks:
             hint = "remove the hooks first (for weight_norm and spectral_norm, the remove_ function makes it permanent)"
             raise Unsupported("a forward hook here would be lost", hint)
+        if found is None and plain is not None:
+            name, names = plain
+            return elementwise.emit(self.builder, name, args, kwargs | {n: getattr(module, n) for n in names.split()})
+        assert found is not None
         rule, names = found
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 

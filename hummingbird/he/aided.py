@@ -1,8 +1,9 @@
 """Scales of client-aided inference: one multiplication by weights between two visits to the client.
 
 In a turn the client encrypts x 2^s and the constant 2^s, the server multiplies with whole weights w 2^t, bias included
-as a weight on the constant, and the client divides by 2^(s+t). It chooses s for every batch from max|x|, which the
-server therefore need not know, such that no integer can leave its modulus:
+as a weight on the constant, and the client divides by 2^(s+t). It chooses s for every image from its max|x|, which the
+server therefore need not know, such that no integer can leave its modulus (the constant is a ciphertext like the
+others, of a slot for every image, so what one image holds does not coarsen another):
 
     ||w 2^t||_1 (max|x| 2^s + 1/2 + 21) + |b 2^t| (2^s + 21) < Q/2.
 
@@ -121,7 +122,7 @@ class _TurnBuilder:
         received = Form(self.firsts[-1] + self.one, 2, PRIMES)
         program = Program(received, tuple(self.operations), tuple(self.located[i].register for i in back))
         returns = tuple(self._return(index, program) for index in back)
-        turn = Turn(tuple(self.placement.client[self.number]), tuple(self.sends), returns, self.one, None)
+        turn = Turn(tuple(self.placement.client[self.number]), tuple(self.sends), returns, self.one, None, 0)
         return self._judged(turn, program), program
 
     def _locate(self, index: int) -> Located:
@@ -179,10 +180,11 @@ class _TurnBuilder:
         last = int(source.max())  # a layer reads one send
         gains[next((i for i in range(len(gains)) if last < self.firsts[i + 1]), 0)] = int(taken.abs().sum(2).max())
         coarse = _rms(taken.square().sum(2).sqrt()) * noise.fresh(self.whole.packing, degree)
-        coarse = math.hypot(coarse, _rms(bias) * noise.constant(self.whole.packing, degree)) * 2.0**-bits
+        coarse = math.hypot(coarse, _rms(bias) * noise.fresh(self.whole.packing, degree)) * 2.0**-bits
         rounded = math.sqrt(noise.ROUNDING * (terms * self.whole.size(self.whole.read(index)[0]).rms ** 2 + has_bias))
         self.own[index] = coarse, rounded * 2.0**-bits
-        operation = Linear(0, linear.gather, parts(weights, self.most), self.firsts[-1] if has_bias else None, None)
+        cut = parts(weights, self.most, self.steps[index].name)
+        operation = Linear(0, linear.gather, cut, self.firsts[-1] if has_bias else None, None)
         self._made(index, operation, (gains, int(bias.abs().max()) if has_bias else 0), Fraction(2) ** -bits)
 
     def _pool(self, index: int) -> None:
@@ -232,13 +234,15 @@ class _TurnBuilder:
         sends, one = self.gains[located.register - 1]
         gains = tuple(_coarse(gain) for gain in sends)
         shape = self.whole.size(index).shape
-        return Return(index, shape, rows, places, min(tile, places), last, 2, PRIMES, located.unit, gains, _coarse(one))
+        unit, one_gain = located.unit, _coarse(one)
+        return Return(index, shape, rows, places, min(tile, places), last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Turn, program: Program) -> Turn:
         """Predicted errors, at the input scale that the measured sizes would give; fewer primes for what goes back."""
         whole = self.whole
         peaks = [HEADROOM * whole.size(send.value).peak for send in self.sends]
-        scale = turn.fit(peaks, self.parameters, whole.packing) or 0
+        fitted = turn.fit(torch.tensor(peaks, dtype=torch.float64)[:, None], self.parameters, whole.packing)
+        scale = max(0, int(fitted))
         for index in self.served:
             located = self.located[index]
             coarse, rounded = self.own.get(index, (0.0, 0.0))
@@ -261,15 +265,28 @@ class _TurnBuilder:
         backs = []
         for back in turn.returns:
             error, added = whole.errors[back.value], rounding * abs(float(back.unit))
-            if added <= max(error, whole.size(back.value).rms * 2.0**-noise.PRECISION):
+            (coarse, rounded), rms = self._made_here(back.value), whole.size(back.value).rms
+            integers = coarse / abs(float(back.unit))
+            if added <= max(error, rms * 2.0**-noise.PRECISION):
                 back = replace(back, primes=1, unit=back.unit * dropped)
                 whole.errors[back.value] = error = math.hypot(error, added)
+                integers = math.hypot(integers / dropped, noise.switch(whole.packing, self.parameters.degree, 2))
+            back = replace(back, noise=_rounded(integers), relative=_rounded(rounded / max(rms, 2.0**-200)))
             backs.append(back)
             line = whole.lines[back.value]
             whole.lines[back.value] = replace(
                 line, error=error, down=back.count * 2 * back.primes * self.parameters.degree * PRIME_BITS // 8
             )
-        return replace(turn, returns=tuple(backs))
+        return replace(turn, returns=tuple(backs), usual=scale)
+
+    def _made_here(self, index: int) -> tuple[float, float]:
+        """Errors of a value that this turn makes: of fresh ciphertexts, times 2^-s, and of rounded weights."""
+        if index in self.own or index in self.placement.sends[self.number]:
+            return self.own.get(index, (0.0, 0.0))
+        size = self.whole.sizes[index]
+        made = [(1.0 if size is None else size.gains[i], self._made_here(i)) for i in set(self.whole.read(index))]
+        coarse, rounded = (math.hypot(*(gain * errors[kind] for gain, errors in made)) for kind in (0, 1))
+        return coarse, rounded
 
 
 def _bias(linear: Map) -> Tensor:
@@ -284,3 +301,9 @@ def _coarse(gain: int) -> int:
     """Rounded up to five significant bits, by at most a 16th: the client is told."""
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift
+
+
+def _rounded(error: float) -> float:
+    """As `_coarse`."""
+    mantissa, exponent = math.frexp(error)
+    return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)

@@ -7,13 +7,14 @@ no room, largest values that were seen, with a margin, take their place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph import OPS, Ref, Step, elementwise
 from hummingbird.he.magnitudes import Magnitude
 
 MARGIN = 4.0  # of largest values seen: 2 bits
@@ -73,6 +74,9 @@ def _step(step: Step, centres: Sequence[Any], radii: Sequence[Any]) -> tuple[Any
         if step.op == "square":
             low = torch.where(c.abs() <= r, 0.0, (c.abs() - r).square())
         return (low + high) / 2, (high - low) / 2
+    if step.op == elementwise.OP:  # who needs a bound is told that there is none
+        value = op(a, *c)
+        return torch.zeros_like(value, dtype=torch.float64), torch.full_like(value, math.inf, dtype=torch.float64)
     # The others of the vocabulary: |f(x)| <= max(|x|, 1, |bounds|), but for a steep LeakyReLU.
     one = max([1.0, *(abs(a[name]) for name in ("low", "high", "slope") if name in a)])
     value = op(a, c[0])

@@ -14,6 +14,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from hummingbird.errors import ModelError, Problem
 from hummingbird.graph.steps import refs
 from hummingbird.he import noise
 from hummingbird.he.layers import Linear, Operation
@@ -87,7 +88,7 @@ class Builder:
         step, rms = self.steps[index], 0.0 if self.sizes[index] is None else self.size(index).rms
         self.errors[index] = error
         if step.op not in ("input", "output"):
-            self.lines[index] = Line(step.name, step.op, side, turn, rms=rms, error=error)
+            self.lines[index] = Line(step.name, step.attrs.get("function", step.op), side, turn, rms=rms, error=error)
 
 
 def exact_norm(ring: Ring) -> int:
@@ -114,13 +115,16 @@ def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
     return torch.cat([whole, (linear.bias * 2.0**bits).round().view(*whole.shape[:2], 1)], 2)
 
 
-def parts(weights: Tensor, most: int) -> tuple[Tensor, ...]:
-    """Cut along K into the fewest equal parts whose row sums of |weights| are at most `most`."""
+def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
+    """Cut along K into the fewest equal parts whose row sums of |weights| are at most `most`; ModelError where even
+    single weights are larger. name: the layer's.
+    """
     for count in range(1, _MOST_PARTS):
         cut = weights.chunk(count, 2)
         if all(float(part.abs().sum(2).max()) <= most for part in cut):
             return tuple(part.contiguous() for part in cut)
-    raise OverflowError(f"weights up to {float(weights.abs().max()):.0f}, exact are sums up to {most}")
+    what = f"weights up to {float(weights.abs().max()):.3g} in units of their scale, exact are sums up to {most:.3g}"
+    raise ModelError([Problem(name, what, "the layer's weights are too large or too far apart in size: rescale them")])
 
 
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:

@@ -21,6 +21,7 @@ from hummingbird.errors import ConfigError, InputError, PeerError
 from hummingbird.he import messages
 from hummingbird.he.flow import Ahead
 from hummingbird.he.memory import at_client, installed
+from hummingbird.he.precision import Precision
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Batch, Client
 from hummingbird.wire import service
@@ -34,7 +35,8 @@ class RemoteModel:
 
     timeout: longest silence of the server, seconds. memory: bytes that the batches under way may take here, by what the
     server has told; as much as the machine has if not given. `public` is what the server has told: shapes, operations,
-    parameters; `sent_bytes` and `received_bytes` count the messages of turns.
+    parameters; `sent_bytes` and `received_bytes` count the messages of turns; `precision` is that of the last call's
+    batches.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
     for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description.
 
@@ -46,6 +48,7 @@ class RemoteModel:
         self, address: str, *, tls: service.Tls | None = None, timeout: float = 120.0, memory: int | None = None
     ) -> None:
         self.sent_bytes = self.received_bytes = 0
+        self.precision: list[Precision] = []
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
         self._channel = service.connect(address, tls, timeout)
@@ -70,14 +73,13 @@ class RemoteModel:
         the client works on another. progress: told how many images' worth of work was done since it was told last.
         InputError for images that the net does not take; PeerError when the server refuses, dies or is silent.
         """
-        if lanes < 1 or not len(images):
-            raise InputError(f"{len(images)} images in {lanes} lanes", where="images", hint="at least one of each")
+        if not isinstance(lanes, int) or lanes < 1:
+            raise ConfigError(f"{lanes!r} lanes", where="lanes", hint="a whole number, 1 or more")
         run = _Run(progress)
-        parts = images.split(self.public.slots)
-        batches = [self._client.begin(part) for part in parts]  # all are checked before the first is encrypted
-        with ThreadPoolExecutor(min(lanes, len(parts), self._room), thread_name_prefix="hummingbird-lane") as pool:
-            pairs = zip(batches, parts, strict=True)
-            futures = [pool.submit(self._evaluate, batch, len(part), run) for batch, part in pairs]
+        batches = self._client.batches(images)  # all are checked before the first is encrypted
+        self.precision = [batch.precision for batch in batches]
+        with ThreadPoolExecutor(min(lanes, len(batches), self._room), thread_name_prefix="hummingbird-lane") as pool:
+            futures = [pool.submit(self._evaluate, batch, run) for batch in batches]
             try:
                 return torch.cat([future.result() for future in futures])
             except BaseException:
@@ -104,10 +106,10 @@ class RemoteModel:
             raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
         return allowed // max(1, needed)  # a dishonest net may take nothing
 
-    def _evaluate(self, batch: Batch, images: int, run: _Run) -> Tensor:
+    def _evaluate(self, batch: Batch, run: _Run) -> Tensor:
         crossing = sum(turn.sent + turn.returned for turn in self.public.turns)
         for number in range(len(self.public.turns)):
-            self._turn(batch, number, run, images / crossing)
+            self._turn(batch, number, run, batch.images / crossing)
         return batch.result()
 
     def _turn(self, batch: Batch, number: int, run: _Run, share: float) -> None:

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from hummingbird.errors import InputError
 from hummingbird.he.client import RemoteModel
 from hummingbird.he.convert import convert_model
+from hummingbird.he.precision import summary
 from hummingbird.he.public import MODES
 from hummingbird.he.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
@@ -76,6 +77,7 @@ def run_client(args: argparse.Namespace) -> int:
     up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
     rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
     print(f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image")
+    print(summary(model.precision))
     if labels is not None:
         right = int((outputs.flatten(1).argmax(1) == labels).sum())
         print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
@@ -163,7 +165,8 @@ def add_parsers(
     sub.add_argument(
         "--turns", type=int, default=TURNS, help=f"clients served at a time, 1 to {MAX_CALLS} (default: %(default)s)"
     )
-    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what they need together, as predicted")
+    memory = "limit on what they need together, as predicted (default: all)"
+    sub.add_argument("--memory", type=_positive, metavar="GB", help=memory)
     sub.add_argument("--idle", type=_positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
     _add_tls(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))

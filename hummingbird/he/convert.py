@@ -20,6 +20,7 @@ from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.he import magnitudes, placement
 from hummingbird.he import packing as packings
 from hummingbird.he.aided import PRIMES, AidedBuilder
+from hummingbird.he.memory import installed
 from hummingbird.he.model import HEModel
 from hummingbird.he.params import check_degree, choose, most_primes
 from hummingbird.he.plan import Plan
@@ -28,6 +29,8 @@ from hummingbird.he.public import MODES
 
 RANGE = 4.0  # of inputs, where nothing else is said
 _AIDED_DEGREE = 2048
+_MOST_RANGE = 2.0**64  # of inputs
+_MOST_SIZE = 1 << 31  # of a dimension
 _HINT = "see the list of operations in hummingbird/graph/run.py"
 
 
@@ -70,15 +73,26 @@ def make_plan(
         packings.slots(packing, 2048)
     if degree is not None:
         check_degree(degree)
-    if input_range is not None and not 0 < input_range < float("inf"):
-        raise ConfigError(f"input_range={input_range}", where="input_range", hint="a positive bound on |input|")
+    if input_range is not None and not (_is_number(input_range) and 1 / _MOST_RANGE <= input_range <= _MOST_RANGE):
+        hint = "a positive bound on |input|, from 2^-64 to 2^64"
+        raise ConfigError(f"input_range={input_range!r}", where="input_range", hint=hint)
     bound = input_range or (RANGE if mode == "polynomial" else None)
-    inputs, basis = _inputs(tuple(input_shape), bound, samples)
-    traced = graph.trace(net)
-    shapes, found = magnitudes.shapes(traced, inputs)
+    shape = _shape(input_shape)
+    traced = graph.trace(net, elementwise=True)
+    found = [Problem(step.name, "its weights have no values", "load them first") for step in traced if _is_meta(step)]
     if found:
         raise ModelError(found)
-    steps = placement.prepared(traced, shapes)
+    _check_memory(magnitudes.planning_bytes(traced, shape, magnitudes.PATTERN if samples is None else len(samples)))
+    inputs, basis = _inputs(shape, bound, samples)
+    shapes, found = magnitudes.shapes(traced, inputs)
+    found += [
+        Problem(step.name, "holds no values", "its shape has a zero: look at input_shape, kernels and layers' sizes")
+        for step, made in zip(traced, shapes, strict=True)
+        if made is not None and 0 in made
+    ]
+    if found:
+        raise ModelError(found)
+    steps = placement.prepared(traced, shapes, mode)
     shapes, _ = magnitudes.shapes(steps, inputs)
     placed, found = placement.place(steps, shapes, mode)
     if found:
@@ -97,10 +111,31 @@ def make_plan(
     return AidedBuilder(placed, sizes, parameters, packing or "coefficients", bound, basis).build()
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_meta(step: graph.Step) -> bool:
+    return any(isinstance(value, Tensor) and value.is_meta for value in step.attrs.values())
+
+
+def _check_memory(needed: int) -> None:
+    has = installed()
+    if needed > has:
+        takes = f"takes {needed / 1e9:.3g} GB; this machine has {has / 1e9:.3g}"
+        what = f"planning runs the net in the clear, which {takes}"
+        raise ConfigError(what, where="input_shape", hint="is it the shape of one image? give fewer samples=")
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(shape, Sequence) or not all(type(n) is int and 0 < n < _MOST_SIZE for n in shape):
+        hint = "positive sizes of one image: (1, 28, 28)"
+        raise InputError(f"input_shape {shape!r}", where="input_shape", hint=hint)
+    return tuple(shape)
+
+
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
     """What the net is measured on, float64, and what that is in words."""
-    if not all(isinstance(n, int) and n > 0 for n in shape):
-        raise InputError(f"input_shape {shape}", where="input_shape", hint="positive sizes of one image: (1, 28, 28)")
     if samples is None:
         bound = bound or RANGE
         words = f"{magnitudes.PATTERN} pseudo-random inputs of |x| <= {bound:g}, not samples= of your data"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -38,6 +38,7 @@ class Return:
     value, shape: as in `Send`. rows, places, tile: the order of the stream, see `order`. last: the rows are the last
     dimension of `shape`, else they are the first. size: components of a ciphertext; primes: how many are left.
     gains, one_gain: the integers are at most sum of gains[i] |integer of send i| + one_gain |integer of the one|.
+    noise: predicted error of the integers, a deviation. relative: what comes on top, as a part of a typical value.
     """
 
     value: int
@@ -51,6 +52,8 @@ class Return:
     unit: Fraction
     gains: tuple[int, ...]
     one_gain: int
+    noise: float
+    relative: float
 
     @property
     def count(self) -> int:
@@ -72,23 +75,36 @@ class Return:
         Tiles of `tile` places one after the other, within a tile row after row.
         """
         grid = torch.arange(self.count).view(self.rows, self.places)
-        return torch.cat([part.reshape(-1) for part in grid.split(self.tile, 1)])
+        whole = self.places // self.tile * self.tile
+        tiles = grid[:, :whole].unflatten(1, (-1, self.tile)).transpose(0, 1)
+        return torch.cat([tiles.reshape(-1), grid[:, whole:].reshape(-1)])
 
 
 @dataclass(frozen=True)
 class Turn:
-    """steps: numbers of the steps the client runs first. scale: log2 of the input scale; None: the client's choice."""
+    """A turn: what the client computes and sends, and what it gets back.
+
+    steps: numbers of the steps the client runs first. scale: log2 of the input scale; None: the client's choice, for
+    each image. usual: the scale that values of the expected size get. After the sends comes one ciphertext more: of
+    the constant 1, at each image's scale, where `one`; of zero where `zero`, with which the server masks its answer.
+    """
 
     steps: tuple[int, ...]
     sends: tuple[Send, ...]
     returns: tuple[Return, ...]
     one: bool
     scale: int | None
+    usual: int
+
+    @property
+    def zero(self) -> bool:
+        """Whether the server masks: where the client does not see every layer's result anyway."""
+        return self.scale is not None
 
     @property
     def sent(self) -> int:
         """Ciphertexts up."""
-        return sum(send.count for send in self.sends) + self.one
+        return sum(send.count for send in self.sends) + (self.one or self.zero)
 
     @property
     def returned(self) -> int:
@@ -111,22 +127,26 @@ class Turn:
                 yield from ((start, stop, back) for start, stop in _cut(first, first + count))
                 first += count
 
-    def fit(self, peaks: Sequence[float], parameters: Parameters, packing: str) -> int | None:
-        """The largest input scale, its log2, for which no integer can leave its modulus; None where there is none.
+    def fit(self, peaks: Tensor, parameters: Parameters, packing: str) -> Tensor:
+        """The largest input scale of every image for which no integer can leave its modulus: log2, int64 (images,).
 
-        peaks: the largest absolute value of each send. Proven, not likely: |e| <= 21, roundings of at most 1/2, and
-        every sum bounded by the gains. A message with its error stays below 2^30, for the kernel's int32.
+        peaks: (sends, images), the largest absolute values. -1 where there is no such scale. Proven, not
+        likely: |e| <= 21, roundings of at most 1/2, and every sum bounded by the gains: with g_i the gains, m the
+        packing's largest coefficient and g that of the one, an integer is at most
+
+            2^s m (sum_i g_i peak_i + g) + 21.5 (sum_i g_i + g).
+
+        A slot's value has this bound whatever the others hold, and a coefficient is at most m times the largest slot.
+        A message with its error stays below 2^30, for the kernel's int32.
         """
-        for scale in range(MOST_SCALE, -1, -1):
-            sent = [packings.peak(packing) * x * 2.0**scale + 0.5 + NOISE for x in peaks]
-            one = 2.0**scale + NOISE if self.one else 0.0
-            if max([one, *sent]) < 1 << 30 and all(
-                sum(gain * x for gain, x in zip(back.gains, sent, strict=True)) + back.one_gain * one
-                < back.room(parameters)
-                for back in self.returns
-            ):
-                return scale
-        return None
+        peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
+        largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
+        bounds = [((1 << 30) - errors) * (1 - 2.0**-40) / (most * largest)]
+        for back in self.returns:
+            gains, one = peaks.new_tensor([float(gain) for gain in back.gains]), float(back.one_gain)
+            bounds.append((back.room(parameters) - errors * (gains.sum() + one)) / (most * (gains @ peaks + one)))
+        bound = torch.stack(bounds).amin(0).nan_to_num(0.0, posinf=2.0**MOST_SCALE).clamp(0.5, 2.0**MOST_SCALE)
+        return torch.frexp(bound).exponent.long() - 1  # 2^(exponent - 1) <= bound
 
 
 def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:

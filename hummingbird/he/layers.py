@@ -1,4 +1,4 @@
-"""What a server does to ciphertexts: five operations on registers, each an array of ciphertexts (n, size, primes, N).
+"""What a server does to ciphertexts: four operations on registers, each an array of ciphertexts (n, size, primes, N).
 
 A turn is a list of operations. Register 0 holds what was received; an operation reads registers and makes one. An
 operation runs whole or tile by tile, a tile being a range of places of all rows: what is only sent back is never held
@@ -98,7 +98,7 @@ class Combine:
         return forms[self.a]
 
     def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
-        a, b = (_times(ring, registers[i], f) for i, f in zip(self.sources, self.factors, strict=True))
+        a, b = (times(ring, registers[i], f) for i, f in zip(self.sources, self.factors, strict=True))
         return ciphertexts.add(ring, a, b)
 
 
@@ -121,25 +121,6 @@ class Product:
         if self.a == self.b:
             return ciphertexts.square(ring, registers[self.a])
         return ciphertexts.multiply(ring, registers[self.a], registers[self.b])
-
-
-@dataclass(frozen=True, eq=False)
-class Switch:
-    """Divided by the last primes and rounded, down to `primes` of them."""
-
-    source: int
-    primes: int
-    kind: str
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return (self.source,)
-
-    def form(self, forms: Sequence[Form]) -> Form:
-        return Form(forms[self.source].count, forms[self.source].size, self.primes)
-
-    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
-        return switched(ring, registers[self.source], self.primes, self.kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,14 +149,14 @@ class Pick:
             where = ((self.index >= first) & (self.index < first + len(part))).nonzero()[:, 0]
             # Fewer primes are the same integers modulo their product: nothing is divided.
             found = part[self.index[where] - first, :, : self.primes]
-            out[where, : part.shape[1]] = _times(ring, found, factor)
+            out[where, : part.shape[1]] = times(ring, found, factor)
             first += len(part)
         if self.constants is not None:
             ciphertexts.shift(ring, out[:, None], self.constants[:, : self.primes].contiguous(), apart)
         return out
 
 
-Operation = Linear | Combine | Product | Switch | Pick
+Operation = Linear | Combine | Product | Pick
 
 
 def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
@@ -185,8 +166,8 @@ def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
     return x
 
 
-def _times(ring: Ring, x: Tensor, factor: int) -> Tensor:
-    """A whole factor of at most 20 significant bits, times x."""
+def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
+    """A whole factor of at most 20 significant bits, times x: int32 (..., L, N)."""
     while factor != 1:
         shift = max(0, abs(factor).bit_length() - 24)
         step = factor >> shift if shift <= 24 else 1 << 24

@@ -58,6 +58,15 @@ def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] 
     return [tuple(value.shape[1:]) if isinstance(value, Tensor) else None for value in values], found
 
 
+def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> int:
+    """Bytes of all values of so many images, which `measure` keeps: from shapes alone, on the meta device.
+
+    InputError where the net cannot take inputs of this shape.
+    """
+    values = _run(steps, torch.empty(images, *shape, dtype=torch.float64, device="meta"))
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+
+
 def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
     """The magnitude of every step whose value is a tensor; `inputs` as for `shapes`."""
     values = _run(steps, inputs)
@@ -81,6 +90,10 @@ def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
             raise InputError(
                 what, where=step.name, hint="input_shape is that of one image, without the batch"
             ) from None
+        value = values[-1]
+        if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
+            what = "its values are no numbers on the inputs that the plan is measured with"
+            raise InputError(what, where=step.name, hint="give samples= of your data")
     return values
 
 
@@ -100,6 +113,7 @@ def _by_image(value: Tensor, single: Tensor, images: int) -> bool:
 
 def _magnitude(step: Step, value: Tensor, values: list[Any]) -> Magnitude:
     number = value.double()
+    number = number[number.isfinite()]  # what a pool is padded with is not
     gains = {}
     for ref in dict.fromkeys(refs(step.inputs)) if value.is_floating_point() else ():
         gains[ref.index] = _gain(step, value, values, ref)
@@ -128,7 +142,9 @@ def _gain(step: Step, value: Tensor, values: list[Any], ref: Ref) -> float:
         out = OPS[step.op](step.attrs, *(argument(item) for item in step.inputs))
     if isinstance(out, tuple):
         return 1.0
-    return float((out - value[:_MOVED]).square().mean().sqrt()) / size
+    moved_by = out - value[:_MOVED]
+    moved_by = moved_by[moved_by.isfinite()]  # the root of a zero that was moved below it is none
+    return float(moved_by.square().mean().sqrt()) / size if moved_by.numel() else 0.0
 
 
 def _first(known: Any) -> Any:

@@ -33,7 +33,7 @@ from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION
 from hummingbird.wire.service import CHUNK
 
-FORMAT = 1  # of the messages, and of what a seed expands to
+FORMAT = 2  # of the messages, and of what a seed expands to
 _HINT = "the bytes were damaged, or come from another program or release"
 
 
@@ -74,13 +74,13 @@ def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
 
 
 def collect(receive: Callable[[], bytes], size: int) -> Tensor:
-    """The `size` bytes of a slice; InputError if its messages hold more."""
+    """The `size` bytes of a slice; InputError if its messages hold more, or one of them nothing."""
     buffer = torch.empty(size, dtype=torch.uint8)
     view, at = buffer.numpy().data, 0
     while at < size:
         message = receive()
-        if len(message) > size - at:
-            raise malformed(f"{at + len(message)} bytes for a slice of {size}")
+        if not 0 < len(message) <= size - at:
+            raise malformed(f"{len(message)} bytes, of a slice {size - at} are missing")
         view[at : at + len(message)] = message
         at += len(message)
     return buffer

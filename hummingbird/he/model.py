@@ -10,8 +10,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from hummingbird.errors import InputError
+from hummingbird.errors import ConfigError
 from hummingbird.he import report
+from hummingbird.he.memory import installed, predicted
 from hummingbird.he.plan import Plan
 from hummingbird.he.public import Public
 from hummingbird.he.roles import Batch, Client, Server
@@ -47,14 +48,16 @@ class HEModel:
     def __call__(self, images: Tensor) -> Tensor:
         """Outputs, float32 (n, *output), of images (n, *input_shape), n >= 1, in batches of `public.slots`.
 
-        InputError for shapes, types and ranges that do not fit, before anything is encrypted.
+        InputError for shapes, types and ranges that do not fit, before anything is encrypted; ConfigError where a batch
+        takes more memory than this machine has.
         """
-        if not isinstance(images, Tensor) or images.dim() != len(self.public.input_shape) + 1 or not len(images):
-            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-            what = f"images are {got}, this net takes (n, {', '.join(map(str, self.public.input_shape))})"
-            raise InputError(what, where="images", hint="n is 1 or more")
-        parts = images.split(self.public.slots)
-        batches = deque(self.client.begin(part) for part in parts)  # all are checked before the first is encrypted
+        needed, has = predicted(self.plan).process, installed()
+        if needed > has:
+            what = f"a batch takes {needed / 1e9:.3g} GB for client and server, this machine has {has / 1e9:.3g}"
+            hint = "a batch takes the same for 1 image as for all: run them on two machines, or take a smaller net"
+            raise ConfigError(what, where="memory", hint=hint)
+        batches = deque(self.client.batches(images))  # all are checked before the first is encrypted
+        precision = [batch.precision for batch in batches]
         count: dict[str, float] = dict.fromkeys(("client", "server", "up", "down"), 0)
         clock = time.perf_counter
         before, outputs = _resident(), []
@@ -67,7 +70,7 @@ class HEModel:
             count["client"] += clock() - start
         out = torch.cat(outputs)
         kept = images[:_COMPARED].detach().clone(), out[:_COMPARED].clone()
-        self.last = report.Run(len(images), len(parts), count, before, _peak(), *kept)
+        self.last = report.Run(len(images), len(precision), count, before, _peak(), precision, *kept)
         return out
 
     def _turn(self, batch: Batch, number: int, count: dict[str, float]) -> None:

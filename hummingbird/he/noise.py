@@ -26,11 +26,6 @@ def fresh(packing: str, degree: int) -> float:
     return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
 
 
-def constant(packing: str, degree: int) -> float:
-    """Of the encrypted constant: its message is exact."""
-    return math.sqrt(VARIANCE) * spread(packing, degree)
-
-
 def switch(packing: str, degree: int, size: int) -> float:
     """Of a value whose ciphertext of `size` components was divided by a prime, in units after the division."""
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))

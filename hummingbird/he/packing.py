@@ -42,18 +42,22 @@ def peak(packing: str) -> float:
     return math.sqrt(2) if packing == "complex" else 1.0
 
 
-def encode(values: Tensor, packing: str, degree: int, scale: int) -> Tensor:
-    """Coefficients rounded at scale 2^scale: float (n, slots or less), |value| 2^scale peak < 2^30, to int32 (n, N)."""
+def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
+    """Coefficients of values times scales, rounded: float (n, slots or less) to int32 (n, N).
+
+    scales: one for all, or (slots or less,), each slot's own; |value| scale peak < 2^30.
+    """
     count = values.shape[1]
     if packing == "coefficients":
         out = torch.zeros(values.shape[0], degree, dtype=torch.int32, device=values.device)
-        out[:, :count] = (values * 2.0**scale).round_()
+        out[:, :count] = (values * scales).round_()
         return out
     half, n = degree // 2, values.shape[0]
+    values = values * scales
     if count < degree:
         values = F.pad(values, (0, degree - count))
     out = torch.empty(n, 2, half, dtype=torch.int32, device=values.device)
-    factors = _twist(degree).to(values.device).conj().resolve_conj() * (2.0**scale / half)
+    factors = _twist(degree).to(values.device).conj().resolve_conj() / half
     for piece, place in _pieces(values.view(n, 2, half), out):
         piece = piece.double()
         twisted = torch.fft.fft(torch.complex(piece[:, 0], piece[:, 1])).mul_(factors)
@@ -81,15 +85,8 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
 
 
-def constant(packing: str, degree: int) -> Tensor:
-    """The polynomial of the constant 1 in every slot, at scale 1: int32 (N,)."""
-    one = torch.zeros(degree, dtype=torch.int32)
-    one[:: constant_step(packing, degree)] = 1
-    return one
-
-
 def constant_step(packing: str, degree: int) -> int:
-    """Of `constant`: how far apart its ones are; the first is coefficient 0."""
+    """Of the polynomial of the constant 1 in every slot: how far apart its ones are; the first is coefficient 0."""
     return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
 
 

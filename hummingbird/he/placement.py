@@ -26,14 +26,24 @@ from typing import Any
 import torch
 
 from hummingbird.errors import Problem
-from hummingbird.graph import Ref, Step
+from hummingbird.graph import Ref, Step, elementwise
 from hummingbird.graph.steps import compact, refs
 from hummingbird.he.maps import SUMS, VIEWS, is_weighted, linear_map
 
 CLIENT, SERVER, FREE = "client", "server", "free"
 Shapes = Sequence[Any]  # of every step for one image; None for tuples and sizes
 
+_MOST_POWER = 64  # no parameters have room for more
 _HINT = 'use x * x, or mode="client-aided", where the client computes it on plain values'
+
+
+def _power(step: Step) -> int:
+    """n for a step x ** n with a whole n of 2 or more, else 0."""
+    if step.op != elementwise.OP or step.attrs["function"] != "pow" or len(step.inputs) != 2:
+        return 0
+    base, exponent = step.inputs
+    whole = isinstance(base, Ref) and isinstance(exponent, (int, float)) and exponent in range(2, _MOST_POWER + 1)
+    return int(exponent) if whole else 0
 
 
 def is_view(step: Step) -> bool:
@@ -41,8 +51,10 @@ def is_view(step: Step) -> bool:
     return step.op in VIEWS or (step.op == "pad" and step.attrs["value"] == 0)
 
 
-def prepared(steps: Sequence[Step], shapes: Shapes) -> list[Step]:
-    """Without arithmetic on sizes, and with a PReLU as relu(x) - slope relu(-x), whose slope is the server's."""
+def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
+    """Without arithmetic on sizes, with a PReLU as relu(x) - slope relu(-x), whose slope is the server's, and in
+    polynomial mode with whole powers as products.
+    """
     out: list[Step] = []
     number: dict[int, int] = {}
 
@@ -64,6 +76,12 @@ def prepared(steps: Sequence[Step], shapes: Shapes) -> list[Step]:
             minus = emit(f"{step.name}.relu_minus", "relu", emit(f"{step.name}.minus", "neg", x))
             scaled = emit(f"{step.name}.slope", "mul", minus, value=slope)
             emit(step.name, "sub", emit(f"{step.name}.relu", "relu", x), scaled)
+        elif mode == "polynomial" and (exponent := _power(step)):
+            power, reached = x, 1
+            for bit in bin(exponent)[3:]:  # from the second bit on: squared, and times x where it is a one
+                power, reached = emit(f"{step.name}.{2 * reached}", "square", power), 2 * reached
+                if bit == "1":
+                    power, reached = emit(f"{step.name}.{reached + 1}", "mul", power, x), reached + 1
         else:
             out.append(replace(step, inputs=seen(step.inputs)))
         number[index] = len(out) - 1
@@ -164,7 +182,10 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
         if mode == "polynomial" and side != CLIENT and turn > 0:
             found += [
                 Problem(
-                    steps[i].name, f"{steps[i].op} of an encrypted value, which {step.name!r} needs encrypted", _HINT
+                    steps[i].name,
+                    f"{steps[i].attrs.get('function', steps[i].op)} of an encrypted value, which {step.name!r} needs "
+                    "encrypted",
+                    _HINT,
                 )
                 for i in _culprits(placement, index)
             ]

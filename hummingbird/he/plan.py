@@ -11,17 +11,22 @@ from dataclasses import dataclass
 
 from hummingbird.graph import Step
 from hummingbird.he.layers import TILE_BYTES, Form, Linear, Operation
+from hummingbird.he.masking import Mask
 from hummingbird.he.placement import Placement
 from hummingbird.he.public import REMOTE, Public
 
 
 @dataclass(frozen=True)
 class Program:
-    """One turn of the server. Operation number k makes register k + 1. returns: the registers sent back, in order."""
+    """One turn of the server. Operation number k makes register k + 1. returns: the registers sent back, in order.
+
+    masks: of what is sent back, where it is masked (he/masking.py): then the last ciphertext received encrypts zero.
+    """
 
     received: Form
     operations: tuple[Operation, ...]
     returns: tuple[int, ...]
+    masks: tuple[Mask, ...] = ()
 
     def forms(self) -> list[Form]:
         """Of all registers."""

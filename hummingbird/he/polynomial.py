@@ -1,10 +1,11 @@
 """Scales of polynomial nets: one exchange, the server multiplies ciphertexts, nobody helps.
 
 A value is an integer times a unit, a fraction that is followed exactly: 2^-s for an input, u 2^-t after weights at
-scale 2^t, u^2 after a square, u q after dividing by a prime q. s and t are the smallest that keep each kind of error
-below 2^-12 of a typical value (noise.py). Products are not relinearised, sizes go 2, 3, 5. Scales are lowered late:
-before a product and before sending back, by as many primes as leave the rounding below 2^-14 of a typical value
-(nGraph-HE2's lazy rescaling; a size-3 ciphertext keeps a scale of about 2^44 by that rule).
+scale 2^t, u^2 after a square. s and t are the smallest that keep each kind of error below 2^-12 of a typical value
+(noise.py). Products are not relinearised, sizes go 2, 3, 5, 9. No scale is lowered before the answer is masked, so that
+nothing is rounded and an answer's error tells nothing of the weights (masking.py); the flood is the largest that leaves
+the answer 13 bits, and where that hides too little the answer's scale is raised first. Behind the mask the answer is
+divided by as many primes as leave the rounding below 2^-14 of a typical value.
 
 No integer may leave its modulus: |value| <= bound, proven for all inputs in range or seen and with a margin
 (bounds.py), and an error of 8 deviations on top. An attempt that finds no room says how many primes would do; degrees
@@ -23,19 +24,23 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, ModelError, Problem
 from hummingbird.graph import Step
-from hummingbird.he import bounds, noise
+from hummingbird.he import bounds, masking, noise
 from hummingbird.he import packing as packings
 from hummingbird.he.builder import Builder, Located, common, exact_norm, margin, parts, quantized
 from hummingbird.he.crossing import Return, Send, Turn
-from hummingbird.he.layers import Combine, Form, Linear, Operation, Pick, Product, Switch
+from hummingbird.he.layers import Combine, Form, Linear, Operation, Pick, Product
 from hummingbird.he.magnitudes import Magnitude
 from hummingbird.he.maps import SUMS, Map, is_weighted, linear_map, natural, view
+from hummingbird.he.masking import Mask
+from hummingbird.he.packing import spread
 from hummingbird.he.params import DEGREES, PRIME_BITS, Parameters, choose, most_primes
 from hummingbird.he.placement import Placement
 from hummingbird.he.plan import Line, Plan, Program, public_steps
 from hummingbird.he.public import Public
 
 _SPARE = 2  # bits below noise.PRECISION for what lowering a scale may add
+_FLOOD = noise.PRECISION + 1  # bits by which a typical answer is above its flood
+_MOST_PARTS = 8  # of a factor of a product: what kernels.multiply adds up exactly
 _WEIGHTS = 24  # bits of a row sum of whole weights above 26, at most
 _HOPELESS = 1e4  # bits
 _PEAK = 8  # deviations that an error may reach
@@ -72,6 +77,10 @@ def build(
         shape = placement.shapes[0]
         limits = bounds.proven(steps, shape, bound)
         basis = f"{basis}; ranges: proven for |input| <= {bound:g}"
+    for index in placement.sends[0]:
+        if math.isinf(limits[index]):
+            hint = "give samples= of your data, or compute it before the net"
+            raise ModelError([Problem(steps[index].name, "no bound is known for values that are encrypted", hint)])
     short: _NoRoom | None = None
     for candidate in DEGREES if degree is None else (degree,):
         count = 1
@@ -113,7 +122,6 @@ class _Attempt(Builder):
         self.operations: list[Operation] = []
         self.located: dict[int, Located] = {}
         self.maps: dict[int, Map] = {}
-        self.lowered: dict[tuple[int, int], int] = {}  # register and primes to register
         self.sends = [Send(i, self.size(i).shape) for i in placement.sends[0]]
 
     def plan(self, bound: float, basis: str) -> Plan:
@@ -127,17 +135,19 @@ class _Attempt(Builder):
             self.located[send.value] = Located(0, positions, Fraction(1, 1 << scale))
             self.errors[send.value] = math.hypot(self.error(send.value), fresh)
             first += send.count
-        self.received = Form(first, 2, len(self.parameters.primes))
+        self.received = Form(first + 1, 2, len(self.parameters.primes))  # the last one encrypts zero
         for send in self.sends:
             self._check(send.value)
         for index in self.placement.served[0]:
             self._serve(index)
-        returns, registers = [], []
+        returns, masks = [], []
+        answers = sum(math.prod(self.size(index).shape) for index in self.placement.returns[0])
         for index in self.placement.returns[0]:
-            register, back = self._return(index)
-            registers.append(register)
+            back, mask = self._return(index, answers)
             returns.append(back)
-        turn = Turn(tuple(self.placement.client[0]), tuple(self.sends), tuple(returns), False, scale)
+            masks.append(mask)
+        registers = [self.located[back.value].register for back in returns]
+        turn = Turn(tuple(self.placement.client[0]), tuple(self.sends), tuple(returns), False, scale, scale)
         self.client_steps(1)
         public = Public(
             "polynomial",
@@ -149,7 +159,7 @@ class _Attempt(Builder):
             (turn,),
             tuple(self.placement.client[1]),
         )
-        program = Program(self.received, tuple(self.operations), tuple(registers))
+        program = Program(self.received, tuple(self.operations), tuple(registers), tuple(masks))
         lines = tuple(self.lines[i] for i in sorted(self.lines))
         return Plan(public, tuple(self.steps), (program,), lines, basis)
 
@@ -234,23 +244,6 @@ class _Attempt(Builder):
         made = self._pick((located.register,), spread.index, (1,), None, size, primes)
         return Located(made, natural(shape, 1, False), located.unit)
 
-    def _lower(self, index: int) -> Located:
-        """Divide by primes while that costs little, before a product."""
-        located, rms = self._own(self._locate(index), self.size(index).shape), self.size(index).rms
-        form = self._form(located)
-        count, unit, added = self._droppable(form, located.unit, rms)
-        if count == form.primes:
-            return located
-        key = located.register, count
-        if key not in self.lowered:
-            self.operations.append(Switch(located.register, count, self.form))
-            self.lowered[key] = len(self.operations)
-        self.errors[index] = math.hypot(self.errors[index], added)
-        lowered = Located(self.lowered[key], located.index, unit)
-        self.located[index] = lowered
-        self._check(index)
-        return lowered
-
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
         """How many primes remain, the unit then, and the error that dividing adds."""
         count, added = form.primes, 0.0
@@ -309,7 +302,7 @@ class _Attempt(Builder):
             wanted = noise.PRECISION + math.log2(max(wrong, 2.0**-200) / rms)
             bits = min(math.ceil(wanted), math.floor(PRIME_BITS + _WEIGHTS - math.log2(norm)))
             own = wrong * 2.0**-bits
-        weights = parts(quantized(linear, bits, False), exact_norm(self.ring))
+        weights = parts(quantized(linear, bits, False), exact_norm(self.ring), self.steps[index].name)
         unit = located.unit * Fraction(2) ** -bits / Fraction(linear.divisor)
         constants = None if linear.bias is None else self._residues(linear.bias, unit)
         self.operations.append(Linear(located.register, linear.gather, weights, None, constants))
@@ -326,10 +319,14 @@ class _Attempt(Builder):
 
     def _multiply(self, index: int) -> None:
         shape, read = self.size(index).shape, self.read(index)
-        a, b = (self._lower(i) for i in (read[0], read[-1]))
+        a, b = (self._own(self._locate(i), self.size(i).shape) for i in (read[0], read[-1]))
         if read[0] != read[-1]:
-            primes = min(self._form(a).primes, self._form(b).primes)
-            a, b = (self._own(x, shape, primes=primes) for x in (a, b))
+            a, b = (self._own(x, shape) for x in (a, b))
+        sizes = self._form(a).size, self._form(b).size
+        if min(sizes) > _MOST_PARTS:
+            what = f"a product of ciphertexts of {sizes[0]} and {sizes[1]} parts, one of them may have {_MOST_PARTS}"
+            hint = "at most three squares in a row: every one doubles the parts; or mode='client-aided'"
+            raise ModelError([Problem(self.steps[index].name, what, hint)])
         self.operations.append(Product(a.register, b.register))
         self.located[index] = Located(len(self.operations), natural(shape, 1, False), a.unit * b.unit)
 
@@ -356,18 +353,34 @@ class _Attempt(Builder):
         made = self._pick((before.register,), positions, (1,), constants)
         self.located[index] = Located(made, natural(positions.shape, 1, False), unit)
 
-    def _return(self, index: int) -> tuple[int, Return]:
-        """What is sent back, divided by as many primes as precision allows."""
-        located, linear, shape = self.located[index], self.maps.get(index), self.size(index).shape
+    def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
+        """What is sent back, masked, then divided by as many primes as precision allows. answers: of the whole plan."""
+        located, linear = self.located[index], self.maps.get(index)
+        shape, rms = self.size(index).shape, self.size(index).rms
         rows, last = (1, False) if linear is None else (linear.rows, linear.last)
         tile = places = located.index.numel() // rows
         if linear is not None:
             program = Program(self.received, tuple(self.operations), ())
             tile = min(places, program.tile(located.register - 1, self.degree))
         form = self._form(located)
-        count, unit, added = self._droppable(form, located.unit, self.size(index).rms)
+        mask = self._mask(located.unit, rms, form.size, answers)
+        unit = located.unit / (1 << mask.lift)
+        flood = masking.deviation(mask.flood) * spread(self.packing, self.degree) * abs(float(unit))
+        self.errors[index] = math.hypot(self.errors[index], flood)
+        self.located[index] = replace(located, unit=unit)
+        self._check(index)
+        count, unit, added = self._droppable(form, unit, rms)
         self.errors[index] = error = math.hypot(self.errors[index], added)
-        back = Return(index, shape, rows, places, tile, last, form.size, count, unit, (), 0)
+        noise_left = error / abs(float(unit))
+        back = Return(index, shape, rows, places, tile, last, form.size, count, unit, (), 0, noise_left, 0.0)
         down = back.count * back.size * count * self.degree * PRIME_BITS // 8
         self.lines[index] = replace(self.lines[index], error=error, down=down)
-        return located.register, back
+        return back, mask
+
+    def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
+        """The largest flood that leaves a typical value 2^_FLOOD times its size, and a lift where that is too small."""
+        room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
+        flood = math.floor(math.log2(room / masking.deviation(0)))
+        hidden = masking.distance_bits(flood, self.degree, size, answers)
+        lift = max(0, math.ceil(masking.DISTANCE - hidden))
+        return Mask(lift, flood + lift)

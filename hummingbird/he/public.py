@@ -6,15 +6,17 @@ Inference goes in turns. In turn t the client runs its steps (plain torch on pla
 after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
 
 Public, and so known to the client: shapes and operations, numbers written in the net's code (a LeakyReLU's slope, the
-bounds of a clamp), and for every linear layer one power of two and the largest row sum of |weights|, rounded up by at
-most a 16th. Not public: parameters and buffers. What the client learns from the values it decrypts is another matter:
-client-aided activations show it every pre-activation, and enough of them determine a layer.
+bounds of a clamp), and for every linear layer one power of two, the largest row sum of |weights| and the predicted
+errors (of the rows' root mean square, and of rounding weights), rounded up by at most a 16th. Not public: parameters
+and buffers. What the client learns from the values it decrypts is another matter: client-aided activations show it
+every pre-activation, and enough of them determine a layer.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,11 +32,23 @@ from hummingbird.he import packing as packings
 from hummingbird.he.crossing import MOST_SCALE, Return, Send, Turn
 from hummingbird.he.params import PRIME_BITS, Parameters
 
-VERSION = 1
+VERSION = 2
 MODES = ("client-aided", "polynomial")
+# What a description may ask of a client, as it may come from anybody. The largest net in the benchmarks, MobileNetV2 at
+# 224 x 224, has some 200 steps in 200 kB of text, tensors of 2^20 values and 2^23 ciphertexts in all.
+_MOST_TEXT = 4 << 20  # bytes
+_MOST_DEPTH = 32  # of nested lists and objects
+_MOST_STEPS = 1 << 12
+_MOST_NAME = 512  # characters
+_MOST_DIMS = 16
+_MOST = 1 << 24  # values of one tensor, for one image: a ciphertext each
+_MOST_CROSSING = 1 << 26  # ciphertexts of all turns
+_MOST_PARTS = 1 << 12  # tensors that a chunk or split makes
+_MOST_WORK = 1 << 32  # values that a pool reads for one image
 _MOST_SIZE, _MOST_UNIT = 65, 4096
-_MOST = 1 << 24  # ciphertexts of one tensor: what a wrong description may ask a client to allocate
-_WEIGHTED = frozenset(("conv", "conv_transpose", "linear", "affine", "batch_norm", "prelu", "custom"))
+_MOST_GAIN = 1 << 1000  # float64 has room for it
+# Weights are the server's, and arithmetic on sizes is done when a net is converted.
+_SERVERS = frozenset(("conv", "conv_transpose", "linear", "affine", "batch_norm", "prelu", "custom", "size", "int"))
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
 REMOTE = "server"  # the op of a step whose value the server computes
 
@@ -97,10 +111,12 @@ class Public:
         ConfigError for parameters that are not secure.
         """
         try:
+            _check_text(text)
             fields = json.loads(text)
             if fields["version"] != VERSION:
                 what = f"a plan of version {str(fields['version'])[:32]}, this is {VERSION}"
                 raise InputError(what, where="public", hint="use the same release of hummingbird on both sides")
+            _check_lists(fields)
             steps = tuple(_step(number, *entry) for number, entry in enumerate(fields["steps"]))
             bound = fields["input_range"]
             public = Public(
@@ -125,6 +141,12 @@ class Public:
         The client's steps run once on tensors without memory (torch's meta device).
         """
         values: dict[int, Any] = {}
+        if [index for index, step in enumerate(self.steps) if step.op == "input"] != [0]:
+            raise ValueError("not one input, the first step")
+        if not 0 < math.prod(self.input_shape) <= _MOST:
+            raise ValueError(f"input_shape {self.input_shape}")
+        if sum(turn.sent + turn.returned for turn in self.turns) > _MOST_CROSSING:
+            raise ValueError(f"more than {_MOST_CROSSING} ciphertexts")
         if self.input_range is not None and not 0 < self.input_range < math.inf:
             raise ValueError(f"input_range {self.input_range}")
         for number in range(len(self.turns) + 1):
@@ -156,8 +178,9 @@ class Public:
             and 2 <= back.size <= (2 if self.form == "mixed" else _MOST_SIZE)
             and back.unit != 0
             and abs(math.log2(abs(back.unit))) < _MOST_UNIT
+            and all(0 <= error < math.inf for error in (back.noise, back.relative))
             and len(back.gains) == (len(turn.sends) if turn.scale is None else 0)
-            and min((*back.gains, back.one_gain)) >= 0
+            and all(0 <= gain < _MOST_GAIN for gain in (*back.gains, back.one_gain))
             and (not back.last or back.shape[-1] == back.rows)
         ):
             raise ValueError(f"the return of {self.steps[back.value].name!r}")
@@ -168,12 +191,16 @@ class Public:
         if step.op == "input":
             return torch.empty(1, *self.input_shape, device="meta")
         try:
-            out = OPS[step.op](step.attrs, *_arguments(step.inputs, values))
-        except (RuntimeError, IndexError, NotImplementedError) as error:
+            arguments = _arguments(step.inputs, values)
+            _check_work(step, arguments)
+            out = OPS[step.op](step.attrs, *arguments)
+        except (RuntimeError, IndexError, NotImplementedError, MemoryError) as error:
             raise ValueError(f"{step.name!r} does not run: {str(error)[:200]}") from None
         for part in out if isinstance(out, tuple) else (out,):
-            if not isinstance(part, Tensor) or part.numel() > _MOST or part.shape[:1] != (1,):
+            if not isinstance(part, Tensor) or not 0 < part.numel() <= _MOST or part.shape[:1] != (1,):
                 raise ValueError(f"{step.name!r} gives no values for each image")
+        if "kernel" in step.attrs and out.numel() * math.prod(step.attrs["kernel"]) > _MOST_WORK:
+            raise ValueError(f"{step.name!r} reads too many values")
         return out
 
 
@@ -189,6 +216,43 @@ def last_uses(public: Public) -> list[tuple[int | None, int]]:
             for ref in refs(public.steps[index].inputs):
                 reads[ref.index] = index
     return [(read, sent) for read, sent in zip(reads, sends, strict=True)]
+
+
+def _check_text(text: str | bytes) -> None:
+    """ValueError for a text that is too long, or nested too deeply."""
+    if len(text) > _MOST_TEXT:
+        raise ValueError(f"{len(text)} bytes")
+    depth = 0
+    plain = re.sub(r'"(?:[^"\\]|\\.)*"', "", text if isinstance(text, str) else text.decode())
+    for bracket in re.findall(r"[\[\]{}]", plain):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _MOST_DEPTH:
+            raise ValueError(f"nested more than {_MOST_DEPTH} deep")
+
+
+def _check_lists(fields: Any) -> None:
+    """ValueError for lists that are too long, before anything is made of them."""
+    lengths = [len(fields["steps"]), len(fields["turns"]), len(fields["last"])]
+    for turn in fields["turns"]:
+        lengths += [len(turn["steps"]), len(turn["sends"]), len(turn["returns"])]
+        lengths += [len(back["gains"]) for back in turn["returns"]]
+    if max(lengths) > _MOST_STEPS:
+        raise ValueError(f"a list of {max(lengths)} steps or values, {_MOST_STEPS} are the most")
+    shapes = [fields["input_shape"], *(x["shape"] for t in fields["turns"] for x in (*t["sends"], *t["returns"]))]
+    if max(len(shape) for shape in shapes) > _MOST_DIMS or len(fields["primes"]) > _MOST_SIZE:
+        raise ValueError(f"more than {_MOST_DIMS} dimensions or {_MOST_SIZE} primes")
+
+
+def _check_work(step: Step, arguments: Sequence[Any]) -> None:
+    """ValueError for a step that makes too many tensors, before it runs."""
+    if step.op == "chunk":
+        parts = step.attrs["chunks"]
+    elif step.op == "split" and isinstance(step.attrs["sizes"], int):
+        parts = arguments[0].shape[step.attrs["dim"]] / step.attrs["sizes"]
+    else:
+        return
+    if parts > _MOST_PARTS:
+        raise ValueError(f"{step.name!r} makes {parts} tensors")
 
 
 def _arguments(item: Any, values: Mapping[int, Any]) -> Any:
@@ -243,9 +307,13 @@ def _value(data: Any) -> Any:
 
 
 def _step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
-    if op not in OPS and op != REMOTE or op in _WEIGHTED:
+    if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")
-    step = Step(str(name), op, _value(inputs), {str(key): _value(item) for key, item in attrs.items()})
+    if not isinstance(name, str) or len(name) > _MOST_NAME or not name.isprintable():
+        raise ValueError(f"the name of step {number}")
+    step = Step(name, op, _value(inputs), {str(key): _value(item) for key, item in attrs.items()})
+    if not isinstance(step.inputs, tuple):
+        raise ValueError(f"the inputs of step {number}")
     if any(not 0 <= ref.index < number for ref in refs(step.inputs)):
         raise ValueError(f"step {number} reads a later one")
     return step
@@ -256,31 +324,38 @@ def _turn_fields(turn: Turn) -> dict[str, Any]:
     return {"steps": turn.steps, "sends": [vars(send) for send in turn.sends], "returns": backs} | {
         "one": turn.one,
         "scale": turn.scale,
+        "usual": turn.usual,
     }
 
 
-def _turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any) -> Turn:
+def _turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any, usual: Any) -> Turn:
     if not isinstance(one, bool) or not (scale is None or 0 <= _whole(scale) <= MOST_SCALE):
         raise ValueError("one or scale")
+    if one and scale is not None or _whole(usual) > MOST_SCALE:
+        raise ValueError("one or usual")
     return Turn(
         _wholes(steps),
         tuple(Send(_whole(send["value"]), _wholes(send["shape"])) for send in sends),
         tuple(_return(**back) for back in returns),
         one,
         scale,
+        usual,
     )
 
 
 def _return(
     value: Any, shape: Any, rows: Any, places: Any, tile: Any, last: Any, size: Any, primes: Any, unit: Any, gains: Any,
-    one_gain: Any,
+    one_gain: Any, noise: Any, relative: Any,
 ) -> Return:  # fmt: skip
     if not isinstance(last, bool) or len(unit) != 2 or max(len(part) for part in unit) > _MOST_UNIT:
         raise ValueError("last or unit")
     numbers = [_whole(number) for number in (value, rows, places, tile, size, primes, one_gain)]
     value, rows, places, tile, size, primes, one_gain = numbers
     fraction = Fraction(int(unit[0]), int(unit[1]))
-    return Return(value, _wholes(shape), rows, places, tile, last, size, primes, fraction, _wholes(gains), one_gain)
+    errors = float(noise), float(relative)
+    return Return(
+        value, _wholes(shape), rows, places, tile, last, size, primes, fraction, _wholes(gains), one_gain, *errors
+    )
 
 
 def _whole(value: Any) -> int:

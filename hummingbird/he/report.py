@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hummingbird import graph
+from hummingbird.he.masking import batch_distance_bits
 from hummingbird.he.memory import predicted
 from hummingbird.he.plan import Line, Plan
+from hummingbird.he.precision import Precision, summary
 from hummingbird.he.public import REMOTE, Public
 from hummingbird.prg import SEED_BYTES
 from hummingbird.table import text_table
@@ -19,8 +21,8 @@ from hummingbird.table import text_table
 class Run:
     """What a call measured. count: seconds of "client" and "server", bytes "up" and "down".
 
-    before, peak: the process's resident memory at the start, and the largest it ever had, bytes. images, outputs: some,
-    to compare in the clear.
+    before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
+    batch. images, outputs: some, to compare in the clear.
     """
 
     images_done: int
@@ -28,6 +30,7 @@ class Run:
     count: dict[str, float]
     before: int
     peak: int
+    precision: list[Precision]
     images: Tensor
     outputs: Tensor
 
@@ -149,7 +152,8 @@ def _mb(count: int) -> str:
 def _notes(plan: Plan, crossing: int) -> str:
     public, memory, last = plan.public, predicted(plan), plan.lines[-1]
     lines = [
-        f"per image {crossing / public.slots / 1e3:,.2f} kB cross, in {len(public.turns)} exchange(s)",
+        f"per image {crossing / public.slots / 1e3:,.2f} kB cross, in {len(public.turns)} exchange(s); a batch takes "
+        f"the same bytes, memory and time for 1 image as for {public.slots:,}: an image alone {crossing / 1e6:,.2f} MB",
         f"memory predicted: server {memory.server / 1e9:.3f} GB, client {memory.client / 1e9:.3f} GB, "
         f"both in one process {memory.process / 1e9:.3f} GB",
         f"output: error {last.error:.2g} predicted (root mean square), typical value {last.rms:.2g}; from {plan.basis}",
@@ -161,8 +165,11 @@ def _notes(plan: Plan, crossing: int) -> str:
             "'client' rows run on its plain values"
         )
     else:
+        hidden = batch_distance_bits(public, plan.programs[0].masks)
         lines.append(
-            "the client learns the outputs; decrypted values must not be passed on: their noise tells of the key"
+            f"the client learns the outputs alone: answers are masked, within 2^-{math.floor(hidden)} of ones made "
+            "from the outputs (statistical distance, a batch); decrypted values must not be passed on: their noise "
+            "tells of the key"
         )
     return "\n".join(lines)
 
@@ -176,6 +183,7 @@ def after(plan: Plan, run: Run) -> str:
         f"(client {run.count['client']:.3f}, server {run.count['server']:.3f}), {1e3 * seconds / run.images_done:.4f} "
         "ms per image",
         f"bytes: {run.count['up']:,} up, {run.count['down']:,} down",
+        summary(run.precision),
         f"memory: {run.peak / 1e9:.3f} GB at most in this process, "
         f"{(run.peak - run.before) / 1e9:.3f} GB more than before",
     ]

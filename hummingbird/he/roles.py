@@ -38,11 +38,15 @@ from hummingbird.graph.steps import refs
 from hummingbird.he import packing
 from hummingbird.he.ckks import Coins, SecretKey, expand
 from hummingbird.he.crossing import Return, Turn
-from hummingbird.he.layers import Linear, switched
+from hummingbird.he.layers import Linear, switched, times
+from hummingbird.he.masking import masked
 from hummingbird.he.memory import predicted
 from hummingbird.he.plan import Plan, Program
+from hummingbird.he.precision import Precision, Shadow, named
 from hummingbird.he.public import Public, last_uses
 from hummingbird.prg import SEED_BYTES
+
+_MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large as it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +79,20 @@ class Client:
         self.public = public
         self._key = SecretKey(public.parameters)
 
-    def begin(self, images: Tensor) -> Batch:
-        """Start on images, float (1 .. slots, *input_shape).
+    def batches(self, images: Tensor) -> list[Batch]:
+        """Start on any number of images, float (n, *input_shape), n >= 1, in batches of `slots`, as `begin` does."""
+        shape = self.public.input_shape
+        if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
+            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+            what = f"images are {got}, this net takes (n, {', '.join(map(str, shape))})"
+            raise InputError(what, where="images", hint="n is 1 or more")
+        slots = self.public.slots
+        if images.layout != torch.strided:  # it cannot be split
+            return [self.begin(images)]
+        return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
+
+    def begin(self, images: Tensor, first: int = 0) -> Batch:
+        """Start on images, float (1 .. slots, *input_shape). first: the number of the first one, for errors.
 
         InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
         """
@@ -84,18 +100,23 @@ class Client:
         if not isinstance(images, Tensor) or not images.is_floating_point():
             got = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise InputError(f"images are {got}", where=where, hint="give a float tensor")
+        if images.device.type != "cpu" or images.layout != torch.strided:
+            what = f"images are {str(images.layout).removeprefix('torch.')} on device {images.device}"
+            raise InputError(what, where=where, hint="give images.to_dense().cpu(): encryption runs there")
         if tuple(images.shape[1:]) != public.input_shape or not 1 <= len(images) <= public.slots:
             what = f"images are {tuple(images.shape)}, this net takes (1 to {public.slots}, *{public.input_shape})"
             raise InputError(what, where=where, hint="the first dimension is the batch")
         low, high = (float(end) for end in images.detach().aminmax())
-        largest = max(-low, high)
-        if not math.isfinite(largest):
-            raise InputError("images hold NaN or infinity", where=where, hint="look at how they were loaded")
-        if public.input_range is not None and largest > public.input_range:
-            what = f"images reach {largest:.4g}, the plan was made for |input| <= {public.input_range:.4g}"
+        most, bound = max(-low, high), public.input_range
+        if not math.isfinite(most):
+            wrong = named((~images.isfinite()).flatten(1).any(1).nonzero()[:, 0], first)
+            raise InputError(f"images hold NaN or infinity: {wrong}", where=where, hint="look at how they were loaded")
+        if bound is not None and most > bound:
+            wrong = named((images.abs() > bound).flatten(1).any(1).nonzero()[:, 0], first)
+            what = f"images reach {most:.4g}, the plan was made for |input| <= {bound:.4g}: {wrong}"
             hint = "normalize them as in training, or convert with a larger input_range: sums could leave the modulus"
             raise InputError(what, where=where, hint=hint)
-        return Batch(public, self._key, images.detach())
+        return Batch(public, self._key, images.detach(), first)
 
 
 class Batch:
@@ -103,16 +124,20 @@ class Batch:
 
     Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
     as (images, *shape). One is dropped when nothing later reads it.
+
+    images: how many. precision: of the values that have come back so far, image by image.
     """
 
-    def __init__(self, public: Public, key: SecretKey, images: Tensor) -> None:
-        self.public, self._key, self._images = public, key, len(images)
+    def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int) -> None:
+        self.public, self._key, self.images, self._first = public, key, len(images), first
+        self.precision = Precision(len(images), public.slots)
+        self._shadow: Shadow | None = None
         self._values: dict[int, Any] = {0: images.float()}
-        self._turn, self._arrived = 0, 0
+        self._turn, self._arrived = 0, 0  # the turn that is next; where the tensor that is coming back began
         self._waiting: Iterator[tuple[int, int, Return]] = iter(())
         self._last_use = last_uses(public)
         self._order: dict[int, Tensor] = {}
-        self._scale = 0
+        self._scales = torch.zeros(len(images), dtype=torch.int64)
         self._done: set[int] = set()
 
     def uploads(self, number: int) -> Iterator[Upload]:
@@ -121,8 +146,12 @@ class Batch:
         public, turn = self.public, self.public.turns[number]
         self._run(turn.steps)
         self._turn = number + 1
+        for send in turn.sends:
+            self._check_errors(send.value)
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
-        self._scale = self._input_scale(turn, flat)
+        self._scales = self._input_scales(turn, flat)
+        outliers = (self._scales < turn.usual).nonzero()[:, 0]
+        self._shadow = Shadow(outliers, self._first) if len(outliers) else None
         for start, stop in turn.up():
             message = self._messages(turn, flat, start, stop)
             seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start), public.form)
@@ -143,26 +172,36 @@ class Batch:
         shape = (stop - first, tensor.size, tensor.primes, self.public.parameters.degree)
         _check_body(back.body, shape, "download")
         turn = self.public.turns[back.turn]
-        unit = float(tensor.unit) if turn.scale is not None else math.ldexp(float(tensor.unit), -self._scale)
         values = packing.decode(self._key.decrypt(back.body, self.public.form), self.public.packing)
         if tensor.value not in self._order:
             self._order[tensor.value] = tensor.order()
-            self._values[tensor.value] = torch.empty(tensor.count, self._images)
+            self._values[tensor.value] = torch.empty(tensor.count, self.images)
             self._arrived = first
         at = first - self._arrived
         where = self._order[tensor.value][at : at + stop - first]
-        self._values[tensor.value][where] = (values[:, : self._images] * unit).float()
-        if at + stop - first == tensor.count:
+        units = torch.full((self.images,), float(tensor.unit), dtype=torch.float64)
+        if turn.scale is None:
+            units = torch.ldexp(units, -self._scales)
+        self._values[tensor.value][where] = (values[:, : self.images] * units).float()
+        is_last = at + stop - first == tensor.count
+        self.precision.add(tensor, values, is_last)
+        if is_last:
             del self._order[tensor.value]
-            grid = self._values[tensor.value].view(tensor.rows, tensor.places, self._images)
+            grid = self._values[tensor.value].view(tensor.rows, tensor.places, self.images)
             seen = grid.permute(2, 1, 0) if tensor.last else grid.permute(2, 0, 1)
             self._values[tensor.value] = seen.reshape(-1, *tensor.shape)  # a view
+            if self._shadow is not None:
+                self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
 
     def result(self) -> Tensor:
         """The net's outputs (images, *output), float32 unless they are indices, after the last turn."""
         self._expect(len(self.public.turns))
         self._run(self.public.last)
+        self._check_errors(self.public.last[-1])
         output = self._values[self.public.last[-1]]
+        self._check_finite(
+            (~output.isfinite()).reshape(self.images, -1).any(1), self.public.steps[self.public.last[-1]].name
+        )
         self._values.clear()
         return output.contiguous()
 
@@ -175,8 +214,14 @@ class Batch:
         for index in steps:
             step = self.public.steps[index]
             if step.op != "input":
-                with torch.no_grad():
-                    self._values[index] = OPS[step.op](step.attrs, *self._arguments(step.inputs))
+                try:
+                    with torch.no_grad():
+                        self._values[index] = OPS[step.op](step.attrs, *self._arguments(step.inputs))
+                        if self._shadow is not None:
+                            self._shadow.run(index, step, self._values)
+                except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as error:
+                    what = f"{step.op} does not run on what came back: {str(error)[:200]}"
+                    raise InputError(what, where=step.name, hint="is it the right server?") from None
             self._done.add(index)
             for ref in refs(step.inputs):
                 self._drop(ref.index)
@@ -191,35 +236,47 @@ class Batch:
         """(images, *shape) to (values, images); no copy where it came that way."""
         return value.movedim(0, -1).reshape(-1, value.shape[0])
 
-    def _input_scale(self, turn: Turn, flat: list[Tensor]) -> int:
-        if turn.scale is not None:
-            return turn.scale
-        peaks = [max(abs(float(end)) for end in part.aminmax()) for part in flat]
+    def _check_errors(self, index: int) -> None:
+        """InputError naming the images of which a value would be mostly errors."""
+        if self._shadow is not None:
+            self._shadow.check(index, self._values[index], self.public.steps[index].name)
+
+    def _check_finite(self, wrong: Tensor, where: str) -> None:
+        """InputError naming the images of which a value is not finite: wrong, bool (images,)."""
+        if bool(wrong.any()):
+            what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
+            raise InputError(what, where=where, hint="are images and weights right?")
+
+    def _input_scales(self, turn: Turn, flat: list[Tensor]) -> Tensor:
+        """log2 of every image's scale: int64 (images,)."""
+        ends = [(part.amin(0), part.amax(0)) for part in flat]
+        peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
         names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
-        if not all(math.isfinite(peak) for peak in peaks):
-            raise InputError("the net's values are no longer finite", where=names, hint="are images and weights right?")
-        scale = turn.fit(peaks, self.public.parameters, self.public.packing)
-        if scale is None:
+        self._check_finite(~peaks.isfinite().all(0), names)
+        if turn.scale is not None:
+            return torch.full((self.images,), turn.scale)
+        scales = turn.fit(peaks, self.public.parameters, self.public.packing)
+        if bool((scales < 0).any()):
             rows = max(sum(back.gains) for back in turn.returns)
             raise InputError(
-                f"scale out of bounds: values up to {max(peaks):.3g} times weights of row sum 2^{math.log2(rows):.1f} "
-                f"leave the modulus of {self.public.parameters.bits:.0f} bits at any scale",
+                f"scale out of bounds: values up to {float(peaks.max()):.3g} times weights of row sum "
+                f"2^{math.log2(rows):.1f} leave the modulus of {self.public.parameters.bits:.0f} bits at any scale: "
+                f"{named((scales < 0).nonzero()[:, 0], self._first)}",
                 where=names,
                 hint="normalize the images as in training; if they are, the net's values grow too large for this mode",
             )
-        return scale
+        return scales
 
     def _messages(self, turn: Turn, flat: list[Tensor], start: int, stop: int) -> Tensor:
         """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
         public, out, first = self.public, [], 0
-        degree = public.parameters.degree
-        for part in flat:
+        degree, scales = public.parameters.degree, torch.ldexp(torch.ones(self.images), self._scales)
+        last = torch.full((1, self.images), float(turn.one))  # the one, or a zero
+        for part in (*flat, last)[: len(flat) + (turn.one or turn.zero)]:
             rows = part[max(0, start - first) : max(0, stop - first)]
             if len(rows):
-                out.append(packing.encode(rows, public.packing, degree, self._scale))
+                out.append(packing.encode(rows, public.packing, degree, scales))
             first += len(part)
-        if turn.one and stop > first:
-            out.append(packing.constant(public.packing, degree)[None] << self._scale)
         return torch.cat(out)
 
     def _drop(self, index: int) -> None:
@@ -254,6 +311,7 @@ class ServerTurn:
         self._waiting = self._turn.up()
         self._next = next(self._waiting, None)
         self._received: Tensor | None = None
+        self._zero: Tensor | None = None
 
     def receive(self, sent: Upload) -> None:
         """Expand c1 from the seed and keep the slice; they come in order."""
@@ -276,6 +334,7 @@ class ServerTurn:
         if self._next is not None or self._received is None:
             raise InputError("slices are missing", where=f"turn {self.number}", hint="receive all of the turn first")
         registers, self._received = {0: self._received}, None
+        self._zero = registers[0][-1].clone() if self._turn.zero else None
         expected = self._turn.down()
         for number in range(len(self._program.operations)):
             for tile in self._run(number, registers):
@@ -322,8 +381,12 @@ class ServerTurn:
                 yield self._sent(grid[:, start : start + back.tile], back)
 
     def _sent(self, tile: Tensor, back: Return) -> Tensor:
-        flat = tile.reshape(-1, *tile.shape[2:])
-        return switched(self._ring, flat, back.primes, self.public.form)
+        flat, form = tile.reshape(-1, *tile.shape[2:]), self.public.form
+        if self._zero is not None:
+            mask = self._program.masks[self._turn.returns.index(back)]
+            pieces = (times(self._ring, piece, 1 << mask.lift) for piece in flat.split(_MASKED))
+            flat = torch.cat([masked(self._ring, piece, self._zero, mask.flood, form) for piece in pieces])
+        return switched(self._ring, flat, back.primes, form)
 
     def _apart(self) -> int:
         """How far apart the ones of the constant 1 are, as component 0 holds it."""

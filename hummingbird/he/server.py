@@ -17,6 +17,7 @@ import grpc
 from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.he import messages
 from hummingbird.he.flow import Ahead
+from hummingbird.he.memory import installed
 from hummingbird.he.roles import Server, ServerTurn
 from hummingbird.wire.service import WORKERS, Exchange, Method
 
@@ -33,8 +34,8 @@ class Service:
     """All clients of one server: `serve(Service(server).handlers(), address)`.
 
     turns: how many are at work at a time; others wait. memory: bytes for all of them, each as large as the plan
-    predicts. idle: seconds that a client may be silent when it should send, and that it may wait for room.
-    ConfigError for numbers out of range, and where not even one turn has room.
+    predicts; what the machine has if not given. idle: seconds that a client may be silent when it should send, and that
+    it may wait for room. ConfigError for numbers out of range, and where not even one turn has room.
     """
 
     def __init__(
@@ -42,11 +43,11 @@ class Service:
     ) -> None:
         if not 1 <= turns <= MAX_CALLS:
             raise ConfigError(f"{turns} turns at a time", where="turns", hint=f"from 1 to {MAX_CALLS}")
-        if memory is not None:
-            if memory < server.memory:
-                what = f"a turn needs {server.memory / 1e9:.2f} GB, allowed are {memory / 1e9:.2f}"
-                raise ConfigError(what, where="memory", hint="allow more")
-            turns = min(turns, memory // server.memory)
+        memory = installed() if memory is None else memory
+        if memory < server.memory:
+            what = f"a turn needs {server.memory / 1e9:.2f} GB, allowed are {memory / 1e9:.2f}"
+            raise ConfigError(what, where="memory", hint="allow more, or run it on a larger machine")
+        turns = min(turns, memory // server.memory)
         self._server, self._public, self._idle, self._turns = server, server.public, idle, turns
         self._text = server.public.to_json().encode()
         self._digest = messages.digest(self._text)
