@@ -61,7 +61,7 @@ def _like(constant: Any, x: Tensor) -> Any:
 
 def _batch(a: Attrs, x: Tensor) -> None:
     """InputError unless x is a batch for a layer with this stride or output size: (batch, channels, *space)."""
-    space = len(a.get("stride", a.get("output_size", ())))
+    space = len(a["stride"] if "stride" in a else a["output_size"])
     if x.dim() != space + 2:
         raise InputError(
             f"a layer of {space} spatial dimension(s) takes {space + 2} dimensions, (batch, channels, ...), got shape "
@@ -112,11 +112,12 @@ def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
 
 
 def _along(function: Callable[[Attrs, Tensor], Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
-    """A function along a dimension, which a lone number has not, although torch takes 0 for one."""
+    """A function along a dimension, which must be there: a lone number has none, although torch takes 0 for one."""
 
     def apply(a: Attrs, x: Tensor) -> Tensor:
-        if not x.dim():
-            raise InputError("softmax or argmax of a lone number", hint="keep the dimension that it goes along")
+        if not -x.dim() <= a["dim"] < x.dim():
+            what = f"softmax or argmax along dimension {a['dim']} of a value of shape {tuple(x.shape)}"
+            raise InputError(what, hint="keep the dimension that it goes along")
         return function(a, x)
 
     return apply

@@ -20,7 +20,7 @@ from hummingbird.graph.build import TENSOR, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.capture import Capture, capture, is_leaf
 from hummingbird.graph.chance import Chance
 from hummingbird.graph.fold import fold
-from hummingbird.graph.hints import RANDOM, function_hint, module_hint
+from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
 from hummingbird.graph.steps import Ref, Step
 from hummingbird.graph.unwrap import plain_copy
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
@@ -186,7 +186,7 @@ class Walk:
         if path in self.captured.opaque:
             return self._unknown()
         found = module_rule(module)
-        if found is None and type(module) not in self.custom:
+        if type(module) not in self.custom and (found is None or is_unsupported(module)):
             raise Unsupported(f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         if "forward" in vars(module):
             raise Unsupported("its forward() was replaced on this object", _SUBCLASS)

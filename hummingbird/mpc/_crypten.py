@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost
-from hummingbird.errors import EnvironmentProblem, TrustError
+from hummingbird.errors import EnvironmentProblem, InputError, TrustError
 from hummingbird.prg import Stream
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
@@ -153,7 +153,13 @@ class PartyCommunicator(communicator.Communicator):
             out = self._combine(tensors, list(self.channel.exchange(*tensors).values()), op)
         return out if batched else out[0]
 
+    def _check_rank(self, dst: object) -> None:
+        if type(dst) is not int or not 0 <= dst < self.channel.parties:
+            hint = f"the rank of the party that is to learn the value, 0 to {self.channel.parties - 1}"
+            raise InputError(f"dst={dst!r} names no party of {self.channel.parties}", where="get_plain_text", hint=hint)
+
     def reduce(self, input: Any, dst: int, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
+        self._check_rank(dst)
         tensors = [_plain(t) for t in (input if batched else [input])]
         with self._opening(tensors, lambda size: cost.to_one(self.channel.parties, size, self.channel.rank != dst)):
             gathered = self._gather(tensors, dst)

@@ -59,6 +59,10 @@ class Layer(nn.Module):
         """Rounds and bits of one call."""
         return cost.FREE
 
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        """How many values the layer works on side by side: what its memory grows with."""
+        return max((spec.numel for spec in inputs), default=0)
+
     def share_weights(self) -> None:
         """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
 
