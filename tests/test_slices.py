@@ -131,6 +131,16 @@ def test_a_layer_counts_all_values_that_it_works_on(
     assert [part.images for part in private._slices(alone, (5, *SHAPE))] == [2, 2, 1]
 
 
+def test_no_slice_is_larger_than_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for images in range(1, 40):
+        for fitting in range(1, 20):
+            monkeypatch.setattr(slices, "SLICE_BYTES", (10 * fitting + 9) * slices.ELEMENT_BYTES)
+            sizes = [part.images for part in slices.cut((images, 3), images * 10, None)]
+            assert sum(sizes) == images and max(sizes) <= fitting and len(sizes) == -(-images // fitting)
+            sizes = [part.images for part in slices.cut((images, 3), images * 10, 2)]
+            assert sum(sizes) == images and max(sizes) <= min(2, fitting)
+
+
 @pytest.mark.parametrize("protocol", ["masked", "gmw"])
 def test_one_image_with_more_comparisons_than_fit_is_compared_in_parts(
     alone: sessions.Session, monkeypatch: pytest.MonkeyPatch, protocol: str

@@ -35,9 +35,9 @@ class Slice(NamedTuple):
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
     """Equal slices of at most `SLICE_BYTES` and `most` images; `largest`: breadth of the batch's largest layer."""
-    count = max(-(-largest * ELEMENT_BYTES // SLICE_BYTES), -(-shape[0] // most) if most else 1, 1)
-    size = -(-shape[0] // count)
-    starts = range(0, shape[0], max(1, size))
+    fitting = max(1, min(SLICE_BYTES * shape[0] // max(1, largest * ELEMENT_BYTES), most or shape[0]))
+    size = -(-shape[0] // -(-shape[0] // fitting))
+    starts = range(0, shape[0], size)
     return [Slice(at, min(size, shape[0] - at), (min(size, shape[0] - at), *shape[1:])) for at in starts]
 
 
