@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -254,6 +255,25 @@ def caught(x: Tensor) -> Tensor:
         return x
 
 
+def unpacked(x: Tensor) -> Tensor:
+    rows, columns = x.shape
+    return torch.reshape(x, (rows, 2, columns // 2)).transpose(1, 2).reshape(rows, columns)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        unpacked,
+        lambda x: torch.reshape(x, (x.shape[0], -1)),
+        lambda x: torch.reshape(x, [x.size(0), x.size(1) // 2, 2]),
+        lambda x: x.view((x.size(0), -1)),
+    ],
+)
+def test_sizes_in_the_arguments_of_functions(function: Callable[[Tensor], Tensor]) -> None:
+    """torch's own parser of arguments asks them for numbers, and does without."""
+    same(Call(function), rows())
+
+
 UNKNOWN: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "shape": (lambda x: x if x.shape[1] == 8 else -x, "subclass the module"),
     "rank": (lambda x: x if x.dim() == 2 else -x, "subclass the module"),
@@ -268,6 +288,7 @@ UNKNOWN: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "len": (lambda x: x.reshape(len(x), -1), "x.shape[0]"),
     "item": (lambda x: x * x.sum().item(), "Python number"),
     "star": (lambda x: x.reshape(*x.shape[:1], -1), "one by one"),
+    "NumPy": (lambda x: x * np.float32(2.0), "torch's tensors"),
     "rows": (lambda x: sum(row for row in x), "one by one"),
     "write": (lambda x: x.__setitem__(0, 1), "torch.cat"),
     "new layer": (lambda x: nn.Linear(8, 2)(x), "make the layer in __init__"),

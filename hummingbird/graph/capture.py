@@ -22,6 +22,11 @@ from hummingbird.graph.hints import is_unsupported, module_hint
 from hummingbird.graph.symbols import SymbolTracer, answering
 from hummingbird.graph.vocabulary import module_rule
 
+_HINTS = {  # by words of errors that torch.fx and Python raise
+    "not installed as a submodule": "make the layer in __init__ and keep it as an attribute: self.layer = ...",
+    "interpreted as an integer": "write sizes as numbers",
+    "argument of type": "use Python's numbers and torch's tensors",
+}
 _HINT = "write forward() with the operations of hummingbird.graph, or give the module's type as custom"
 
 # torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
@@ -132,10 +137,9 @@ def _failure(path: str, error: Exception) -> Problem:
     lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(inner)]
     place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
     reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-    if "not installed as a submodule" in reason:
-        hint = "make the layer in __init__ and keep it as an attribute: self.layer = ..."
-    else:
-        hint = error.hint if isinstance(error, Unsupported) else _HINT
+    reason = reason.replace("'Symbol' object", "a traced value").replace("'_Attribute' object", "a traced value")
+    known = (hint for words, hint in _HINTS.items() if words in reason)
+    hint = error.hint if isinstance(error, Unsupported) else next(known, _HINT)
     return Problem(path or "net", f"forward() cannot be traced: {reason}{place}", hint)
 
 

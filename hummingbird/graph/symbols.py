@@ -69,7 +69,8 @@ class _Questions:
     def _number(self, *rest: Any) -> Any:
         self.tracer.refuse("a traced value turned into a Python number", "keep it a tensor; write sizes as numbers")
 
-    __int__ = __float__ = __index__ = __complex__ = _number
+    # Without __index__: torch tries it on sizes in its arguments, and goes on without.
+    __int__ = __float__ = __complex__ = _number
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
