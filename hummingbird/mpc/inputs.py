@@ -28,7 +28,7 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
     if x.is_meta:
         raise InputError("expected a tensor with values, got one on the meta device", where=where, hint="give the data")
     if x.dtype not in _FLOATS:
-        what = f"expected a floating-point tensor of at least 16 bits, got {x.dtype}"
+        what = f"expected a floating-point tensor, got {x.dtype}"
         raise InputError(what, where=where, hint="call .float() first")
     units = ring.encode(x, where=where)
     if limit is not None and units.numel() and float(x.detach().abs().max()) > limit:
