@@ -39,8 +39,17 @@ _custom: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
     """Teach `convert_model` a layer: `build(module)` returns a module from CrypTen tensors (scale 2^16) to one of them.
 
-    Return a `hummingbird.mpc.layer.Layer` with a `cost` method to have it priced and metered exactly.
+    Return a `hummingbird.mpc.layer.Layer` with a `cost` method to have it priced and metered exactly. The module's
+    parameters and buffers are public: with private weights it must have none. ConfigError for other arguments.
     """
+    if not isinstance(module_type, type) or not issubclass(module_type, nn.Module):
+        got = type(module_type).__name__ if isinstance(module_type, nn.Module) else repr(module_type)
+        hint = f"the type itself: register_converter({got}, ...)" if isinstance(module_type, nn.Module) else ""
+        what = f"expected a subclass of torch.nn.Module, got {'an instance of ' if hint else ''}{got}"
+        raise ConfigError(what, where="module_type", hint=hint or "register_converter(MyLayer, lambda module: ...)")
+    if not callable(build):
+        hint = "a function from the module to its private form: lambda module: module"
+        raise ConfigError(f"expected a function, got {build!r}", where="build", hint=hint)
     _custom[module_type] = build
 
 
@@ -54,10 +63,15 @@ def _problems(net: nn.Module, owner: int | None) -> list[Problem]:
 
 
 def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
-    """Steps without a private form, and numbers that fixed point cannot hold."""
+    """Steps without a private form or without values, and numbers that fixed point cannot hold."""
     found = []
     for step in graph.trace(net, custom=tuple(_custom)):
-        if step.op not in _BUILDERS and step.op not in _PLAIN:
+        if any(tensor.is_meta for tensor in _tensors(step)):
+            hint = "net.to_empty(device='cpu'), then load_state_dict"
+            found.append(Problem(step.name, "its weights are on the meta device and have no values", hint))
+        elif step.op == "custom":
+            found += _unbuilt(step)
+        elif step.op not in _BUILDERS and step.op not in _PLAIN:
             hint = "register_converter can teach one for its module"
             found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
         elif step.op in _BUILDERS:
@@ -66,6 +80,28 @@ def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
             except InputError as error:
                 found.append(Problem(step.name, error.what, error.hint))
     return found
+
+
+def _tensors(step: Step) -> list[Tensor]:
+    """Constants and weights of a step."""
+    values = step.attrs.values()
+    modules = [value for value in values if isinstance(value, nn.Module)]
+    own = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return own + [value for value in values if isinstance(value, Tensor)]
+
+
+def _unbuilt(step: Step) -> list[Problem]:
+    """What is wrong with the private form of a custom layer."""
+    kind = type(step.attrs["module"])
+    try:
+        built = _custom[kind](step.attrs["module"])
+        if isinstance(built, nn.Module):
+            return []
+        outcome = f"returned {type(built).__name__}, not a torch.nn.Module"
+    except Exception as error:  # the user's own code runs here
+        outcome = f"raised {type(error).__name__}: {error}"
+    what = f"the converter registered for {kind.__name__} {outcome}"
+    return [Problem(step.name, what, "return a module whose forward takes and gives CrypTen tensors")]
 
 
 def convert_model(
@@ -111,6 +147,10 @@ def build(
         # They would be public, and read from every party's own net.
         hint = 'use weights="public", or move them into a Linear, Conv or BatchNorm layer'
         raise ModelError([Problem(name, "a constant tensor cannot be private", hint) for name in constants])
+    if owner is not None and (public := [step.name for step in steps if step.op == "custom" and _tensors(step)]):
+        # They would be each party's own, and the result of their products garbage.
+        hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'
+        raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
     config.check_names([step.name for step in steps if step.op in _COMPARING])
     plan = Planner(_builder(protocol, config, owner), protocol).plan(steps)
     facts = {
@@ -123,7 +163,8 @@ def build(
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }
-    return PrivateNet(plan, [_bare(step) for step in steps], facts, f"protocol {protocol}, weights {facts['weights']}")
+    settings = f"protocol {protocol}, weights {facts['weights']}"
+    return PrivateNet(plan, [_bare(step) for step in steps], facts, settings, getattr(config, "input_range", None))
 
 
 def _config(bits: BitConfig | BitWindow | str | PathLike[str] | None) -> BitConfig:

@@ -21,7 +21,7 @@ if not __package__:  # run as a file, `torchrun scripts/recommend.py`: the proje
 import torch
 
 import hummingbird
-from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
 from hummingbird.lookup import Lookups
 from hummingbird.mpc import session as sessions
 from hummingbird.pir import Client, Server, Service, Source
@@ -35,6 +35,7 @@ MOVIES = 9742  # of ml-latest-small
 BAGS = (1, HISTORY)  # a question: the candidate's row, and the weighted sum of the history's
 _SYNTHETIC = 500  # movies
 _SETTLE = 10.0  # seconds for the last answers to be collected
+_PATIENCE = 10.0  # seconds that a user waits for each answer, where --timeout says nothing
 
 _EPILOG = """examples:
   both parties on this host, then a user in another terminal:
@@ -79,13 +80,16 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--deposits", type=int, metavar="N", help="parties end when N requests are answered")
     user = made.add_argument_group("user")
-    user.add_argument("--user", action="store_true", help="be the user, not a party; without torchrun")
+    user.add_argument(
+        "--user", action="store_true", help="be the user, not a party; without torchrun, with a timeout of 10 s"
+    )
     user.add_argument("--question", type=int, default=0, help="first question of MovieLens's test users (default 0)")
     user.add_argument("--count", type=int, default=1, help="questions to ask at once (default 1)")
     user.add_argument(
         "--data", metavar="FOLDER", help="holds ml-latest-small/ (or HUMMINGBIRD_DATA); without: a made-up history"
     )
     add_session_arguments(made)
+    made.set_defaults(timeout=None)
     return made
 
 
@@ -102,7 +106,7 @@ def serve(args: argparse.Namespace) -> None:
     if args.store is not None:
         hint = "material in a store is dealt for a net's slices only: use a dealer"
         raise ConfigError("lookups need a dealer online", where="--store", hint=hint)
-    options = session_options(args)
+    options = session_options(args) | {"timeout": args.timeout or sessions.DEFAULT_TIMEOUT}
     session = sessions.init(**options)
     if session.parties != 2:
         raise ConfigError(f"{session.parties} parties", where="recommend", hint="torchrun --nproc_per_node=2")
@@ -149,7 +153,12 @@ def ask(args: argparse.Namespace) -> None:
     net = build(args)
     asked = questions(args, net.items.num_embeddings - 1)
     started = time.perf_counter()
-    client = Client(args.servers, tls=session_options(args)["tls"], timeout=args.timeout)
+    try:
+        client = Client(args.servers, tls=session_options(args)["tls"], timeout=args.timeout or _PATIENCE)
+    except PeerError as error:
+        synthetic = " --synthetic" if args.synthetic else ""
+        hint = f"start both parties first: torchrun --standalone --nproc_per_node=2 scripts/recommend.py{synthetic}"
+        raise PeerError(error.what, where=error.where, hint=hint) from None
     try:
         weights = torch.cat([torch.ones(args.count, 1), asked.weights], 1)  # the candidate counts once
         connected = time.perf_counter()

@@ -155,3 +155,14 @@ def test_truncate_fails_outside_its_stated_range() -> None:
     results = compute(2, lambda s, v: truncate(s, v, 16), share(x, 2))
     extra = sum(results[1:], results[0].clone()) - (x >> 16)
     assert not bool(((extra == 0) | (extra == 1)).all())
+
+
+def test_a_partys_own_share_is_the_threshold_of_pruning() -> None:
+    """SECURITY.md: of two parties, each knows that 0 <= x < 2^m becomes 0 exactly if x is below its share mod 2^m."""
+    torch.manual_seed(0)
+    m, x = 6, torch.arange(64).repeat(200)
+    shares = share(x, 2)
+    first, second = compute(2, lambda s, h: gmw.relu(s, h, BitWindow(14, m), 0)[0], shares)
+    for mine in shares:
+        pruned = x < (mine & 63)
+        assert torch.equal(first + second, x.masked_fill(pruned, 0))

@@ -106,6 +106,26 @@ def test_small_positive_values_do_both_and_the_upper_edge_is_not_promised() -> N
     assert not bool((y[(x < 0) & (x >= -112)] != 0).any())  # no negative value ever passes
 
 
+@pytest.mark.parametrize("parties", [1, 2, 3])
+def test_whoever_sees_the_opened_word_knows_the_threshold_of_pruning(
+    parties: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SECURITY.md: 0 <= x < 2^m becomes 0 exactly if x <= opened word mod 2^m."""
+    seen: list[Tensor] = []
+    lift = kernels.lift
+
+    def listen(opened: Tensor, *rest: Any) -> Any:
+        seen.append(opened)
+        return lift(opened, *rest)
+
+    monkeypatch.setattr(kernels, "lift", listen)
+    x = torch.arange(64).repeat(200)
+    y, _ = run(make_sessions(parties), x, 14, 6)
+    threshold = seen[0] & 63
+    assert all(torch.equal(opened, seen[0]) for opened in seen)
+    assert torch.equal(y, x.masked_fill(x <= threshold, 0))
+
+
 @pytest.mark.parametrize("parties", [2, 3])
 def test_ten_million_values_of_twenty_bits(parties: int) -> None:
     """5 * 10^6 for each number of parties, exact and with a window of 8 bits, in pieces."""

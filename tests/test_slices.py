@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
+from hummingbird.mpc import compare, correlations, slices
 from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc import slices
+from hummingbird.mpc.correlations import Request
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.turns import Turns, pass_on
@@ -96,6 +98,81 @@ def test_nets_that_mix_images_are_not_cut(
     assert len(private._slices(alone, (4, *SHAPE))) == 1
     for net in (block(), nn.Sequential(block(), Function(lambda x: x.argmax(1)), Function(lambda x: x + 1))):
         assert len(convert_model(net)._slices(alone, (4, *SHAPE))) == 4
+
+
+# What a slice counts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "times"),
+    [
+        (nn.ReLU(), 1),
+        (nn.Hardtanh(), 2),
+        (nn.Hardswish(), 2),
+        (nn.Hardsigmoid(), 2),
+        (nn.SiLU(), None),  # a comparison for each knot
+        (nn.Softmax(1), None),
+        (nn.MaxPool2d(3, 1, 1), 3),  # along one dimension, then along the other, as many places as before
+        (nn.AdaptiveMaxPool2d(1), 1),
+        (nn.Conv2d(3, 3, 3, padding=1), 1),
+    ],
+)
+def test_a_layer_counts_all_values_that_it_works_on(
+    alone: sessions.Session, monkeypatch: pytest.MonkeyPatch, layer: nn.Module, times: int | None
+) -> None:
+    private = convert_model(layer)
+    (step,) = [step for step in private.costs((1, *SHAPE), 1) if step.op not in ("input", "output", "rescale")]
+    (mine,) = [part.layer for part in private.plan if part.name == step.name]
+    values = 3 * 6 * 6
+    knots = getattr(getattr(mine, "exp", mine), "comparisons", 1)
+    assert step.breadth == values * (knots if times is None else times)
+    assert times is not None or knots > 4
+    monkeypatch.setattr(slices, "SLICE_BYTES", 2 * step.breadth * slices.ELEMENT_BYTES)
+    assert [part.images for part in private._slices(alone, (5, *SHAPE))] == [2, 2, 1]
+
+
+def test_no_slice_is_larger_than_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for images in range(1, 40):
+        for fitting in range(1, 20):
+            monkeypatch.setattr(slices, "SLICE_BYTES", (10 * fitting + 9) * slices.ELEMENT_BYTES)
+            sizes = [part.images for part in slices.cut((images, 3), images * 10, None)]
+            assert sum(sizes) == images and max(sizes) <= fitting and len(sizes) == -(-images // fitting)
+            sizes = [part.images for part in slices.cut((images, 3), images * 10, 2)]
+            assert sum(sizes) == images and max(sizes) <= min(2, fitting)
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+def test_one_image_with_more_comparisons_than_fit_is_compared_in_parts(
+    alone: sessions.Session, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    """The same values; every part has rounds of its own, and the prediction says so."""
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 5)).eval()
+    x = torch.randn(1, *SHAPE)
+    whole = convert_model(net, protocol=protocol)(hummingbird.cryptensor(x)).get_plain_text()
+    before = convert_model(net, protocol=protocol).costs((1, *SHAPE), 2)
+    monkeypatch.setattr(compare, "AT_ONCE", 100)
+    private = convert_model(net, protocol=protocol)
+    with meter.meter() as m:
+        parts = private(hummingbird.cryptensor(x)).get_plain_text()
+    # Shares are rounded by one unit here or there, which the layers after it multiply by less than 16.
+    assert float((whole - parts).abs().max()) < 16 * UNIT
+    after = private.costs((1, *SHAPE), 2)
+    silu = [step.op for step in after].index("silu")
+    comparisons = after[silu].breadth
+    assert after[silu].cost.rounds == before[silu].cost.rounds * -(-comparisons // 100) > before[silu].cost.rounds
+    assert m.rows["1"].offline_bits == m.rows["1"].offline_bits_predicted
+
+
+def test_the_largest_part_is_within_the_limit_of_a_request() -> None:
+    for window in (BitWindow(8, 0), BitWindow(20, 12), BitWindow(64, 0)):
+        for protocol in ("masked", "gmw"):
+            params = {"k": window.k, "m": window.m, "ring": 64, "count": compare.AT_ONCE}
+            if protocol == "masked":
+                correlations.check(Request("masked", {**params, "tables": cost.tables(window.w)}))
+            else:
+                planes = {"planes": window.w, "count": compare.AT_ONCE}
+                correlations.check(Request("and_private", planes))
 
 
 # Turns --------------------------------------------------------------------------------------------------------------

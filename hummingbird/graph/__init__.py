@@ -3,5 +3,6 @@
 from hummingbird.graph.run import OPS, run, run_all
 from hummingbird.graph.steps import Ref, Step, fingerprint
 from hummingbird.graph.trace import problems, trace
+from hummingbird.graph.unwrap import unwrapped
 
-__all__ = ["OPS", "Ref", "Step", "fingerprint", "problems", "run", "run_all", "trace"]
+__all__ = ["OPS", "Ref", "Step", "fingerprint", "problems", "run", "run_all", "trace", "unwrapped"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -65,6 +66,11 @@ class Builder:
         return self._copies[id(value)][1]
 
     def _checked(self, value: Tensor, what: str) -> Tensor:
+        if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+            kind = type(value).__name__ if value.layout == torch.strided else str(value.layout).removeprefix("torch.")
+            raise Unsupported(
+                f"{what} is no plain tensor but a {kind}", "make it one: weight.to_dense(), full_tensor()"
+            )
         if value.dtype not in (torch.float32, torch.float64):
             name = str(value.dtype).removeprefix("torch.")
             raise Unsupported(f"{what} is {name}, float32 or float64 is needed", "convert net.float()")
@@ -72,6 +78,12 @@ class Builder:
         if not value.is_meta and value.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(value)):
             raise Unsupported(f"{what} holds NaN or infinity", "train again, or load an earlier checkpoint")
         return value.detach().contiguous() if id(value) in self._own else value.detach().clone().contiguous()
+
+    def number(self, value: Any, what: str) -> float:
+        """`value` as a finite float."""
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise Unsupported(f"{what} must be a fixed finite number, got {self._show(value)}", "write the number")
+        return float(value)
 
     def ints(self, value: Any, n: int, what: str) -> tuple[int, ...]:
         """`value` as n python ints: one int is repeated."""

@@ -5,7 +5,7 @@ A module whose forward() cannot be captured becomes a Problem and is then kept w
 
 from __future__ import annotations
 
-import operator
+import inspect
 import threading
 import traceback
 from collections.abc import Callable
@@ -17,15 +17,18 @@ import torch
 from torch import fx, nn
 
 from hummingbird.errors import Problem
-from hummingbird.graph.hints import UNSUPPORTED, module_hint
-from hummingbird.graph.vocabulary import IDENTITY_NAMES, module_rule
+from hummingbird.graph.build import Unsupported
+from hummingbird.graph.hints import is_unsupported, module_hint
+from hummingbird.graph.symbols import SymbolTracer, answering
+from hummingbird.graph.vocabulary import module_rule
 
-_CONTROL_FLOW = (
-    "only straight-line code can be converted: a private value, or a shape, cannot choose a branch; remove the test, "
-    "decide it in __init__, or give the module's type as custom"
-)
+_HINTS = {  # by words of errors that torch.fx and Python raise
+    "not installed as a submodule": "make the layer in __init__ and keep it as an attribute: self.layer = ...",
+    "interpreted as an integer": "write sizes as numbers",
+    "argument of type": "use Python's numbers and torch's tensors",
+}
+_HINT = "write forward() with the operations of hummingbird.graph, or give the module's type as custom"
 
-_ITERATION = "unpack into names, as in a, b = x.chunk(2, 1); a tensor's rows cannot be walked over"
 # torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
 _TRACING = threading.Lock()
 
@@ -41,46 +44,25 @@ class Capture:
     problems: list[Problem]
 
 
-class _Proxy(fx.Proxy):
-    """fx turns `x += y` into an addition; here it stays an in-place call, because other names of x change too."""
-
-    def _write(self, function: Callable[..., Any], other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
-
-    def __iadd__(self, other: Any) -> Any:
-        return self._write(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._write(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._write(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._write(operator.itruediv, other)
-
-    def __ipow__(self, other: Any) -> Any:
-        return self._write(operator.ipow, other)
-
-
-class _Tracer(fx.Tracer):
+class _Tracer(SymbolTracer):
     def __init__(self, custom: tuple[type[nn.Module], ...], opaque: set[str]) -> None:
-        super().__init__()
-        self.custom, self.opaque = custom, opaque
-        self.paths = [""]
+        super().__init__(opaque)
+        self.custom = custom
         self.failed: str | None = None
         self.paths_of_nodes: dict[fx.Node, str] = {}
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        function, arguments = super().create_args_for_root(root_fn, is_module, concrete_args)
-        return function, [_default(argument) for argument in arguments]
+        """forward() is called with one input, as net(x) does; every other argument has its default."""
+        function, (root, *arguments) = super().create_args_for_root(root_fn, is_module, concrete_args)
+        positional = inspect.unwrap(root_fn).__code__.co_argcount - 1
+        return function, [root, *(_given(argument, positional) for argument in arguments)]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
             type(m) in self.custom
-            or isinstance(m, UNSUPPORTED)
+            or is_unsupported(m)
             or module_qualified_name in self.opaque
-            or type(m).__name__ in IDENTITY_NAMES
+            or module_rule(m) is not None
             or super().is_leaf_module(m, module_qualified_name)
         )
 
@@ -101,27 +83,37 @@ class _Tracer(fx.Tracer):
         self.paths_of_nodes[node] = self.paths[-1]
         return node
 
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+
+def _given(argument: Any, positional: int) -> Any:
+    """What an argument of forward() is when the net is called with one input; fx keeps defaults on placeholders."""
+    if not isinstance(argument, fx.Proxy):
+        return argument
+    target, first = str(argument.node.target), argument.node.prev.op == "root"
+    if target.startswith("**"):
+        return {}
+    if target.startswith("*"):
+        return () if positional else (argument,)
+    if first and positional:
+        argument.node.args = ()  # the input itself, whatever its default
+    return argument.node.args[0] if argument.node.args else argument
 
 
-def _default(argument: Any) -> Any:
-    """An optional argument of forward() is its default; fx keeps that on the placeholder."""
-    optional = isinstance(argument, fx.Proxy) and argument.node.op == "placeholder" and argument.node.args
-    return argument.node.args[0] if optional else argument
+def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a net is itself one layer, which the tracer would look into."""
+    return module_rule(net) is not None or type(net) in custom or is_unsupported(net)
 
 
 def capture(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> Capture:
     """Trace `net` (eval mode), whose optional arguments take their defaults; nothing is raised."""
     # A net that is itself one layer of torch.nn would be traced into; as a child it is a leaf like any other.
-    if module_rule(net) is not None or type(net) in custom or isinstance(net, UNSUPPORTED):
+    if is_leaf(net, custom):
         net = nn.Sequential(net)
     opaque: set[str] = set()
     found: list[Problem] = []
     while True:
         tracer = _Tracer(custom, opaque)
         try:
-            with _TRACING:
+            with _TRACING, answering():
                 graph = tracer.trace(net)
             break
         except Exception as error:  # forward() is the user's code: it may raise anything on symbols
@@ -133,17 +125,21 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> Capture:
                 found += _unsupported_below(net, "")
                 return Capture(net, None, {}, frozenset(opaque), list(dict.fromkeys(found)))
             opaque.add(path)
+    # forward() may have caught the error, and gone another way than it goes at inference.
+    found += [_failure(path, error) for path, error in tracer.refused]
     for path in sorted(opaque):
         found += _unsupported_below(net, path)
     return Capture(net, graph, tracer.paths_of_nodes, frozenset(opaque), list(dict.fromkeys(found)))
 
 
 def _failure(path: str, error: Exception) -> Problem:
-    inner = (str(Path(torch.__file__).parent), __file__)
+    inner = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(inner)]
     place = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
     reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-    hint = _ITERATION if "iterated" in reason else _CONTROL_FLOW
+    reason = reason.replace("'Symbol' object", "a traced value").replace("'_Attribute' object", "a traced value")
+    known = (hint for words, hint in _HINTS.items() if words in reason)
+    hint = error.hint if isinstance(error, Unsupported) else next(known, _HINT)
     return Problem(path or "net", f"forward() cannot be traced: {reason}{place}", hint)
 
 
@@ -152,5 +148,5 @@ def _unsupported_below(net: nn.Module, path: str) -> list[Problem]:
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         for name, module in net.get_submodule(path).named_modules(prefix=path)
-        if isinstance(module, UNSUPPORTED)
+        if is_unsupported(module)
     ]

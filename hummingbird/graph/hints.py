@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
@@ -15,6 +16,9 @@ _RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
 _COMPARE = "needs a comparison whose result is used as data: use max_pool, relu or clamp"
 _ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
 _SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
+_ONE_TYPE = "leave it out: a private value has one type and one place"
+_FILL = "write a constant tensor in __init__, or a number"
+RANDOM = "private inference would repeat one draw for ever: leave the noise out at inference"
 _PADS = "pad with zeros: nn.ZeroPad2d"
 _PRODUCT = "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix"
 _3D = "one or two spatial dimensions only"
@@ -70,8 +74,25 @@ _MODULES: dict[type[Any], str] = {
 if hasattr(nn, "RMSNorm"):  # torch 2.4
     _MODULES[nn.RMSNorm] = _ROOT
 
-# Layers whose subclasses are named as a whole, rather than by the functions they call.
-UNSUPPORTED = tuple(_MODULES)
+_PROGRAM = "pass the nn.Module that it was made from: what is converted are a net's layers, not a compiled program"
+_QUANTIZED = "pass the float net, as it was before quantization: private inference has a fixed point of its own"
+_QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.quantization.fake_quantize")
+
+
+def program_hint(value: Any) -> str:
+    """What to do about a net in a form that has no layers any more: torch.jit's or torch.export's; "" for others."""
+    home = type(value).__module__
+    return _PROGRAM if isinstance(value, torch.jit.ScriptModule) or home.startswith("torch.export") else ""
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(_QUANTIZED_HOMES) or "activation_post_process" in module._modules
+
+
+def is_unsupported(module: nn.Module) -> bool:
+    """Whether a module, or the type that it is a subclass of, is named as a whole, not by the functions it calls."""
+    return isinstance(module, tuple(_MODULES)) or bool(program_hint(module)) or _is_quantized(module)
+
 
 _FUNCTIONS = {
     **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize"), _ROOT),
@@ -90,15 +111,28 @@ _FUNCTIONS = {
     "expand_as": "leave it out: x * y broadcasts by itself",
     "expand": "leave it out where a product or a sum follows: both broadcast by themselves",
     "dim": "the rank of the input is fixed at conversion: remove the check",
+    "item": "a private value cannot become a Python number: compute with the tensor itself",
+    **dict.fromkeys(("numel", "len"), "write the number, or use mean instead of dividing a sum by a size"),
+    **dict.fromkeys(("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"), _ONE_TYPE),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"), _FILL),
+    **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "randint_like", "normal"), RANDOM),
+    "unbind": "index the rows one by one: x[:, 0], x[:, 1]",
+    "t": "x.transpose(0, 1)",
+    "repeat": "torch.cat([x, x], dim)",
+    "clamp_max": "clamp with two numbers",
 }
 _ANY = "write it with the operations of hummingbird.graph, or give its module type as custom"
 
 
 def module_hint(module: nn.Module) -> str:
     """What to do about a module that cannot be converted."""
-    return next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), _ANY)
+    if _is_quantized(module):
+        return _QUANTIZED
+    return program_hint(module) or next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), _ANY)
 
 
-def function_hint(name: str) -> str:
-    """What to do about a function or method that cannot be converted."""
+def function_hint(name: str, target: Any = None) -> str:
+    """What to do about a function or method that cannot be converted; `target`: what the graph calls."""
+    if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
+        return _PROGRAM
     return _FUNCTIONS.get(name.rstrip("_"), _ANY)

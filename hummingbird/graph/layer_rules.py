@@ -110,7 +110,7 @@ def batch_norm(
         raise Unsupported("running_var + eps is not positive", "train again, or raise eps")
     scale = None if weight is None else b.weight(weight)
     shift = None if bias is None else b.weight(bias, "bias")
-    return b.emit("batch_norm", b.tensor(input), mean=mean, var=var, weight=scale, bias=shift, eps=float(eps))
+    return b.emit("batch_norm", b.tensor(input), mean=mean, var=var, weight=scale, bias=shift, eps=b.number(eps, "eps"))
 
 
 def max_pool(
@@ -177,7 +177,7 @@ def elementwise(op: str) -> Callable[..., Ref]:
 
 
 def leaky_relu(b: Builder, input: Any, negative_slope: float = 0.01, inplace: bool = False) -> Ref:
-    return b.emit("leaky_relu", b.tensor(input), slope=float(negative_slope))
+    return b.emit("leaky_relu", b.tensor(input), slope=b.number(negative_slope, "negative_slope"))
 
 
 def prelu(b: Builder, input: Any, weight: Any) -> Ref:
@@ -185,7 +185,10 @@ def prelu(b: Builder, input: Any, weight: Any) -> Ref:
 
 
 def hardtanh(b: Builder, input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Ref:
-    return b.emit("hardtanh", b.tensor(input), low=float(min_val), high=float(max_val))
+    low, high = b.number(min_val, "the lower bound"), b.number(max_val, "the upper bound")
+    if low > high:
+        raise Unsupported(f"the lower bound {low:g} is above the upper bound {high:g}", "exchange them")
+    return b.emit("hardtanh", b.tensor(input), low=low, high=high)
 
 
 def relu6(b: Builder, input: Any, inplace: bool = False) -> Ref:
@@ -202,6 +205,8 @@ def clamp(b: Builder, input: Any, min: Any = None, max: Any = None) -> Ref:
 
 
 def gelu(b: Builder, input: Any, approximate: str = "none") -> Ref:
+    if approximate not in ("none", "tanh"):
+        raise Unsupported(f"gelu with approximate={approximate!r}", "'none' or 'tanh'")
     return b.emit("gelu", b.tensor(input), approximate=approximate)
 
 

@@ -7,7 +7,6 @@ replaced by one that is not; all names of the tensor get the new value, as in th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from hummingbird.errors import InputError
-from hummingbird.graph.capture import capture
+from hummingbird.graph.capture import capture, is_leaf
 from hummingbird.graph.steps import Step
 from hummingbird.graph.trace import walk
-from hummingbird.graph.vocabulary import module_rule
+from hummingbird.graph.unwrap import plain_copy, submodule, unwrapped
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,14 @@ class LiveNet:
     calls: tuple[Call, ...]
     wrapped: bool
     trains: bool  # whether forward() makes the same calls in training
+    constants: dict[str, Tensor]  # tensors that forward() makes itself
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveNet:
         return self  # it holds no weights and never changes
 
     def run(self, net: nn.Module, x: Any, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """forward(x), with `instead[name](tensor, weight of a PReLU)` for the steps of these names."""
+        net = unwrapped(net)
         if net.training and not self.trains:
             hint = "fine-tune the net in eval mode, or take the test of self.training out of forward()"
             raise InputError("forward() takes another way in training mode", where="simulate", hint=hint)
@@ -72,14 +73,14 @@ class LiveNet:
         target = str(node.target)
         path = target.partition(".")[2] if self.wrapped else target
         if node.op == "get_attr":
-            return _attribute(net, path)
+            return self.constants[path].to(x.device) if path in self.constants else _attribute(net, path)
         given: Any = call.training if net.training else (node.args, node.kwargs)
         args: Any
         kwargs: Any
         args, kwargs = (fx.node.map_arg(part, lambda source: values[source]) for part in given)
         if node.op == "output":
             return args[0]
-        module = net.get_submodule(path) if node.op == "call_module" else None
+        module = submodule(net, path) if node.op == "call_module" else None
         if call.step is not None and call.step.name in instead:
             tensor = args[0] if args else kwargs["input"]
             if call.step.op != "prelu":
@@ -94,10 +95,8 @@ class LiveNet:
 
 
 def _attribute(net: nn.Module, path: str) -> Any:
-    value: Any = net
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
+    home, _, name = path.rpartition(".")
+    return getattr(submodule(net, home), name)
 
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
@@ -106,7 +105,7 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
     nodes, graph = walked.live, walked.captured.graph
     assert graph is not None
     with torch.no_grad():
-        other = capture(copy.deepcopy(net).train(), custom).graph
+        other = capture(plain_copy(net).train(), custom).graph
     training = _arguments(graph, other) if other is not None else None
     last = {source: node for node in nodes for source in node.all_input_nodes}
     place = {node: number for number, node in enumerate(nodes)}
@@ -114,6 +113,12 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
     def renamed(node: fx.Node) -> tuple[fx.Node, ...]:
         return tuple(x for x in walked.renamed.get(node, ()) if x in last and place[last[x]] > place[node])
 
+    wrapped = is_leaf(unwrapped(net), custom)
+    constants = {
+        str(node.target): getattr(walked.captured.root, str(node.target))
+        for node in nodes
+        if node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+    }
     calls = tuple(
         Call(
             node,
@@ -124,7 +129,7 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
         )
         for node in nodes
     )
-    return LiveNet(calls, module_rule(net) is not None or type(net) in custom, training is not None)
+    return LiveNet(calls, wrapped, training is not None, constants)
 
 
 def _without_weights(step: Step | None) -> Step | None:

@@ -60,13 +60,26 @@ def _like(constant: Any, x: Tensor) -> Any:
     return constant.to(device=x.device, dtype=x.dtype) if isinstance(constant, Tensor) else constant
 
 
+def _batch(a: Attrs, x: Tensor) -> None:
+    """InputError unless x is a batch for a layer with this stride or output size: (batch, channels, *space)."""
+    space = len(a["stride"] if "stride" in a else a["output_size"])
+    if x.dim() != space + 2:
+        raise InputError(
+            f"a layer of {space} spatial dimension(s) takes {space + 2} dimensions, (batch, channels, ...), got shape "
+            f"{tuple(x.shape)}",
+            hint="give a batch: for one image, x.unsqueeze(0)",
+        )
+
+
 def _conv(a: Attrs, x: Tensor) -> Tensor:
+    _batch(a, x)
     conv = (F.conv1d, F.conv2d)[len(a["stride"]) - 1]
     weight, bias = _like(a["weight"], x), _like(a["bias"], x)
     return conv(x, weight, bias, a["stride"], a["padding"], a["dilation"], a["groups"])
 
 
 def _conv_transpose(a: Attrs, x: Tensor) -> Tensor:
+    _batch(a, x)
     conv = (F.conv_transpose1d, F.conv_transpose2d)[len(a["stride"]) - 1]
     weight, bias = _like(a["weight"], x), _like(a["bias"], x)
     return conv(x, weight, bias, a["stride"], a["padding"], a["output_padding"], a["groups"], a["dilation"])
@@ -78,11 +91,13 @@ def _affine(a: Attrs, x: Tensor) -> Tensor:
 
 
 def _max_pool(a: Attrs, x: Tensor) -> Tensor:
+    _batch(a, x)
     pool: Callable[..., Tensor] = (F.max_pool1d, F.max_pool2d)[len(a["kernel"]) - 1]
     return pool(x, a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"])
 
 
 def _avg_pool(a: Attrs, x: Tensor) -> Tensor:
+    _batch(a, x)
     if len(a["kernel"]) == 1:
         return F.avg_pool1d(x, a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"])
     counts = (a["ceil_mode"], a["count_include_pad"], a["divisor"])
@@ -90,11 +105,35 @@ def _avg_pool(a: Attrs, x: Tensor) -> Tensor:
 
 
 def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
-    return lambda a, x: pools[len(a["output_size"]) - 1](x, a["output_size"])
+    def apply(a: Attrs, x: Tensor) -> Tensor:
+        _batch(a, x)
+        return pools[len(a["output_size"]) - 1](x, a["output_size"])
+
+    return apply
+
+
+def _along(function: Callable[[Attrs, Tensor], Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
+    """A function along a dimension, which must be there: a lone number has none, although torch takes 0 for one."""
+
+    def apply(a: Attrs, x: Tensor) -> Tensor:
+        if not -x.dim() <= a["dim"] < x.dim():
+            what = f"softmax or argmax along dimension {a['dim']} of a value of shape {tuple(x.shape)}"
+            raise InputError(what, hint="keep the dimension that it goes along")
+        return function(a, x)
+
+    return apply
 
 
 def _reduce(reduce: Callable[..., Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
     return lambda a, x: reduce(x) if a["dims"] is None else reduce(x, a["dims"], a["keepdim"])
+
+
+def _mul(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
+    factor = a.get("value")
+    if isinstance(factor, Tensor) and factor.numel() == 1 and factor.dim() > x.dim():
+        what = f"a factor of shape {tuple(factor.shape)} would add dimensions to a value of shape {tuple(x.shape)}"
+        raise InputError(what, hint="write the factor as a number")
+    return x * (other[0] if other else _like(factor, x))
 
 
 def _binary(function: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -134,8 +173,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "silu": lambda a, x: F.silu(x),
     "hardswish": lambda a, x: F.hardswish(x),
     "gelu": lambda a, x: F.gelu(x, approximate=a["approximate"]),
-    "softmax": lambda a, x: F.softmax(x, a["dim"]),
-    "argmax": lambda a, x: x.argmax(a["dim"], a["keepdim"]),
+    "softmax": _along(lambda a, x: F.softmax(x, a["dim"])),
+    "argmax": _along(lambda a, x: x.argmax(a["dim"], a["keepdim"])),
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": _adaptive(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d),
@@ -144,7 +183,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "sum": _reduce(torch.sum),
     "add": _binary(operator.add),
     "sub": _binary(operator.sub),
-    "mul": _binary(operator.mul),
+    "mul": _mul,
     "neg": lambda a, x: -x,
     "square": lambda a, x: x * x,
     "cat": lambda a, x: torch.cat(x, a["dim"]),

@@ -52,8 +52,10 @@ def _sizes(b: Builder, op: str, input: Any, other: Any) -> Ref:
 
 
 def _constant(b: Builder, value: Any) -> float | Tensor:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+    if isinstance(value, (int, float)):
+        return b.number(value, "the constant operand")
+    if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
+        value = value.float()  # what torch makes of integers beside a float32 tensor
     return b.weight(value, "the constant operand")
 
 
@@ -92,6 +94,10 @@ def reduction(op: str) -> Callable[..., Ref]:
     def rule(b: Builder, input: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Ref:
         no_dtype(dtype)
         if dim is None or dim == () or dim == []:
+            if keepdim:
+                raise Unsupported(
+                    f"{op} over everything with keepdim=True", "name the dimensions, or leave keepdim out"
+                )
             return b.emit(op, b.tensor(input), dims=None, keepdim=False)
         dims = b.ints(dim, len(dim) if isinstance(dim, (tuple, list)) else 1, "dim")
         return b.emit(op, b.tensor(input), dims=dims, keepdim=bool(keepdim))
@@ -177,7 +183,7 @@ def pad(b: Builder, input: Any, pad: Any, mode: str = "constant", value: Any = N
     if mode != "constant":
         raise Unsupported(f"padding mode {mode!r}", "pad with a constant")
     pads = b.ints(pad, len(pad) if isinstance(pad, (tuple, list)) else 1, "pad")
-    return b.emit("pad", b.tensor(input), pads=pads, value=float(value or 0.0))
+    return b.emit("pad", b.tensor(input), pads=pads, value=b.number(value or 0.0, "the value"))
 
 
 def zero_pad(b: Builder, input: Any, padding: Any) -> Ref:

@@ -6,7 +6,6 @@ lists them all. torch.fx: Reed et al. 2022, "torch.fx: practical program capture
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -15,14 +14,16 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from hummingbird.errors import InputError, ModelError, Problem
+from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import elementwise
 from hummingbird.graph.alias import VIEWS, Aliases
 from hummingbird.graph.build import TENSOR, UNKNOWN, Builder, Unsupported
-from hummingbird.graph.capture import Capture, capture
+from hummingbird.graph.capture import Capture, capture, is_leaf
+from hummingbird.graph.chance import Chance
 from hummingbird.graph.fold import fold
-from hummingbird.graph.hints import function_hint, module_hint
+from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
 from hummingbird.graph.steps import Ref, Step
+from hummingbird.graph.unwrap import plain_copy
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 
 
@@ -65,20 +66,43 @@ def _convert(
 def _walk(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool = False
 ) -> tuple[Walk | None, list[Problem]]:
-    if not isinstance(net, nn.Module):
-        raise InputError(f"expected a torch.nn.Module, got {type(net).__name__}", where="net")
     try:
-        twin = copy.deepcopy(net).eval()  # forward() runs once below, and may write to anything
-    except Exception as error:  # the net may hold anything, and its own __deepcopy__ runs
-        hint = "remove what cannot be copied: weight_norm and other computed weights, open files, locks"
-        return None, [Problem("net", f"it cannot be copied: {str(error).partition(chr(10))[0]}", hint)]
-    with torch.no_grad():
+        twin = plain_copy(net)  # forward() runs once below, and may write to anything
+    except ModelError as error:
+        return None, error.problems
+    found = [] if is_leaf(twin, tuple(custom)) else _around(twin)
+    with torch.no_grad(), Chance() as chance:
         captured = capture(twin, tuple(custom))
         if captured.graph is None:
-            return None, captured.problems
+            return None, found + captured.problems
         walked = Walk(captured, tuple(custom), elementwise)
         walked.nodes()
-    return walked, list(dict.fromkeys(captured.problems + walked.problems))
+    found += captured.problems + walked.problems
+    if chance.drawn:
+        found.append(Problem("net", f"forward() draws random numbers ({chance.drawn})", RANDOM))
+    return walked, list(dict.fromkeys(found))
+
+
+def _around(net: nn.Module) -> list[Problem]:
+    """What a call of the whole net does beside its class's forward(), which alone is traced."""
+    hooks = nn.modules.module
+    found = []
+    if _hooked(net):
+        found.append(Problem("net", "a forward hook on the net itself would be lost", _UNHOOK))
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        what = "a forward hook on all modules (register_module_forward_hook) would be lost"
+        found.append(Problem("net", what, "remove it before the net is converted"))
+    if "forward" in vars(net):
+        found.append(Problem("net", "forward() was replaced on this object", _SUBCLASS))
+    return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+_UNHOOK = "remove the hooks first (for weight_norm and spectral_norm, the remove_ function makes it permanent)"
+_SUBCLASS = "write a subclass with this forward(), or delete the replacement: del module.forward"
 
 
 class Walk:
@@ -146,9 +170,8 @@ class Walk:
         name = _function_name(node)
         if rule is None:
             kind = "method" if node.op == "call_method" else "function"
-            return self._elementwise(
-                name, args, kwargs, Unsupported(f"{kind} {name} is not in the vocabulary", function_hint(name))
-            )
+            problem = Unsupported(f"{kind} {name} is not in the vocabulary", function_hint(name, node.target))
+            return self._elementwise(name, args, kwargs, problem)
         try:
             return _apply(rule, self.builder, args, kwargs)
         except Unsupported as problem:
@@ -166,33 +189,36 @@ class Walk:
 
     def _input(self) -> Ref:
         if any(step.op == "input" for step in self.builder.steps):
-            raise Unsupported("a second input of the net", "convert a net of one input: join the inputs with torch.cat")
+            hint = "convert a net of one input: join the inputs with torch.cat, or give the others defaults"
+            raise Unsupported("a second input of the net", hint)
         return self.builder.emit("input")
 
     def _output(self, value: Any) -> Ref:
         if self.builder.kind(value) not in (TENSOR, UNKNOWN):
             what = type(value).__name__ if not isinstance(value, Ref) else self.builder.kind(value)
-            raise Unsupported(f"the net returns a {what}, not one tensor", "return the logits alone at inference")
+            hint = "return the logits alone at inference: a module around the net whose forward() picks them will do"
+            raise Unsupported(f"the net returns a {what}, not one tensor", hint)
         return self.builder.emit("output", value)
 
     def _module(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if path in self.captured.opaque:
             return self._unknown()
+        found, plain = module_rule(module), elementwise.module(type(module)) if self.elementwise else None
+        if type(module) not in self.custom and plain is None and (found is None or is_unsupported(module)):
+            raise Unsupported(f"{type(module).__name__} is not in the vocabulary", module_hint(module))
+        if "forward" in vars(module):
+            raise Unsupported("its forward() was replaced on this object", _SUBCLASS)
+        if _hooked(module):
+            raise Unsupported("a forward hook here would be lost", _UNHOOK)
         if type(module) in self.custom:
             if kwargs or not args:
                 raise Unsupported("a custom module takes positional tensors only", "call it without keywords")
             inputs = [self.builder.tensor(value, "every argument of a custom module") for value in args]
             return self.builder.emit("custom", *inputs, module=module)
-        found, plain = module_rule(module), elementwise.module(type(module)) if self.elementwise else None
-        if found is None and plain is None:
-            raise Unsupported(f"{type(module).__name__} is not in the vocabulary", module_hint(module))
-        if module._forward_hooks or module._forward_pre_hooks:
-            hint = "remove the hooks first (for weight_norm and spectral_norm, the remove_ function makes it permanent)"
-            raise Unsupported("a forward hook here would be lost", hint)
-        if found is None and plain is not None:
+        if found is None:
+            assert plain is not None
             name, names = plain
             return elementwise.emit(self.builder, name, args, kwargs | {n: getattr(module, n) for n in names.split()})
-        assert found is not None
         rule, names = found
         return _apply(rule, self.builder, args, kwargs | {name: getattr(module, name) for name in names.split()})
 

@@ -6,6 +6,7 @@ torch.nn.functional and among the tensor methods, with and without the trailing 
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +21,8 @@ from hummingbird.graph import shape_rules as shape
 
 Rule = Callable[..., Any]
 
-# Layers that do nothing at inference, recognised by name where the library that holds them is not imported.
-IDENTITY_NAMES = frozenset({"StochasticDepth", "DropPath"})
+# Layers that may do nothing at inference, recognised by name where the library that holds them is not imported.
+_IDENTITY_NAMES = frozenset({"StochasticDepth", "DropPath"})
 
 _CONV = "weight bias stride padding dilation groups padding_mode"
 _NORM = "running_mean running_var weight bias eps"
@@ -181,6 +182,19 @@ KEYWORDS = {"axis": "dim", "axis0": "dim0", "axis1": "dim1", "keepdims": "keepdi
 
 def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
     """The rule of a module and the attributes it takes; a parametrized layer counts as the layer it was."""
-    if type(module).__name__ in IDENTITY_NAMES:
+    if type(module).__name__ in _IDENTITY_NAMES and _does_nothing(module):
         return layer.identity, ""
     return _MODULES.get(nn.utils.parametrize.type_before_parametrizations(module))
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    """Whether a module of such a name, which may be anybody's class, gives back what it is given."""
+    if [*module.children(), *module.parameters(), *module.buffers()]:
+        return False
+    x = torch.linspace(-3.0, 3.0, 120).reshape(2, 3, 4, 5)
+    twin = copy.deepcopy(module).eval()
+    try:
+        # Not called: while a net is traced, calls of modules are part of it.
+        return bool(torch.equal(twin.forward(x), x))
+    except Exception:  # forward() is the user's code; then it is traced as such
+        return False

@@ -65,6 +65,9 @@ class Comparing(Layer):
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         return self.comparison.cost(inputs[0].numel * self.comparisons, inputs[0].scale, parties)
 
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return inputs[0].numel * (1 if self.comparison.drops else self.comparisons)
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         if self.comparison.drops:
             return x

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from hummingbird import cost
@@ -22,6 +23,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.ring import SCALE
 
 PROTOCOLS = ("masked", "gmw")
+AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 bits are then at a request's limit
 
 
 @dataclass
@@ -82,12 +84,15 @@ class Comparison:
 
         Cost: `cost`. Windows of no bits are not handled here: their layers are identities.
         """
-        session, flat, shift = sessions.current(), share.reshape(-1), scale - SCALE
-        if self.protocol == "gmw":
-            y, z = gmw.relu(session, flat, self.window, shift)
-        else:
-            y, z = masked.relu(session, flat, shift, self.k(scale), self.window.m, self._ring(scale))
+        parts = [self._relu(part, scale) for part in share.reshape(-1).split(AT_ONCE)]
+        y, z = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
         return y.view(share.shape), z.view(share.shape)
+
+    def _relu(self, flat: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+        session, shift = sessions.current(), scale - SCALE
+        if self.protocol == "gmw":
+            return gmw.relu(session, flat, self.window, shift)
+        return masked.relu(session, flat, shift, self.k(scale), self.window.m, self._ring(scale))
 
     def _ring(self, scale: int) -> int:
         return max(self.ring, self.k(scale))
@@ -96,6 +101,11 @@ class Comparison:
         """Price of `relu` on n elements."""
         if self.drops:
             return cost.FREE
+        whole, rest = divmod(n, AT_ONCE)
+        parts = self._cost(AT_ONCE, scale, parties) * whole
+        return parts + self._cost(rest, scale, parties) if rest or not whole else parts
+
+    def _cost(self, n: int, scale: int, parties: int) -> Cost:
         if self.protocol == "gmw":
             return cost.relu(n, gmw.cut(self.window, scale - SCALE)[1], scale - SCALE, parties)
         return cost.masked_relu(n, self.k(scale), self.window.m, self._ring(scale), parties)

@@ -95,6 +95,14 @@ class MaxPool(_Maximum):
             total += maximum_cost(torch.Size(shape).numel(), kernel, self.comparison, parties)
         return total
 
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        shape, most = list(inputs[0].shape), inputs[0].numel
+        for d in reversed(range(len(self.kernel))):
+            axis = len(shape) - len(self.kernel) + d
+            kernel, shape[axis] = self.places(shape[axis], d).shape
+            most = max(most, kernel * torch.Size(shape).numel())  # a copy of the input for each place of the kernel
+        return most
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x)
         for d in reversed(range(len(self.kernel))):
@@ -124,6 +132,9 @@ class AdaptiveMaxPool(_Maximum):
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         return self.pool(inputs[0].shape).cost(inputs, parties)
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return self.pool(inputs[0].shape).breadth(inputs)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         return self.pool(tuple(x.size()))(x)
@@ -177,6 +188,11 @@ class Softmax(_Maximum):
             + cost.truncate(n + sums, parties)
             + cost.product(n, sums, n, parties)
         )
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        length = inputs[0].shape[self.dim]
+        sums = Spec((inputs[0].numel // length,), SCALE)
+        return max(self.exp(length).breadth(inputs), self.reciprocal(length).breadth([sums]))
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         if self.comparison.drops:

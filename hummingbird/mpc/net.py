@@ -6,6 +6,7 @@ Shapes follow from the input's shape on torch's meta device, so a net knows ever
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class PlannedCost(NamedTuple):
     elements: int
     range: int | None
     cost: Cost
+    breadth: int  # values that it works on side by side (mpc/layer.py)
 
 
 class PrivateNet(nn.Module):
@@ -67,13 +69,23 @@ class PrivateNet(nn.Module):
 
     graph: the canonical steps, on the meta device: shapes only, no weights.
     facts: what all parties must agree on. settings: for printing.
+    input_range: the largest |input| that the windows were found for; None: not known. An owner of data passes it on as
+        `cryptensor(x, src, limit=private.input_range)`.
     images_per_slice: the most images that run at a time, the same at all parties; None: as memory allows.
     """
 
     images_per_slice: int | None = None
 
-    def __init__(self, plan: Sequence[PlanStep], graph: Sequence[Step], facts: dict[str, str], settings: str) -> None:
+    def __init__(
+        self,
+        plan: Sequence[PlanStep],
+        graph: Sequence[Step],
+        facts: dict[str, str],
+        settings: str,
+        input_range: float | None = None,
+    ) -> None:
         super().__init__()
+        self.input_range = input_range
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._prepared_for: object = None
         self._requests: dict[tuple[tuple[int, ...], int], list[Request]] = {}  # by slice shape and parties
@@ -130,9 +142,17 @@ class PrivateNet(nn.Module):
         return self._costs[key]
 
     def _price(self, input_shape: tuple[int, ...], parties: int) -> list[PlannedCost]:
+        if not input_shape or 0 in input_shape:
+            raise InputError(
+                f"an input of shape {input_shape} is no batch of images",
+                where="input",
+                hint="the first dimension is the batch: give one image or more",
+            )
         try:
             values = run_all(self._graph, torch.empty(input_shape, device="meta"))
-        except (RuntimeError, IndexError, ValueError) as error:
+        except InputError as error:
+            raise InputError(error.what, where=error.where or "input", hint=error.hint) from None
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
             raise InputError(
                 f"the net cannot take an input of shape {input_shape}: {str(error).splitlines()[0]}",
                 where="input",
@@ -142,7 +162,7 @@ class PrivateNet(nn.Module):
         for step in self.plan:
             value = values[step.source]
             elements = value.numel() if isinstance(value, Tensor) else 0
-            cost, variant = FREE, ""
+            cost, variant, breadth = FREE, "", elements
             if isinstance(step.layer, Layer):
                 specs = [
                     Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
@@ -153,10 +173,11 @@ class PrivateNet(nn.Module):
                     cost = step.layer.cost(specs, parties)
                 except InputError as error:
                     raise InputError(error.what, where=step.name, hint=error.hint) from None
+                breadth = max(elements, step.layer.breadth(specs))
                 if step.layer.comparison is not None:
                     variant = step.layer.comparison.variant(specs[0].scale)
             reach = step.layer.range if isinstance(step.layer, Layer) else None
-            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost))
+            out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
         return out
 
     def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
@@ -166,6 +187,11 @@ class PrivateNet(nn.Module):
         progress: called with the number of images whenever a slice is done.
         """
         session = sessions.current()
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
+        most = self.images_per_slice
+        if most is not None and (type(most) is not int or most < 1):
+            raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
         if not isinstance(x, MPCTensor):
             raise InputError(
                 f"a private net takes a CrypTen tensor, got {type(x).__name__}",
@@ -203,7 +229,7 @@ class PrivateNet(nn.Module):
         dealt = session.dealer.slice_shape
         if dealt is not None and dealt[1:] == shape[1:]:
             return slices.fill(shape, dealt)
-        largest = max((step.elements for step in self.costs(shape, session.parties)), default=0)
+        largest = max((step.breadth for step in self.costs(shape, session.parties)), default=0)
         return slices.cut(shape, largest, self.images_per_slice)
 
     def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
@@ -223,6 +249,8 @@ class PrivateNet(nn.Module):
             else:
                 with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
                     values[number] = self._call(step, arguments)
+                if not isinstance(step.layer, Layer):
+                    _check_foreign(step, values[number])
             for index in self._dead[number]:
                 del values[index]
         return values[len(self.plan) - 1]
@@ -237,8 +265,32 @@ class PrivateNet(nn.Module):
                 raise type(error)(error.what, where=step.name, hint=error.hint) from error
             raise
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateNet:
+        # Of the same session, which is not copied; private weights keep their mask, under which they are open already.
+        memo[id(self._prepared_for)] = self._prepared_for
+        twin = memo[id(self)] = PrivateNet.__new__(PrivateNet)
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise InputError(
+            "a private net is not pickled: it holds shares and belongs to a session",
+            where="pickle",
+            hint="save the net it was made from, and convert that one again; copy.deepcopy copies within a session",
+        )
+
     def extra_repr(self) -> str:
-        return f"private inference: {self._settings}, {len(self.comparing_layers)} layers with a window"
+        known = "" if self.input_range is None else f", inputs within +-{self.input_range:g}"
+        return f"private inference: {self._settings}, {len(self.comparing_layers)} layers with a window{known}"
+
+
+def _check_foreign(step: PlanStep, value: Any) -> None:
+    """InputError unless a module of `register_converter` gave what the layers after it are planned for."""
+    if isinstance(value, MPCTensor) and scale_of(value) == step.scale:
+        return
+    got = f"a tensor of scale 2^{scale_of(value)}" if isinstance(value, MPCTensor) else type(value).__name__
+    what = f"the registered private form returned {got}, expected a CrypTen tensor of scale 2^{step.scale}"
+    raise InputError(what, where=step.name, hint="its forward takes and gives CrypTen tensors")
 
 
 def _window(layer: nn.Module | None) -> str:

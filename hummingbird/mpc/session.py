@@ -12,10 +12,12 @@ import atexit
 import contextlib
 import contextvars
 import itertools
+import math
 import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType, TracebackType
@@ -24,10 +26,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hummingbird import cost, ring
+from hummingbird import cost
 from hummingbird.errors import AgreementError, ConfigError, EnvironmentProblem, HummingbirdError, InputError, PeerError
 from hummingbird.kernels import heap
-from hummingbird.mpc import _crypten, fixed_point, functions, refusals
+from hummingbird.mpc import _crypten, fixed_point, functions, inputs, refusals
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
@@ -42,6 +44,7 @@ from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
 _LEAVE = 2.0  # seconds for the dealer to hear that this party leaves
+_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py"
 
 
 class Supply(Protocol):
@@ -173,7 +176,7 @@ def init(
     timeout: float = DEFAULT_TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> Session:
-    """Join the run that torchrun describes, or make a session of one party.
+    """Join the run that torchrun describes, or, with a warning, make a session of one party.
 
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
         collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
@@ -186,7 +189,8 @@ def init(
     device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
         expanded (prg.py).
 
-    Raises PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in CrypTen's validation mode.
+    Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
+    CrypTen's validation mode.
     """
     global _session, _leaving
     if _session is not None:
@@ -200,8 +204,10 @@ def init(
     refusals.refuse_foreign_session()
     _crypten.refuse_validation()
     rank, parties = environment()
+    device = _checked_options(dealer, tls, timeout, device)
+    if parties == 1 and dealer is not None:
+        raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
     heap.keep()
-    device = torch.device(device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
     cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
@@ -209,6 +215,7 @@ def init(
     seeds: dict[str, bytes]
     client: Dealer
     if parties == 1:
+        warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
         channel = Channel(0, 1, {}, {}, timeout)
         own = new_seed(size)
         seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
@@ -247,6 +254,25 @@ def _mend() -> None:
     refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
 
 
+def _checked_options(dealer: object, tls: object, timeout: object, device: object) -> torch.device:
+    """The device, once all options are of the right kind; else ConfigError."""
+    if dealer is not None and not isinstance(dealer, str):
+        raise ConfigError(f"dealer={dealer!r}", where="init", hint='an address, "host:port" or "unix:path"')
+    if tls is not None and not isinstance(tls, Tls):
+        hint = "hummingbird.wire.service.Tls(cert=..., key=..., ca=...)"
+        raise ConfigError(f"tls is a {type(tls).__name__}", where="init", hint=hint)
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type, operator]
+        raise ConfigError(f"timeout={timeout!r}", where="init", hint="seconds, a positive number")
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device={device!r}", where="init", hint='"cpu" or "cuda"')
+    return found
+
+
 def uninit() -> None:
     """Leave the run in an orderly way; `init` may be called again."""
     if _session is not None:
@@ -281,21 +307,27 @@ def reason_of(error: BaseException) -> str:
 # Private tensors ----------------------------------------------------------------------------------------------------
 
 
-def cryptensor(x: Tensor | None = None, src: int = 0) -> _crypten.MPCTensor:
+def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> _crypten.MPCTensor:
     """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
 
     x: real tensor at party `src`, of at most 8 dimensions, |x| < 2^30. Other parties give None, or a tensor whose
         shape is checked.
+    limit: the largest |x| that the windows were made for, such as a private net's `input_range`: party `src` shares
+        nothing that has a larger value.
     Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
     AgreementError.
     """
     session = current()
-    if not 0 <= src < session.parties:
-        raise InputError(f"src={src} names no party of {session.parties}", where="cryptensor")
+    if type(src) is not int or not 0 <= src < session.parties:
+        hint = f"the rank of the party that has the tensor, 0 to {session.parties - 1}"
+        raise InputError(f"src={src!r} names no party of {session.parties}", where="cryptensor", hint=hint)
+    inputs.check_limit(limit, "cryptensor")
     if session.rank == src and not isinstance(x, Tensor):
         hint = "the party that src names gives the tensor, the others may give None"
         raise InputError(f"party {src} must give a tensor, got {type(x).__name__}", where="cryptensor", hint=hint)
-    encoded = ring.encode(x, where="cryptensor") if session.rank == src and x is not None else None
+    if session.rank != src and not (x is None or isinstance(x, Tensor)):
+        raise InputError(f"expected a tensor or None, got {type(x).__name__}", where="cryptensor")
+    encoded = inputs.encoded(x, "cryptensor", limit) if session.rank == src else None
     with meter.layer("input", "share", cost.sharing(session.parties, session.rank == src)):
         shape = _broadcast_shape(session, encoded, src)
         if x is not None and tuple(x.shape) != shape:

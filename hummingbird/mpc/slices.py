@@ -14,7 +14,7 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 
 LANES = 2  # slices under way at a time (wire/turns.py)
 SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
-ELEMENT_BYTES = 200  # of these per element: a table of 32, ten words of 8, and what passes through
+ELEMENT_BYTES = 200  # of these per value: a table of 32, ten words of 8, and what passes through
 
 
 class Slice(NamedTuple):
@@ -34,10 +34,10 @@ class Slice(NamedTuple):
 
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:
-    """Equal slices of at most `SLICE_BYTES` and `most` images; `largest`: elements of the batch's largest layer."""
-    count = max(-(-largest * ELEMENT_BYTES // SLICE_BYTES), -(-shape[0] // most) if most else 1, 1)
-    size = -(-shape[0] // count)
-    starts = range(0, shape[0], max(1, size))
+    """Equal slices of at most `SLICE_BYTES` and `most` images; `largest`: breadth of the batch's largest layer."""
+    fitting = max(1, min(SLICE_BYTES * shape[0] // max(1, largest * ELEMENT_BYTES), most or shape[0]))
+    size = -(-shape[0] // -(-shape[0] // fitting))
+    starts = range(0, shape[0], size)
     return [Slice(at, min(size, shape[0] - at), (min(size, shape[0] - at), *shape[1:])) for at in starts]
 
 

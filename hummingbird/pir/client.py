@@ -71,8 +71,11 @@ class Client:
         if decoder not in ("xor", "sum") or prf not in PRFS:
             hint = f"decoders: xor, sum; PRFs: {', '.join(PRFS)}"
             raise ConfigError(f"no such choice: decoder {decoder!r}, PRF {prf!r}", where="pir.Client", hint=hint)
-        if isinstance(servers, str) or len(servers) != 2:
-            raise ConfigError("two servers are needed", where="pir.Client(servers)", hint="give parties 0 and 1")
+        both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
+        if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
+            what = f"expected two servers, got {servers!r}"
+            hint = "the addresses of parties 0 and 1, or pir.local_servers(table)"
+            raise ConfigError(what, where="pir.Client(servers)", hint=hint)
         if servers[0] == servers[1]:
             hint = "give two servers of operators that do not collude"
             raise TrustError(

@@ -52,6 +52,13 @@ class _Private(nn.Module):
             raise AgreementError(what, where=type(self).__name__, hint="give both servers this layer's weight")
 
     def _fetch(self, positions: Tensor) -> Tensor:
+        if not isinstance(positions, Tensor) or positions.layout != torch.strided or positions.is_meta:
+            # The error holds no index: its text may end up in a log.
+            got = f"a {positions.layout} tensor" if isinstance(positions, Tensor) else type(positions).__name__
+            hint = "torch.tensor([3, 14, 15])"
+            raise InputError(
+                f"expected a dense tensor of indices that has data, got {got}", where=type(self).__name__, hint=hint
+            )
         return self.client.rows(positions.reshape(-1))
 
     def extra_repr(self) -> str:

@@ -131,8 +131,8 @@ class Source:
     def of(cls, weight: Tensor | nn.Module) -> Source:
         """The rows of a tensor (rows, dim) or of an nn.Embedding or nn.EmbeddingBag; memory on the CPU is shared."""
         weight = weight.weight if isinstance(weight, (nn.Embedding, nn.EmbeddingBag)) else weight
-        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta:
-            hint = "give an nn.Embedding, an nn.EmbeddingBag or a tensor (rows, dim) that has data"
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.is_meta or weight.layout != torch.strided:
+            hint = "give an nn.Embedding, an nn.EmbeddingBag or a dense tensor (rows, dim) that has data"
             raise InputError("this is no table", where="pir.Source.of", hint=hint)
         weight = weight.detach().cpu().contiguous()
         rows, dim = weight.shape

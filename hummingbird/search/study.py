@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hummingbird import graph
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.search.cached import CachedEvaluator, check_labels
@@ -62,6 +63,7 @@ class Study:
         batch: int = 128,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        net = graph.unwrapped(net)
         if criterion not in CRITERIA:
             raise ConfigError(
                 f"unknown criterion {criterion!r}", where="criterion", hint=f"one of {', '.join(CRITERIA)}"

@@ -18,6 +18,7 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph.live import live
+from hummingbird.mpc import inputs
 from hummingbird.mpc.net import PlanStep
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.exact import Parties
@@ -151,6 +152,7 @@ class ExactTwin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: real, |x| < 2^30; float32 result. InputError for other values, and for shapes that the net cannot take."""
+        inputs.encoded(x, "simulate")
         if x.device not in self._running:
             self._running[x.device] = Parties(self._parties, self._seed, x.device)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):

@@ -1,0 +1,160 @@
+"""What forward() computes with while it is traced: torch.fx's proxies, made to answer as tensors do, or to refuse.
+
+A traced value has no numbers and no shape. Python code may still ask: `isinstance(x, Tensor)`, `hasattr(x, "mask")`,
+`if x.sum() > 0`, `len(x)`. Where the answer at inference is known it is given; otherwise the question is an error, and
+is on record even if forward() catches it: a wrong answer would lead forward() another way than at inference, unseen.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from hummingbird.graph.build import Unsupported
+
+_VALUE_TEST = (
+    "only straight-line code can be converted: a private value, or a shape, cannot choose a branch; remove the test, "
+    "decide it in __init__, or give the module's type as custom"
+)
+_SHAPE_TEST = (
+    "a net is converted before any shape is known: remove the test, or decide it in __init__; for a library's net, "
+    "subclass the module and write its forward() without the test"
+)
+_ROWS = (
+    "unpack into names, as in a, b = x.chunk(2, 1), and take sizes one by one, as in x.shape[0]; a tensor's rows "
+    "cannot be walked over"
+)
+# Methods whose result is not one tensor, and attributes whose value is one.
+_NO_TENSOR = frozenset("size dim ndimension numel nelement stride chunk split unbind item tolist".split())
+_TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether a traced value is one tensor at inference; False for shapes, sizes, tuples, dtypes and devices."""
+    if node.op not in ("call_function", "call_method"):
+        return True
+    first = node.args[0] if node.args else None
+    if node.target is getattr:
+        return node.args[1] in _TENSOR_ATTRIBUTES
+    if node.target is operator.getitem and isinstance(first, fx.Node):
+        return is_tensor(first) or first.target in ("chunk", "split", torch.chunk, torch.split)
+    if getattr(node.target, "__module__", "") == "_operator":
+        return any(is_tensor(source) for source in node.all_input_nodes)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name not in _NO_TENSOR and not name.startswith("is_")
+
+
+class _Questions:
+    """What Python may ask of a traced value."""
+
+    tracer: Any
+    node: fx.Node
+
+    def __getattr__(self, name: str) -> Any:
+        # A module kept whole gives one value, whatever it really returns.
+        if not hasattr(Tensor, name) and not self.tracer.opaque:
+            raise AttributeError(f"a tensor has no attribute {name!r}")
+        return _Attribute(self, name)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self.tracer.refuse("the length of a traced value", "write the number, or x.shape[0]")
+
+    def _number(self, *rest: Any) -> Any:
+        self.tracer.refuse("a traced value turned into a Python number", "keep it a tensor; write sizes as numbers")
+
+    # Without __index__: torch tries it on sizes in its arguments, and goes on without.
+    __int__ = __float__ = __complex__ = _number
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
+
+    def _write(self, function: Callable[..., Any], other: Any) -> Any:
+        """fx turns `x += y` into an addition; here it stays an in-place call, because other names of x change too."""
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._write(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._write(operator.isub, other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._write(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._write(operator.itruediv, other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._write(operator.ipow, other)
+
+
+class Symbol(_Questions, fx.Proxy):
+    """A traced value."""
+
+
+class _Attribute(_Questions, fx.proxy.Attribute):
+    """x.name, which becomes a node of the graph when it is used other than in a call."""
+
+
+class SymbolTracer(fx.Tracer):
+    """torch.fx's tracer on symbols; `refused` has every question without an answer, and the module it was asked in."""
+
+    def __init__(self, opaque: set[str]) -> None:
+        super().__init__()
+        self.opaque = opaque
+        self.paths = [""]
+        self.refused: list[tuple[str, Unsupported]] = []
+
+    def refuse(self, what: str, hint: str) -> Any:
+        """Raise Unsupported, and remember it."""
+        error = Unsupported(what, hint)
+        self.refused.append((self.paths[-1], error))
+        raise error
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return Symbol(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        if is_tensor(obj.node):
+            return bool(self.refuse("a private value is used as control flow", _VALUE_TEST))
+        return bool(self.refuse("a shape, a type or a device is used as control flow", _SHAPE_TEST))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        refused: Iterator[Any] = self.refuse("a traced value cannot be iterated", _ROWS)
+        return refused
+
+    def keys(self, obj: fx.Proxy) -> Any:
+        return self.refuse("a traced value has no keys", "return tensors from modules, not dictionaries")
+
+
+_isinstance = builtins.isinstance
+
+
+def _answer(value: Any, kinds: Any) -> bool:
+    """isinstance() for code that is being traced: a symbol is the tensor that it stands for, but to torch itself."""
+    if not _isinstance(value, _Questions):
+        return _isinstance(value, kinds)
+    asking = sys._getframe(1)
+    home = asking.f_globals.get("__name__", "").partition(".")[0]
+    if home in ("hummingbird", "abc") or (home == "torch" and asking.f_code.co_name != "is_tensor"):
+        return _isinstance(value, kinds)
+    if not is_tensor(value.node):
+        value.tracer.refuse("a test of the type of a shape or a tuple", _SHAPE_TEST)
+    return issubclass(Tensor, kinds)
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Let isinstance() know symbols in this block. Nothing less reaches forward(): C code must go on seeing proxies."""
+    builtins.isinstance = _answer
+    try:
+        yield
+    finally:
+        builtins.isinstance = _isinstance

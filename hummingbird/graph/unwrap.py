@@ -1,0 +1,61 @@
+"""The net inside its wrappers: DataParallel, DistributedDataParallel and torch.compile run a net as it is.
+
+Names are those of the net without its wrappers, so that windows found for the one fit the other.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from hummingbird.errors import InputError, ModelError, Problem
+from hummingbird.graph.hints import program_hint
+
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def unwrapped(net: Any) -> nn.Module:
+    """`net` without wrappers around it, itself and no copy. InputError for what is no net."""
+    while isinstance(net, nn.Module) and (inner := _inside(net)) is not None:
+        net = inner
+    if isinstance(net, nn.Module):
+        return net
+    hint = program_hint(net) or "pass the net itself, as in convert_model(net)"
+    raise InputError(f"expected a torch.nn.Module, got {type(net).__name__}", where="net", hint=hint)
+
+
+def plain_copy(net: Any) -> nn.Module:
+    """A deep copy of `net` in eval mode, without wrappers anywhere. Raises as `unwrapped`, ModelError if it cannot be
+    copied.
+    """
+    net = unwrapped(net)
+    try:
+        twin: nn.Module = copy.deepcopy(net).eval()
+    except Exception as error:  # the net may hold anything, and its own __deepcopy__ runs
+        hint = "remove what cannot be copied: weight_norm and other computed weights, open files, locks"
+        what = f"it cannot be copied: {str(error).partition(chr(10))[0]}"
+        raise ModelError([Problem("net", what, hint)]) from None
+    for module in list(twin.modules()):
+        for name, child in module._modules.items():
+            if child is not None and _inside(child) is not None:
+                module._modules[name] = unwrapped(child)
+    return twin
+
+
+def submodule(net: nn.Module, path: str) -> nn.Module:
+    """The module of an unwrapped `net` that has this name once all wrappers are away."""
+    for name in path.split(".") if path else ():
+        net = unwrapped(getattr(net, name))
+    return net
+
+
+def _inside(net: nn.Module) -> nn.Module | None:
+    """The net that a wrapper runs; None for a net that is no wrapper."""
+    if isinstance(net, _PARALLEL):
+        return net.module
+    if type(net).__name__ == "OptimizedModule" and type(net).__module__.startswith("torch._dynamo"):
+        compiled: nn.Module = net._modules["_orig_mod"]  # type: ignore[assignment]
+        return compiled
+    return None

@@ -1,0 +1,46 @@
+"""Tensors that a caller gives: what can be made ring elements, checked before anything is shared or sent."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.errors import InputError
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
+    """Ring elements, int64, of a real tensor, scale 2^16.
+
+    limit: the largest |x| allowed; None: what `ring.encode` takes. InputError for anything else.
+    """
+    if not isinstance(x, Tensor):
+        hint = "torch.as_tensor(x, dtype=torch.float32)"
+        raise InputError(f"expected a tensor, got {type(x).__name__}", where=where, hint=hint)
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        kind = "a nested" if x.is_nested else "a quantized" if x.is_quantized else f"a {x.layout}"
+        raise InputError(f"expected a dense tensor, got {kind} one", where=where, hint="x.to_dense(), x.dequantize()")
+    if x.is_meta:
+        raise InputError("expected a tensor with values, got one on the meta device", where=where, hint="give the data")
+    if x.dtype not in _FLOATS:
+        what = f"expected a floating-point tensor, got {x.dtype}"
+        raise InputError(what, where=where, hint="call .float() first")
+    units = ring.encode(x, where=where)
+    if limit is not None and units.numel() and float(x.detach().abs().max()) > limit:
+        # Not how large: this text is told to the other parties.
+        hint = "prepare the data as in training; with a larger limit, values may leave the windows: a wrong result"
+        raise InputError(f"expected values within +-{limit:g}, got a larger one", where=where, hint=hint)
+    return units
+
+
+def check_limit(limit: Any, where: str) -> None:
+    """InputError unless `limit` is None or a positive number."""
+    number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+    if limit is not None and not (number and math.isfinite(limit) and limit > 0):
+        hint = "a positive number, such as the net's input_range, or None"
+        raise InputError(f"limit={limit!r}", where=where, hint=hint)
