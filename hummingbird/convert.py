@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
-from hummingbird.graph import OPS, Step
+from hummingbird.graph import OPS, Step, whole
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc import splines
@@ -64,8 +64,9 @@ def _problems(net: nn.Module, owner: int | None) -> list[Problem]:
 
 def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
-    found = []
-    for step in graph.trace(net, custom=tuple(_custom)):
+    steps = graph.trace(net, custom=tuple(_custom))
+    found = whole.rounded(steps)
+    for step in steps:
         if any(tensor.is_meta for tensor in _tensors(step)):
             hint = "net.to_empty(device='cpu'), then load_state_dict"
             found.append(Problem(step.name, "its weights are on the meta device and have no values", hint))

@@ -351,3 +351,24 @@ def test_the_fast_twin_follows_weights_that_change() -> None:
         before = twin(x)
         net[0].weight.mul_(2)
         assert not torch.equal(twin(x), before) and float((twin(x) - net(x)).abs().max()) < 2**-12
+
+
+ON_WHOLE_NUMBERS = {
+    "hardtanh": (lambda x: F.hardtanh(x.argmax(1, keepdim=True), -1.5, 2.5), True),
+    "avg_pool": (lambda x: F.avg_pool1d(x.argmax(2, keepdim=True) + 1, 1, 1), True),
+    "pad": (lambda x: F.pad(x.argmax(1), (1, 1), value=0.5), True),
+    "relu6": (lambda x: F.relu6(x.argmax(1)), False),
+    "real hardtanh": (lambda x: F.hardtanh(x.argmax(1) * 0.5, -1.5, 0.75), False),
+    "half": (lambda x: x.argmax(1) / 2 + 0.25, False),
+    "sum": (lambda x: x.argmax(1).sum(1, keepdim=True) - 3, False),
+}
+
+
+@pytest.mark.parametrize("case", ON_WHOLE_NUMBERS)
+def test_what_torch_would_round_behind_argmax_is_refused_and_the_rest_is_right(case: str) -> None:
+    function, refused = ON_WHOLE_NUMBERS[case]
+    net, x = Function(function).eval(), torch.randn(3, 4, 5)
+    assert [("whole numbers" in problem.what) for problem in hummingbird.validate_model(net)] == [True] * refused
+    if not refused:
+        got = hummingbird.simulate(net, mode="exact", seed=0)(x)
+        assert float((got - net(x)).abs().max()) < 2**-14

@@ -57,7 +57,9 @@ def _input(a: Attrs, x: Tensor) -> Tensor:
 
 
 def _like(constant: Any, x: Tensor) -> Any:
-    return constant.to(device=x.device, dtype=x.dtype) if isinstance(constant, Tensor) else constant
+    if not isinstance(constant, Tensor):
+        return constant
+    return constant.to(device=x.device, dtype=x.dtype if x.is_floating_point() else constant.dtype)  # argmax: int64
 
 
 def _batch(a: Attrs, x: Tensor) -> None:
