@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 
-HIGHEST = 2.0**12  # what factors aim below, half the range that is promised
+HIGHEST = 2.0**18  # what factors aim below, a quarter of the range that is promised
 LOWEST = 2.0**-6  # and above: a net of zeros shows nothing
 ELEMENTS, COMPARISONS = 70_000, 100_000  # of one operation: seconds, not minutes
 

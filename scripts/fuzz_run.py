@@ -26,6 +26,7 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelE
 from hummingbird.graph import Ref, Step
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor
+from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.planner import Planner
 from hummingbird.twin.exact import Parties
@@ -35,7 +36,7 @@ from scripts.fuzz_make import Recipe, recipe
 
 # README, "Limits": the magnitude below which every value of a net must stay. Exact windows; with other windows the
 # headroom of the recipe takes its place.
-RANGE = 2.0**13
+RANGE = 2.0**FLOOR
 TOLERANCE = 0.01  # of the largest output
 SECONDS = 60  # for one net: a wait without an end is an error, too
 REFUSALS = (ModelError, InputError, ConfigError)
