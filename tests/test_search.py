@@ -44,7 +44,7 @@ def test_with_enough_trials_it_is_brute_force_over_all_assignments() -> None:
         assert instance.table.of(windows) == best == config.provenance["accuracy"], seed
         assert windows in instance.within(level) or windows in instance.uniforms(), seed
         solved, down = solved + 1, down + (0 < level)
-    assert solved > 60 and down > 5 and behind > 5
+    assert solved > 60 and down > 5 and behind > 1
 
 
 def test_with_few_trials_it_is_never_behind_a_uniform_window() -> None:

@@ -142,14 +142,16 @@ class Budgeted:
     # ---------------
 
     def _losses(self, group: Group, choices: Sequence[Choice]) -> list[float]:
-        """The square of what each choice loses: its lower end with all upper bits, its upper end with all lower bits."""
+        """The square of what each choice loses: its lower end with all upper bits, its upper end with all lower
+        bits; an identity, or where the net cannot run an end alone, the choice itself.
+        """
         lower = self._lower(group, sorted({choice.m for choice in choices if choice.windows[0] != IDENTITY}))
 
         def loss(choice: Choice) -> float:
-            if choice.windows[0] == IDENTITY:
-                return self._lost(group, choice.windows) ** 2
-            upper = self._lost(group, self._windows(group, choice.level, 0)) if choice.level else 0.0
-            return lower[choice.m] ** 2 + upper**2
+            whole = choice.windows[0] == IDENTITY
+            upper = self._lost(group, self._windows(group, choice.level, 0)) if choice.level and not whole else 0.0
+            ends = math.inf if whole else lower[choice.m] ** 2 + upper**2
+            return ends if ends < math.inf else self._lost(group, choice.windows) ** 2
 
         return [loss(choice) for choice in choices]
 

@@ -66,7 +66,7 @@ class CachedEvaluator:
         protocol: str = "masked",
         parties: int = 2,
         seed: int = 0,
-        runs: int = 4,
+        runs: int = 2,
         rank: int = 512,
         batch: int = 128,
         memory: int = 2 << 30,

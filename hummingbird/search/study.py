@@ -65,7 +65,7 @@ class Study:
         protocol: str = "masked",
         parties: int = 2,
         seed: int = 0,
-        runs: int = 4,
+        runs: int = 2,
         batch: int = 128,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
