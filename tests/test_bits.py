@@ -166,7 +166,7 @@ def test_names_that_the_net_lacks_are_listed_beside_those_it_has() -> None:
         BitConfig(layers={"relu": EXACT}).check_names([])
 
 
-# Values, not containers ------------------------------------------------------------------------------------------------
+# Values, not containers ---------------------------------------------------------------------------------------------
 
 
 def test_a_config_is_a_value() -> None:
@@ -193,7 +193,8 @@ def test_a_config_is_a_value() -> None:
     for copied in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
         assert copied == config and hash(copied) == hash(config)
     assert BitConfig.from_json(config.to_json()) == config and json.loads(config.to_json())["input_range"] == 2.5
-    assert config.windows == BitConfig(EXACT, {"relu": BitWindow(20, 12)}) and "input_range" not in BitConfig().to_json()
+    assert config.windows == BitConfig(EXACT, {"relu": BitWindow(20, 12)})
+    assert "input_range" not in BitConfig().to_json()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.twin.observe import magnitudes
+from hummingbird.twin.simulate import InputRange
 from hummingbird.twin.windows import traced
 from models import get_model, load_checkpoint
 from tests import parties
@@ -141,8 +142,10 @@ def test_inputs_beyond_the_range_are_told_once() -> None:
         twin(IMAGES * 2)
         with pytest.warns(UserWarning, match=r"inputs reach \|x\| = nan"):
             hummingbird.simulate(NET, config)(IMAGES.clone().fill_(float("nan")))
-    half: Any = hummingbird.simulate(copy.deepcopy(NET).bfloat16(), config)
-    half(IMAGES.bfloat16())  # rounded up, the largest of them is above the bound as it was
+    seen = InputRange(1.001)  # 1 in bfloat16, as are inputs of 1.001
+    seen.see(torch.full((2,), 1.001, dtype=torch.bfloat16))
+    seen = InputRange(0.999)
+    seen.see(torch.full((2,), -0.999, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("windows", sorted(path.name for path in (ROOT / "checkpoints").glob("*.bits.json")))

@@ -145,13 +145,17 @@ class Budgeted:
         """The square of what each choice loses: its lower end with all upper bits, its upper end with all lower
         bits; an identity, or where the net cannot run an end alone, the choice itself.
         """
-        lower = self._lower(group, sorted({choice.m for choice in choices if choice.windows[0] != IDENTITY}))
+        ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
+        lower = self._lower(group, sorted({choice.m for choice in ranked}))
+        levels = {choice.level for choice in ranked} - {0}
+        upper = {0: 0.0} | {level: self._lost(group, self._windows(group, level, 0)) for level in sorted(levels)}
 
         def loss(choice: Choice) -> float:
-            whole = choice.windows[0] == IDENTITY
-            upper = self._lost(group, self._windows(group, choice.level, 0)) if choice.level and not whole else 0.0
-            ends = math.inf if whole else lower[choice.m] ** 2 + upper**2
-            return ends if ends < math.inf else self._lost(group, choice.windows) ** 2
+            if choice.windows[0] != IDENTITY:
+                ends = lower[choice.m] ** 2 + upper[choice.level] ** 2
+                if ends < math.inf:
+                    return ends
+            return self._lost(group, choice.windows) ** 2
 
         return [loss(choice) for choice in choices]
 
