@@ -131,7 +131,7 @@ def test_interrupted_and_resumed_is_undisturbed(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--budgets 8/64 many", "'many' is no budget of bits (at --budget)"),
+        ("--budgets 8/64 many", "'many' is no budget of bits (at --budgets)"),
         ("--budgets 9", "a budget of 9 bits"),
         ("--budgets eco --margin 2", "an accuracy margin of 2"),
         ("--budgets eco --spare 40", "but the shares allow"),

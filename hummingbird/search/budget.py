@@ -15,10 +15,11 @@ def read_budget(text: str, objective: str, where: str = "budget") -> Fraction:
     size, factor = text, 1
     if objective == "bytes" and text[-2:] in _SIZES:
         size, factor = text[:-2], _SIZES[text[-2:]]
-    above, slash, below = size.partition("/")
+    above, *below = size.split("/")
     hint = _HINTS.get(objective, "a number above 0")
     try:
-        budget = Fraction(above) / Fraction(below if slash else 1) * factor
+        (divisor,) = below or ["1"]
+        budget = Fraction(above) / Fraction(divisor) * factor
     except (ValueError, ZeroDivisionError):
         raise ConfigError(f"{text!r} is no budget of {objective}", where=where, hint=hint) from None
     if budget <= 0 or (objective == "bits" and budget > 1):
