@@ -8,16 +8,19 @@ section 4).
 from __future__ import annotations
 
 import json
+import math
 import reprlib
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-bits"
 VERSION = 1
+_DEEPEST = 32  # of provenance: far below what Python's own stack allows
 
 
 @dataclass(frozen=True, order=True)
@@ -58,16 +61,65 @@ class BitWindow:
 EXACT = BitWindow(64, 0)
 
 
+class Frozen(dict[str, Any]):
+    """A dict that cannot change: it is read, compared and written as JSON like any other."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a bit configuration cannot change: make a new one, BitConfig(default, layers, provenance)")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __copy__(self) -> Frozen:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Frozen:
+        return self  # what it holds cannot change either
+
+    def __reduce__(self) -> tuple[type[Frozen], tuple[dict[str, Any]]]:
+        return Frozen, (dict(self),)
+
+
 @dataclass(frozen=True)
 class BitConfig:
-    """A window for every layer that compares: `layers` by qualified name, `default` for the rest.
+    """A window for every layer that compares: `layers` by qualified name, `default` for the rest. A value: it cannot
+    change, and is hashable.
 
-    provenance: how the windows were found (net hash, data, seed, accuracy, command): carried, not interpreted.
+    provenance: how the windows were found (accuracy, seed, command ...). Its `net`, `protocol` and `parties` are
+        compared with what the windows are used for (`check_use`); the rest is carried.
+    input_range: the largest |input| that the windows were made for, None if it is not known.
+    Raises ConfigError for windows that are none, naming the layer, and for what JSON cannot hold.
     """
 
     default: BitWindow = EXACT
     layers: Mapping[str, BitWindow] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    input_range: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, value in (("layers", self.layers), ("provenance", self.provenance)):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"expected a mapping, got {type(value).__name__}", where=what)
+        for where, window in (("default", self.default), *self.layers.items()):
+            if not isinstance(where, str):
+                raise ConfigError(f"a layer's name is a string, got {where!r}", where="layers")
+            if not isinstance(window, BitWindow):
+                pair = isinstance(window, (tuple, list)) and len(window) == 2
+                hint = f"BitWindow({window[0]!r}, {window[1]!r})" if pair else "BitWindow(20, 12) keeps bits 12 to 19"
+                raise ConfigError(f"expected a BitWindow, got {window!r}", where=where, hint=hint)
+        found = self.input_range
+        if found is not None and (isinstance(found, bool) or not isinstance(found, (int, float)) or not _finite(found)):
+            hint = "the largest |input| as a number, 0 or more, or None"
+            raise ConfigError(f"an input range of {found!r}", where="input_range", hint=hint)
+        object.__setattr__(self, "layers", Frozen(self.layers))
+        object.__setattr__(self, "provenance", _frozen(self.provenance, "provenance"))
+
+    def __hash__(self) -> int:
+        return hash((self.default, frozenset(self.layers.items()), self.input_range))
+
+    @property
+    def windows(self) -> BitConfig:
+        """The windows alone, without how they were found and for which inputs."""
+        return BitConfig(self.default, self.layers)
 
     def window(self, name: str) -> BitWindow:
         """The window of a layer; the second call of a reused module, `name#1`, falls back to `name`."""
@@ -84,6 +136,30 @@ class BitConfig:
                 hint=f"layers that compare in this net: {', '.join(known) or 'none'}",
             )
 
+    def check_use(self, net: Callable[[], str], protocol: str, parties: int | None) -> None:
+        """Compare what the windows were found for with what they are used for, as far as provenance tells.
+
+        net: gives the net's fingerprint. parties: None if not known. Raises ConfigError for another net; warns of
+        another protocol or number of parties, under which the same windows prune more, or reach less far.
+        """
+        if "net" in self.provenance and self.provenance["net"] != (own := net()):
+            raise ConfigError(
+                f"windows that were found for net {_short(self.provenance['net'])}, but this is net {own[:16]}",
+                where="bits",
+                hint="load the weights that they were found for, or find windows for these: python -m search.find_bits",
+            )
+        found = self.provenance.get("protocol", protocol), self.provenance.get("parties", parties)
+        # A session of one party computes for itself.
+        if found[0] != protocol or (parties not in (None, 1) and found[1] != parties):
+            used = f"{protocol}" + ("" if parties is None else f" with {parties} parties")
+            options = f"--protocol {protocol}" + ("" if parties is None else f" --parties {parties}")
+            warnings.warn(
+                f"windows that were found for protocol {found[0]} with {found[1]} parties are used for {used}: answers "
+                f"may change. `python -m search.validate --bits FILE {options} --model MODEL --weights FILE --dataset "
+                "NAME` measures how many",
+                stacklevel=4,
+            )
+
     def to_json(self) -> str:
         """The file's text (docs/bit-config.md)."""
         layers = {name: {"k": window.k, "m": window.m} for name, window in sorted(self.layers.items())}
@@ -93,7 +169,8 @@ class BitConfig:
             "version": VERSION,
             "default": default,
             "layers": layers,
-            "provenance": dict(self.provenance),
+            **({} if self.input_range is None else {"input_range": self.input_range}),
+            "provenance": self.provenance,
         }
         return json.dumps(data, indent=2) + "\n"
 
@@ -116,15 +193,16 @@ class BitConfig:
                 where=where,
                 hint="write it again with this release",
             )
-        extra = set(data) - {"format", "version", "default", "layers", "provenance"}
+        extra = set(data) - {"format", "version", "default", "layers", "input_range", "provenance"}
         layers = data.get("layers", {})
         if extra or not isinstance(layers, dict) or not isinstance(data.get("provenance", {}), dict):
             raise ConfigError(f"unknown or malformed keys {sorted(extra) or 'layers, provenance'}", where=where)
-        return cls(
-            default=_window(data.get("default", {"k": 64, "m": 0}), f"{where}: default"),
-            layers={name: _window(value, f"{where}: {name}") for name, value in layers.items()},
-            provenance=data.get("provenance", {}),
-        )
+        default = _window(data.get("default", {"k": 64, "m": 0}), f"{where}: default")
+        windows = {name: _window(value, f"{where}: {name}") for name, value in layers.items()}
+        try:
+            return cls(default, windows, data.get("provenance", {}), data.get("input_range"))
+        except ConfigError as error:
+            raise ConfigError(error.what, where=f"{where}: {error.where}", hint=error.hint) from None
 
     def save(self, path: str | Path) -> None:
         """Write `to_json()` to a file."""
@@ -149,3 +227,29 @@ def _window(value: Any, where: str) -> BitWindow:
         return BitWindow(value["k"], value["m"])
     except ConfigError as error:
         raise ConfigError(error.what, where=where, hint=error.hint) from None
+
+
+def _short(fingerprint: Any) -> str:
+    return str(fingerprint)[:16]
+
+
+def _finite(number: float) -> bool:
+    """Whether it is 0 or more, and a float can hold it."""
+    try:
+        return 0 <= float(number) < math.inf
+    except OverflowError:
+        return False
+
+
+def _frozen(value: Any, where: str, depth: int = 0) -> Any:
+    """JSON values, copied so that they cannot change: dicts `Frozen`, lists as tuples."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if depth == _DEEPEST:
+        raise ConfigError(f"nested deeper than {_DEEPEST}", where=where)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return Frozen({key: _frozen(inner, f"{where}.{key}", depth + 1) for key, inner in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(inner, where, depth + 1) for inner in value)
+    hint = "strings, numbers, None, and lists and dicts (with strings as keys) of them"
+    raise ConfigError(f"JSON has no {type(value).__name__}", where=where, hint=hint)

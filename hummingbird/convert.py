@@ -119,10 +119,12 @@ def convert_model(
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
         reduced-ring ReLU, whose comparison is computed by the parties on dealt triples. Both trust the dealer not to
         collude with a party.
-    Raises ModelError with all problems, ConfigError for bits that name no layer of the net, AgreementError if, after
-    `init`, the parties differ.
+    Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
+    net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of
+    bits that were found for another protocol or number of parties.
     """
-    private = build(net, bits, weights, protocol)
+    parties = sessions.current().parties if sessions.is_initialized() else None
+    private = build(net, bits, weights, protocol, parties)
     if sessions.is_initialized():
         private.prepare()
     return private
@@ -133,8 +135,9 @@ def build(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     weights: str | int = "public",
     protocol: str = "masked",
+    parties: int | None = None,
 ) -> PrivateNet:
-    """`convert_model` without a word to the other parties."""
+    """`convert_model` without a word to the other parties; parties: how many there will be, None if not known."""
     config = _config(bits)
     owner = _owner(weights)
     if protocol not in PROTOCOLS:
@@ -153,13 +156,15 @@ def build(
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'
         raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
     config.check_names([step.name for step in steps if step.op in _COMPARING])
+    if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
+        config.check_use(lambda: graph.fingerprint(steps), protocol, parties)
     plan = Planner(_builder(protocol, config, owner), protocol).plan(steps)
     facts = {
         "architecture": graph.fingerprint([_bare(step) for step in steps], weights=False),
         "net": graph.fingerprint(
             [_bare(step) for step in steps] if owner is not None else steps, weights=owner is None
         ),
-        "bits": " ".join(BitConfig(config.default, config.layers).to_json().split()),
+        "bits": " ".join(config.windows.to_json().split()),
         "plan": digest(plan),
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",

@@ -67,10 +67,13 @@ def deal(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> Any:
     """The private net that --model, --bits, --protocol and --private-weights describe."""
+    from hummingbird.bits import BitConfig
     from hummingbird.convert import convert_model
 
     weights = 0 if args.private_weights else "public"
-    return convert_model(build(args), bits=args.bits, weights=weights, protocol=args.protocol)
+    # The net of the command line has no trained weights, so that the windows are for another one.
+    bits = BitConfig.load(args.bits).windows if args.bits else None
+    return convert_model(build(args), bits=bits, weights=weights, protocol=args.protocol)
 
 
 def build(args: argparse.Namespace) -> nn.Module:

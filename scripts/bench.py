@@ -27,6 +27,7 @@ from hummingbird.bits import BitConfig
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.table import text_table
 from scripts.contest import BESIDE, PARTS, Sample, store_of, window_of
+from scripts.files import check_outputs
 from scripts.link import Link, obstacle, places
 from scripts.party import ROOT, launch, machine, run_party
 from scripts.plot import draw
@@ -272,6 +273,7 @@ def main(
             raise InputError("at least one run", where="--repeats")
         if not all(0 <= milliseconds < math.inf for milliseconds in args.rtt):
             raise InputError("a round trip takes 0 ms or more", where="--rtt")
+        check_outputs(args)
         rows = contest(args)
         if args.json:
             args.json.write_text(json.dumps(rows, indent=2) + "\n")

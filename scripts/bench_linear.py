@@ -30,7 +30,9 @@ from hummingbird import graph, ring
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from models import MODELS, get_model
+from scripts.files import check_outputs
 from scripts.party import machine
+from scripts.program import end
 
 TORCHVISION = ("mobilenet_v2", "resnet18_imagenet", "resnet50_imagenet")  # 224 x 224
 
@@ -122,6 +124,7 @@ def main() -> None:
     p.add_argument("--no-torch", action="store_true", help="leave torch's own int64 products out")
     p.add_argument("--json", type=Path, help="write the rows to a file")
     args = p.parse_args()
+    check_outputs(args)
     torch.set_num_threads(1)
     heap.keep()  # as in a session
     runs = [
@@ -171,4 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(end(main, lambda: "interrupted: nothing was written"))

@@ -11,6 +11,7 @@ import argparse
 import atexit
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ from hummingbird.mpc._crypten import MPCTensor, crypten
 from hummingbird.wire import meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load
+from scripts.files import check_outputs
+from scripts.program import end
 
 
 def _watch() -> None:
@@ -146,6 +149,7 @@ def main() -> None:
     p.add_argument("--batch", type=int, default=100)
     p.add_argument("--json", type=Path)
     args = p.parse_args()
+    check_outputs(args)
     rank = start()
     net = get_model(args.model, DATASETS[args.dataset].classes).eval()
     if args.checkpoint:
@@ -186,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(end(main, lambda: "interrupted: nothing was written"))

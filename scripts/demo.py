@@ -17,6 +17,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 
 from hummingbird.errors import HummingbirdError
 from hummingbird.table import text_table
+from scripts.files import check_outputs
 from scripts.party import ROOT, torchrun
 
 NET = ["--model", "digits", "--checkpoint", str(ROOT / "checkpoints" / "digits.pt")]
@@ -33,6 +34,7 @@ def main() -> None:
     p.add_argument("--images", type=int, default=500, help="how many of the 500 test images (default: all)")
     p.add_argument("--json", type=Path, help="write the figures to a file")
     args = p.parse_args()
+    check_outputs(args)
     started = time.perf_counter()
     print(
         f"Private inference of {args.images} handwritten digits by two parties, each a process on this machine.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,14 @@ def check_writable(path: Path, where: str) -> None:
         raise InputError(f"{path} is a folder", where=where, hint="name a file in it")
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path.parent} cannot be written", where=where, hint="name a file in another folder")
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """`check_writable` of --out, --json and --plot, those of them that are options of a program and given."""
+    for name in ("out", "json", "plot"):
+        path = getattr(args, name, None)
+        if path is not None:
+            check_writable(path, f"--{name}")
 
 
 def _beside(path: Path, suffix: str) -> Path:

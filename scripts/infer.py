@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire.meter import Meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load
+from scripts.files import check_outputs
 from scripts.party import add_session_arguments, run_party, session_options
 
 
@@ -81,6 +83,8 @@ def main() -> None:
     args = parser().parse_args()
     if args.batch < 1 or (args.images is not None and args.images < 1):
         raise InputError("--batch and --images must be at least 1")
+    if os.environ.get("RANK", "0") == "0":  # the party that writes
+        check_outputs(args)
     session = sessions.init(**session_options(args))
     owner = int(args.weights) if args.weights.isdigit() else None
     data = DATASETS[args.dataset]

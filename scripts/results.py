@@ -31,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird.bits import BitConfig
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts import results_lookup, results_page
 from scripts.data import DATASETS, load
@@ -134,7 +136,7 @@ def uniform_row(case: Case, width: int, args: argparse.Namespace) -> Row:
     net, provenance = case.net("exact"), case.bits(f"{width}/64").provenance
     images, labels = load(case.dataset, provenance["split"], args.data)
     samples = int(provenance["samples"])
-    window = uniform_window(net, images[:samples], labels[:samples], width)
+    window = uniform_window(Study(net, images[:samples], labels[:samples]), Fraction(width, 64))
     row = accuracy_row(case, f"uniform {width}/64", BitConfig(window), args.repeats, of="exact")
     return {**row, "window": str(window)}
 
@@ -147,7 +149,7 @@ def search_row(case: Case, setting: str) -> Row:
         "kind": "search",
         "net": case.stem,
         "setting": setting,
-        **{key: said.get(key) for key in ("samples", "seconds", "evaluations", "nodes", "budget", "cost", "accuracy")},
+        **{key: said.get(key) for key in ("samples", "seconds", "evaluations", "budget", "cost", "accuracy")},
         "groups": len(said.get("groups", ())),
         "command": said.get("command"),
         "windows": " ".join(f"{name}={window.k}:{window.m}" for name, window in bits.layers.items()),

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
 from hummingbird.ring import SCALE
 from hummingbird.search import Objective, Progress
+from hummingbird.search.budget import read_budget
 from hummingbird.search.study import OBJECTIVES, Study
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
@@ -48,7 +47,6 @@ _EPILOG = """examples:
 A search keeps its answers in OUT.state. After Ctrl-C or a kill the same command with --resume ends as it would have.
 docs/bit-config.md describes OUT; scripts/infer.py and convert_model take it with --bits and bits=.
 """
-_SIZES = {"kB": 1000, "MB": 1000_000}
 _PAID = {
     "bits": "of the bits of all comparisons",
     "bytes": "sent by comparing layers, per party and image",
@@ -89,21 +87,6 @@ def parser() -> argparse.ArgumentParser:
         help="bytes, seconds: images that share rounds and headers (default: %(default)s)",
     )
     return made
-
-
-def parse_budget(text: str, objective: str) -> Fraction:
-    """A budget in the objective's unit. ConfigError for what is no number, not above 0, or above 1 in bits."""
-    hint = {"bits": "a fraction of 64 bits, such as 8/64", "bytes": "such as 120kB or 1.5MB", "seconds": "such as 0.05"}
-    size, factor = text, 1
-    if objective == "bytes" and text[-2:] in _SIZES:
-        size, factor = text[:-2], _SIZES[text[-2:]]
-    try:
-        budget = Fraction(size) * factor
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"{text!r} is no budget of {objective}", where="--budget", hint=hint[objective]) from None
-    if budget <= 0 or (objective == "bits" and budget > 1):
-        raise ConfigError(f"a budget of {text} {objective}", where="--budget", hint=hint[objective])
-    return budget
 
 
 def shown(objective: str, price: float) -> str:
@@ -151,14 +134,14 @@ def open_study(args: argparse.Namespace, net: nn.Module, images: Tensor, labels:
 
 @contextmanager
 def search_bar(what: str, objective: str) -> Iterator[Callable[[Progress], None]]:
-    """A bar for a search of unknown length: windows tried, prefixes entered, the best assignment and its cost."""
+    """A bar for a search of unknown length: windows tried, the best assignment and its cost."""
     with tqdm(desc=what, unit="window", mininterval=1, leave=False) as bar:
 
         def tell(progress: Progress) -> None:
             best: dict[str, str] = {}
             if progress.accuracy is not None and progress.price is not None:
                 best = {"best": f"{100 * progress.accuracy:.2f}%", "cost": shown(objective, progress.price)}
-            bar.set_postfix(nodes=progress.nodes, **best, refresh=False)
+            bar.set_postfix(**best, refresh=False)
             _advance(bar, progress.evaluations)
 
         yield tell
@@ -192,18 +175,24 @@ def layer_table(study: Study, config: BitConfig) -> str:
     return text_table(head, rows)
 
 
-def summary(study: Study, config: BitConfig, objective: Objective, costs: tuple[Cost, Cost], seconds: float) -> str:
+def summary(study: Study, config: BitConfig, objective: Objective, costs: tuple[Cost, Cost]) -> str:
     """What was found, in lines: accuracies, budget and cost, the wire, the search; costs: exact, with windows."""
     said = config.provenance
     exact, cheap = (f"{cost.bits / 8e3:,.2f} kB in {cost.rounds} rounds" for cost in costs)
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
-    lines = (
+    lines = [
         ("accuracy", f"exact {100 * said['exact_accuracy']:.2f} %, with windows {100 * said['accuracy']:.2f} %"),
         ("", f"of {said['samples']} images of the {said['split']} split{_agreeing(said)}"),
         ("budget", f"{budget}, cost {shown(objective.name, said['cost'])} {_PAID[objective.name]}"),
         ("online", f"exact {exact}, with windows {cheap} (per party, one image, whole net)"),
-        ("search", f"{seconds:.1f} s, {said['evaluations']} windows tried, {said['nodes']} nodes"),
-    )
+        ("search", f"{said['seconds']:.1f} s, {said['evaluations']} windows tried"),
+    ]
+    if uniform := said.get("uniform"):
+        kept = f"{100 * uniform['accuracy']:.2f} % by the same criterion"
+        lines.append(("uniform", f"[{uniform['k']}:{uniform['m']}), the best window for all layers: {kept}"))
+    if below := said["below_range"]:
+        why = "no windows found that hold all values seen keep as many answers as the best uniform window"
+        lines.append(("forced", f"k below the largest |x| in {', '.join(below)}: within the budget, {why}"))
     return "\n".join(f"{what:10}{text}" for what, text in lines)
 
 
@@ -213,13 +202,12 @@ def _agreeing(said: Mapping[str, Any]) -> str:
 
 def run(args: argparse.Namespace, command: str) -> None:
     """Search, write the windows, and print what was found."""
-    limit = None if args.budget is None else parse_budget(args.budget, args.objective)
+    limit = None if args.budget is None else read_budget(args.budget, args.objective, "--budget")
     check_writable(args.out, "--out")
     if args.plot:
         plots.check(args.plot, "--plot")
     state = state_of(args.out)
     check_states([state], args.resume)
-    started = time.perf_counter()
     net, images, labels = load_net_and_images(args)
     study = open_study(args, net, images, labels)
     link = {"bandwidth": args.bandwidth, "rtt": args.rtt, "images": args.batch_images}
@@ -240,12 +228,11 @@ def run(args: argparse.Namespace, command: str) -> None:
         raise
     write_together({args.out: config.to_json().encode()})
     state.unlink()
-    seconds = time.perf_counter() - started
     if args.plot:
         plots.draw_windows(study.layers, config, args.plot)
     shape = study.searched.image_shape
     costs = online(net, BitConfig(), args, shape), online(net, config, args, shape)
-    print(f"{layer_table(study, config)}\n\n{summary(study, config, objective, costs, seconds)}")
+    print(f"{layer_table(study, config)}\n\n{summary(study, config, objective, costs)}")
     print(f"saved {args.out}" + (f" and {args.plot}" if args.plot else ""))
 
 

@@ -28,8 +28,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import hummingbird
+from hummingbird import graph
 from hummingbird.bits import BitConfig
 from hummingbird.errors import InputError
+from hummingbird.twin.windows import traced
 from hummingbird.version import VERSION
 from scripts.data import DATASETS, load
 from scripts.files import check_writable, write_together
@@ -65,7 +67,8 @@ class Epoch:
 class Judge:
     """The accuracy of weights with windows (`bits`; None: exact), in a net of its own: in eval mode, in float32.
 
-    The same seed for all: differences are those of the weights.
+    Windows alone: the weights are no longer those that they were found for. The same seed for all: differences are
+    those of the weights.
     """
 
     def __init__(self, net: nn.Module, args: argparse.Namespace) -> None:
@@ -74,11 +77,19 @@ class Judge:
     def accuracy(self, weights: bytes, bits: BitConfig | None, images: Tensor, labels: Tensor) -> float:
         """The share of images (N, C, H, W) that weights, the content of a file, put at labels (N,)."""
         args = self._args
-        self._net.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
+        self._load(weights)
         if bits is None:
             return evaluate(self._net, images, labels)
-        twin = hummingbird.simulate(self._net, bits, args.protocol, args.parties, seed=args.seed)
+        twin = hummingbird.simulate(self._net, bits.windows, args.protocol, args.parties, seed=args.seed)
         return evaluate(twin, images, labels)
+
+    def fingerprint(self, weights: bytes) -> str:
+        """Of the net with these weights, as `BitConfig.check_use` compares it."""
+        self._load(weights)
+        return graph.fingerprint(traced(self._net))
+
+    def _load(self, weights: bytes) -> None:
+        self._net.load_state_dict(torch.load(io.BytesIO(weights), weights_only=True))
 
 
 class Tuning:
@@ -113,6 +124,7 @@ class Tuning:
         args, best = self.args, self.best
         digest = hashlib.sha256(best.weights).hexdigest()
         finetuning: dict[str, Any] = {
+            "from_net": self.config.provenance.get("net"),
             "from_weights_sha256": hashlib.sha256(args.weights.read_bytes()).hexdigest(),
             "weights_sha256": digest,
             "epochs": best.number,
@@ -128,8 +140,9 @@ class Tuning:
             "command": command,
             "versions": {"hummingbird": VERSION, "torch": torch.__version__},
         }
-        provenance = {**self.config.provenance, "finetuning": finetuning}
-        windows = BitConfig(self.config.default, self.config.layers, provenance)
+        trained_with = {"net": self.judge.fingerprint(best.weights), "protocol": args.protocol, "parties": args.parties}
+        provenance = {**self.config.provenance, **trained_with, "finetuning": finetuning}
+        windows = BitConfig(self.config.default, self.config.layers, provenance, self.config.input_range)
         write_together({args.out: best.weights, windows_beside(args.out): windows.to_json().encode()})
         return f"saved epoch {best.number}: {args.out} sha256 {digest} and {windows_beside(args.out)}"
 
@@ -163,7 +176,7 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--patience", type=int, default=2, help="stop after so many epochs without a better one (default: %(default)s)"
     )
-    add_net_arguments(made, samples=None)
+    add_net_arguments(made)
     return made
 
 
@@ -178,7 +191,8 @@ def run(args: argparse.Namespace, command: str, said: list[str]) -> None:
     check_writable(args.out, "--out")
     config = BitConfig.load(args.bits)
     net, *held = load_net_and_images(args)
-    twin = hummingbird.simulate(net, config, args.protocol, args.parties, clamp=args.clamp)
+    hummingbird.simulate(net, config, args.protocol, args.parties)  # says at once if the windows are another net's
+    twin = hummingbird.simulate(net, config.windows, args.protocol, args.parties, clamp=args.clamp)
     images, labels = load(args.dataset, "train", args.data)
     test = load(args.dataset, "test", args.data) if args.test else None
     tuning = Tuning(net, config, args, (held[0], held[1]))

@@ -8,28 +8,26 @@ measured on the same images with the same random numbers: what the search gains 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import sys
-import time
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.search import Group
+from hummingbird.search.budget import read_budget
 from hummingbird.search.study import Study
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
 from scripts.party import machine
 from scripts.program import command_of, end
 from search import plots
-from search.find_bits import check_states, interrupted, online, open_study, origin, parse_budget, search_bar, state_of
+from search.find_bits import check_states, interrupted, online, open_study, origin, search_bar, state_of
 from search.options import add_net_arguments, add_search_arguments, load_net_and_images, search_options
 
 _EPILOG = """examples:
@@ -75,20 +73,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def uniform(study: Study, width: int, **options: Any) -> BitConfig:
-    """The most accurate window of `width` bits for all layers, of every k that the net allows: a search with one group.
-
-    options: state, progress and provenance of `Study.search`. ConfigError for a width that no window of the net has.
-    """
-    together = copy.copy(study)  # shares what was measured
-    together.groups = [Group("all", tuple(study.layers))]
-    options |= {"margin": 1.0, "widths": (width,), "reach": 64, "thrifty": True}  # at any loss, and nothing is left
-    return together.search(Fraction(width, 64), **options)
-
-
-def uniform_window(net: nn.Module, images: Tensor, labels: Tensor, width: int) -> BitWindow:
-    """The window of `uniform` for a trained net, from images (N, ...) and labels int64 (N,); errors of `Study`."""
-    return next(iter(uniform(Study(net, images, labels), width).layers.values()))
+def uniform_window(study: Study, budget: Fraction) -> BitWindow:
+    """The best single window for all layers; errors of `Study.search`."""
+    return next(iter(study.search(budget, uniform=True).layers.values()))
 
 
 class Frontier:
@@ -108,7 +95,7 @@ class Frontier:
 
     def row(self, how: str, budget: str) -> Row:
         """Search, write the windows, and say what they are worth; or why there are none within the budget."""
-        out, started = file_of(self.args.out_folder, how, budget), time.perf_counter()
+        out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
         try:
             with search_bar(out.stem, "bits") as tell:
@@ -127,7 +114,7 @@ class Frontier:
             "online_kilobytes_per_image": cost.bits / 8e3,
             "rounds": cost.rounds,
             "windows_tried": said["evaluations"],
-            "seconds": None if self.args.resume else time.perf_counter() - started,
+            "seconds": said["seconds"],
             "file": out.name,
             **self.facts,
         }
@@ -136,12 +123,18 @@ class Frontier:
         provenance = origin(self.args, self.command)
         if budget == "exact":
             return BitConfig(
-                provenance={**provenance, "how": "exact", "accuracy": self.exact, "cost": 1.0, "evaluations": 1}
+                provenance={
+                    **provenance,
+                    "how": "exact",
+                    "accuracy": self.exact,
+                    "cost": 1.0,
+                    "evaluations": 1,
+                    "seconds": 0.0,
+                }
             )
-        if how == "uniform":
-            return uniform(self.study, int(64 * parse_budget(budget, "bits")), provenance=provenance, **options)
-        limit = None if budget == "eco" else parse_budget(budget, "bits")
-        return self.study.search(limit, provenance=provenance, **options, **search_options(self.args))
+        limit = None if budget == "eco" else read_budget(budget, "bits", "--budgets")
+        options |= {"provenance": provenance, "uniform": how == "uniform"}
+        return self.study.search(limit, **options, **search_options(self.args))
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:
@@ -159,8 +152,7 @@ def table(rows: Sequence[Row]) -> str:
             continue
         lost = row["exact_accuracy_percent"] - row["accuracy_percent"]
         figures = [f"{row[key]:.2f}" for key in ("bits_per_comparison", "online_kilobytes_per_image")]
-        seconds = "-" if row["seconds"] is None else f"{row['seconds']:.1f}"
-        last = (f"{row['rounds']}", f"{row['windows_tried']}", seconds)
+        last = (f"{row['rounds']}", f"{row['windows_tried']}", f"{row['seconds']:.1f}")
         where = (row["budget"], row["windows"], row["file"])
         lines.append((*where, f"{row['accuracy_percent']:.2f}", f"{lost:.2f}", *figures, *last))
     return "\n".join([text_table(head, lines, left=3), *_reasons(rows)])
@@ -196,7 +188,7 @@ def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
     budgets = list(dict.fromkeys(args.budgets))
     numbers = [budget for budget in budgets if budget not in _WORDS]
     for budget in numbers:
-        parse_budget(budget, "bits")
+        read_budget(budget, "bits", "--budgets")
     return [("searched", budget) for budget in budgets] + [("uniform", budget) for budget in numbers if args.uniform]
 
 

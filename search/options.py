@@ -17,8 +17,8 @@ from scripts.data import SPLITS, load
 from scripts.net import add_model_arguments, build, place, read_weights
 
 
-def add_net_arguments(parser: argparse.ArgumentParser, *, samples: int | None = 1024) -> None:
-    """--model to --seed; `samples`: how many images by default, None for all of the split."""
+def add_net_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model to --seed."""
     group = parser.add_argument_group("net and images")
     add_model_arguments(group)
     group.add_argument("--weights", required=True, type=Path, metavar="FILE", help="its trained weights")
@@ -31,9 +31,8 @@ def add_net_arguments(parser: argparse.ArgumentParser, *, samples: int | None = 
     group.add_argument(
         "--samples",
         type=int,
-        default=samples,
         metavar="N",
-        help=f"the first N images of the split (default: {samples or 'all'})",
+        help="the first N images of the split (default: all)",
     )
     group.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     group = parser.add_argument_group("private inference")
@@ -49,7 +48,7 @@ def load_net_and_images(args: argparse.Namespace) -> tuple[nn.Module, Tensor, Te
     there, and for numbers out of range; what `scripts.data.load` raises.
     """
     if args.samples is not None and args.samples < 1:
-        raise InputError(f"{args.samples} images", where="--samples", hint="1 or more; 1024 is a good start")
+        raise InputError(f"{args.samples} images", where="--samples", hint="1 or more")
     if args.parties < 2 or not 0 <= args.seed < 2**63:
         hint = "2 parties or more, and a seed from 0 to 2^63 - 1"
         raise InputError(f"--parties {args.parties} --seed {args.seed}", where="private inference", hint=hint)
@@ -92,18 +91,33 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="eco: bits kept above the largest magnitude (default: %(default)s)",
     )
     group.add_argument(
-        "--widths",
-        type=int,
-        nargs="+",
-        metavar="BITS",
-        help="numbers of bits that windows may keep, 0 for no ReLU: fewer are searched faster (default: all)",
+        "--headroom",
+        type=float,
+        default=0.25,
+        metavar="PART",
+        help="budget: how much larger than the largest value seen the values may be that a window holds, unless the "
+        "budget forces k down (default: %(default)s)",
     )
     group.add_argument(
         "--reach",
         type=int,
-        default=4,
+        default=2,
         metavar="BITS",
-        help="how far below the largest magnitude k is tried (default: %(default)s)",
+        help="how far below the range seen a budget may force k (default: %(default)s)",
+    )
+    group.add_argument(
+        "--widths",
+        type=int,
+        nargs="+",
+        metavar="BITS",
+        help="numbers of bits that the widest window of a group may keep, 0 for no ReLU (default: all)",
+    )
+    group.add_argument(
+        "--trials",
+        type=int,
+        default=4,
+        metavar="N",
+        help="how many assignments are tried with all images (default: %(default)s)",
     )
     group.add_argument(
         "--thrifty", action="store_true", help="keep what is left of a budget instead of widening windows with it"
@@ -113,7 +127,8 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
     """The values of --margin to --thrifty as `Study.search` takes them."""
-    return {key: getattr(args, key) for key in ("margin", "spare", "widths", "reach", "thrifty")}
+    names = ("margin", "spare", "headroom", "reach", "widths", "trials", "thrifty")
+    return {key: getattr(args, key) for key in names}
 
 
 def grouping(words: Sequence[str]) -> str | dict[str, list[str]]:

@@ -25,12 +25,12 @@ from tqdm import tqdm
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.prf import PRFS
 from hummingbird.pir.price import Price, Speed, pareto
+from hummingbird.search.budget import read_budget
 from hummingbird.table import text_table
 from scripts.files import check_writable, write_together
 from scripts.party import machine
 from scripts.program import command_of, end
 from search import pir_plots, plots
-from search.find_bits import parse_budget
 from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
 from search.pir_grid import COMPANIONS, KINDS, Profile, Recipe, found, recipes, share_dropped
 from search.pir_speed import measure
@@ -97,8 +97,8 @@ class Search:
     def __init__(self, application: Application, speed: Speed, args: argparse.Namespace) -> None:
         self.application, self.speed, self.clients = application, speed, args.clients
         self.profile = Profile(application.accesses, application.rows)
-        self.most_bytes = float(parse_budget(args.budget_bytes, "bytes"))
-        self.most_seconds = float(parse_budget(args.budget_seconds, "seconds"))
+        self.most_bytes = float(read_budget(args.budget_bytes, "bytes", "--budget-bytes"))
+        self.most_seconds = float(read_budget(args.budget_seconds, "seconds", "--budget-seconds"))
 
     def price(self, recipe: Recipe) -> Price:
         """Of one inference."""
@@ -191,7 +191,7 @@ def run(args: argparse.Namespace, command: str) -> None:
     if min(args.samples, args.screen, args.clients) < 1:
         raise InputError("a number below 1", where="--samples, --screen, --clients", hint="all are 1 or more")
     for limit, objective in ((args.budget_bytes, "bytes"), (args.budget_seconds, "seconds")):
-        parse_budget(limit, objective)
+        read_budget(limit, objective, f"--budget-{objective}")
     for path, option in ((args.json, "--json"), (args.plan, "--plan")):
         if path:
             check_writable(path, option)

@@ -6,6 +6,8 @@ the same images, so that its error is smaller: with b predictions turned from ri
 correlated proportions", 1947). Comparisons with m > 0 prune by chance (HummingBird, section 4): R runs with different
 seeds have a mean with a standard error of s / sqrt(R), s their standard deviation.
 
+Images beyond the range that the windows were made for (`input_range`) are told: their values may leave the windows.
+
 A sign is right as long as |x| < 2^(k-1), in ring units (2^16 is one). A layer's margin is log2(2^(k-1) / largest |x|),
 of x compared with the windows in place.
 """
@@ -85,9 +87,10 @@ class Room:
 
 
 def outcome(net: nn.Module, config: BitConfig, images: Tensor, labels: Tensor, args: argparse.Namespace) -> Outcome:
-    """Predictions of the net, and of `args.repeat` twins of different seeds, with tqdm's bar."""
+    """Predictions of the net, and of `args.repeat` twins of different seeds, with tqdm's bar. Errors of `simulate`."""
+    hummingbird.simulate(net, config, args.protocol, args.parties)  # warns of another protocol
     runs = [
-        hummingbird.simulate(net, config, args.protocol, args.parties, seed=args.seed + run)
+        hummingbird.simulate(net, config.windows, args.protocol, args.parties, seed=args.seed + run)
         for run in range(args.repeat)
     ]
     bar = tqdm([net, *runs], desc="runs", unit="run", leave=False)
@@ -124,6 +127,16 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
             warning = f"{bits:.2f} bits from |x| = {seen:.4g} to the window's {limit:g}: other images may leave it"
         found.append(Room(name, window.k, window.m, seen, limit, bits, warning))
     return found
+
+
+def beyond(images: Tensor, config: BitConfig) -> str:
+    """A warning if images (N, ...) leave the range that the windows were made for, else ""."""
+    most = config.input_range
+    sizes = images.flatten(1).abs().amax(1)
+    if most is None or not (far := int((sizes > most).sum())):
+        return ""
+    reach = f"|x| reaches {float(sizes.max()):.4g}, beyond the {most:.4g} that the windows were made for"
+    return f"{far} of {len(images)} images: {reach}"
 
 
 def show(result: Outcome, found: Sequence[Room], images: str) -> None:
@@ -164,7 +177,7 @@ def parser() -> argparse.ArgumentParser:
         "--margin", type=float, default=0.5, help="warn below so many bits, where m = 0 (default: %(default)s)"
     )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures, a row for each layer")
-    add_net_arguments(made, samples=None)
+    add_net_arguments(made)
     return made
 
 
@@ -181,7 +194,7 @@ def run(args: argparse.Namespace) -> None:
         largest = magnitudes(
             net,
             images,
-            config,
+            config.windows,
             protocol=args.protocol,
             parties=args.parties,
             seed=args.seed,
@@ -189,8 +202,11 @@ def run(args: argparse.Namespace) -> None:
         )
     found = rooms(largest, config, args.margin)
     show(result, found, f"{args.dataset} {args.split}")
+    if warning := beyond(images, config):
+        print(f"warning: {warning}")
     if args.json is not None:
         labelled = {key: getattr(args, key) for key in ("model", "dataset", "split", "protocol", "parties", "seed")}
+        labelled |= {"input_range": config.input_range, "largest_input": float(images.abs().max())}
         rows = [{**labelled, **asdict(result), **asdict(room), **machine()} for room in found]
         write_together({args.json: (json.dumps(rows, indent=2) + "\n").encode()})
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import operator
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +164,79 @@ def test_names_that_the_net_lacks_are_listed_beside_those_it_has() -> None:
         BitConfig(layers={"relu#2": EXACT}).check_names(["relu", "relu#1"])
     with pytest.raises(ConfigError, match="none"):
         BitConfig(layers={"relu": EXACT}).check_names([])
+
+
+# Values, not containers ---------------------------------------------------------------------------------------------
+
+
+def test_a_config_is_a_value() -> None:
+    layers, told = {"relu": BitWindow(20, 12)}, {"seed": 1, "groups": {"all": ["relu"]}}
+    config = BitConfig(EXACT, layers, told, 2.5)
+    layers["relu"], told["seed"] = EXACT, 2
+    assert config.window("relu") == BitWindow(20, 12) and config.provenance["seed"] == 1
+    same = BitConfig(EXACT, {"relu": BitWindow(20, 12)}, {"seed": 1, "groups": {"all": ["relu"]}}, 2.5)
+    assert config == same and hash(config) == hash(same) and len({config, same, config.windows}) == 2
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(config, "default", EXACT),
+        lambda: operator.setitem(config.layers, "relu", EXACT),  # type: ignore[call-overload]
+        lambda: operator.delitem(config.layers, "relu"),  # type: ignore[call-overload]
+        lambda: config.layers.update(relu=EXACT),  # type: ignore[attr-defined]
+        lambda: config.layers.clear(),  # type: ignore[attr-defined]
+        lambda: operator.setitem(config.provenance["groups"], "all", ()),
+        lambda: config.provenance["groups"]["all"].append("other"),
+        lambda: operator.ior(config.provenance, {"seed": 3}),
+    ]
+    for change in changes:
+        with pytest.raises((AttributeError, TypeError)):
+            change()
+    assert config == same
+    for copied in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert copied == config and hash(copied) == hash(config)
+    assert BitConfig.from_json(config.to_json()) == config and json.loads(config.to_json())["input_range"] == 2.5
+    assert config.windows == BitConfig(EXACT, {"relu": BitWindow(20, 12)})
+    assert "input_range" not in BitConfig().to_json()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "what"),
+    [
+        ({"layers": {"1": (20, 12)}}, "1", r"expected a BitWindow, got \(20, 12\)"),
+        ({"layers": {"1": None}}, "1", "expected a BitWindow, got None"),
+        ({"layers": {1: EXACT}}, "layers", "a layer's name is a string, got 1"),
+        ({"layers": [("1", EXACT)]}, "layers", "expected a mapping, got list"),
+        ({"default": 20}, "default", "expected a BitWindow, got 20"),
+        ({"provenance": {"net": object()}}, "provenance.net", "JSON has no object"),
+        ({"provenance": {"a": {1: 2}}}, "provenance.a", "JSON has no dict"),
+        ({"provenance": "by hand"}, "provenance", "expected a mapping, got str"),
+        ({"input_range": -1.0}, "input_range", "an input range of -1.0"),
+        ({"input_range": float("nan")}, "input_range", "an input range of nan"),
+        ({"input_range": True}, "input_range", "an input range of True"),
+        ({"input_range": "2"}, "input_range", "an input range of '2'"),
+        ({"input_range": 10**400}, "input_range", "an input range of 1000"),
+    ],
+)
+def test_what_is_no_config_is_refused_where_it_is_made(arguments: Any, where: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as caught:
+        BitConfig(**arguments)
+    assert caught.value.where == where
+    if "1" in arguments.get("layers", {}) and arguments["layers"]["1"]:
+        assert caught.value.hint == "BitWindow(20, 12)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"format": "hummingbird-bits", "version": 1, "input_range": "2"}',
+        '{"format": "hummingbird-bits", "version": 1, "input_range": -2}',
+        '{"format": "hummingbird-bits", "version": 1, "input_range": Infinity}',
+        '{"format": "hummingbird-bits", "version": 1, "input_range": 1e999}',
+        '{"format": "hummingbird-bits", "version": 1, "provenance": {"a": ' + "[" * 40 + "]" * 40 + "}}",
+        '{"format": "hummingbird-bits", "version": 1, "provenance": ' + '{"a": ' * 40 + "1" + "}" * 41,
+        "[" * 100_000,
+        '{"a": ' * 100_000,
+    ],
+)
+def test_files_that_no_config_can_be_of_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BitConfig.from_json(text, where="bits.json")
+    assert "bits.json" in caught.value.where

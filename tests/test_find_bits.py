@@ -22,10 +22,11 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.search import ComparingLayer
+from hummingbird.search.budget import read_budget
 from hummingbird.search.cached import CachedEvaluator
 from models import get_model, load_checkpoint
 from search import options, plots
-from search.find_bits import main, parse_budget, parser, state_of
+from search.find_bits import main, parser, state_of
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ROOT / "checkpoints" / "digits.pt"
@@ -50,16 +51,23 @@ def comparing_costs(config: BitConfig, images: int) -> list[Any]:
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, last: int) -> Callable[[], None]:
     """Ctrl-C at the evaluator's n-th question; returns what undoes it."""
-    asked, answer = [0], CachedEvaluator.accuracy
+    asked, answers = [0], {name: getattr(CachedEvaluator, name) for name in ("coarse", "full")}
 
-    def accuracy(self: CachedEvaluator, *question: Any) -> list[float]:
-        asked[0] += 1
-        if asked[0] == last:
-            raise KeyboardInterrupt
-        return answer(self, *question)
+    def asking(name: str) -> Callable[..., Any]:
+        def ask(self: CachedEvaluator, *question: Any) -> Any:
+            asked[0] += 1
+            if asked[0] == last:
+                raise KeyboardInterrupt
+            return answers[name](self, *question)
 
-    monkeypatch.setattr(CachedEvaluator, "accuracy", accuracy)
-    return lambda: monkeypatch.setattr(CachedEvaluator, "accuracy", answer)
+        return ask
+
+    def put(made: Callable[[str], Any]) -> None:
+        for name in answers:
+            monkeypatch.setattr(CachedEvaluator, name, made(name))
+
+    put(asking)
+    return lambda: put(answers.__getitem__)
 
 
 # What is found --------------------------------------------------------------------------------------------------------
@@ -103,7 +111,7 @@ def test_a_budget_of_bits_is_met_and_a_seed_repeats_it(tmp_path: Path, capsys: p
     assert f"budget    4.00/64, cost {kept / sum(outputs.values()):.2f}/64" in capsys.readouterr().out
     assert result(outs[0]) == result(outs[1])
     assert result(outs[0])[1] != result(outs[2])[1]  # the seed is told
-    assert config.provenance["groups"] == {name: [name] for name in outputs}
+    assert config.provenance["groups"] == {name: (name,) for name in outputs}
     assert config.provenance["command"].startswith("python -m search.find_bits --model digits --weights digits.pt")
     assert str(tmp_path) not in outs[0].read_text()
 
@@ -131,20 +139,24 @@ def test_budgets_of_bytes_and_seconds_are_the_converters(
     assert sum(price(cost) for cost in comparing_costs(BitConfig(), images)) > config.provenance["budget"]
 
 
-def test_groups_by_pattern_share_a_window(tmp_path: Path) -> None:
+def test_groups_by_pattern_drop_the_same_bits(tmp_path: Path) -> None:
     out = tmp_path / "bits.json"
     words = ["--group", "ends=relu1,relu3", "--group", "middle=relu2", "--budget", "5/64", "--widths", "4", "6"]
     assert main([*NET, "--samples", "64", *words, "--thrifty", "--out", str(out)]) == 0
     config = BitConfig.load(out)
-    assert config.layers["relu1"] == config.layers["relu3"] and config.layers["relu2"].w in (4, 6)
-    assert config.provenance["groups"] == {"ends": ["relu1", "relu3"], "middle": ["relu2"]}
+    assert config.layers["relu1"].m == config.layers["relu3"].m and config.layers["relu2"].w in (4, 6)
+    assert config.provenance["groups"] == {"ends": ("relu1", "relu3"), "middle": ("relu2",)}
 
 
 def test_budgets_are_read_exactly() -> None:
-    assert parse_budget("8/64", "bits") == Fraction(1, 8) and parse_budget("0.1", "bits") == Fraction(1, 10)
-    assert parse_budget("1.5MB", "bytes") == 1_500_000 and parse_budget("120kB", "bytes") == 120_000
-    assert parse_budget("7", "bytes") == 7 and parse_budget("5e-3", "seconds") == Fraction(1, 200)
+    assert read_budget("8/64", "bits") == Fraction(1, 8) and read_budget("0.1", "bits") == Fraction(1, 10)
+    assert read_budget("1.5MB", "bytes") == 1_500_000 and read_budget("120kB", "bytes") == 120_000
+    assert read_budget("7", "bytes") == 7 and read_budget("5e-3", "seconds") == Fraction(1, 200)
+    assert read_budget("0.2/64", "bits") == Fraction(1, 320) and read_budget("8/6.4e1", "bits") == Fraction(1, 8)
     for text, objective in (
+        ("8/64/2", "bits"),
+        ("8/", "bits"),
+        ("/64", "bits"),
         ("8", "bits"),
         ("0", "bits"),
         ("-1/64", "bits"),
@@ -157,7 +169,7 @@ def test_budgets_are_read_exactly() -> None:
         ("", "seconds"),
     ):
         with pytest.raises(ConfigError) as caught:
-            parse_budget(text, objective)
+            read_budget(text, objective, "--budget")
         assert caught.value.where == "--budget" and caught.value.hint
 
 
@@ -242,6 +254,8 @@ def test_the_state_of_another_net_is_refused(
         ("--budget 1/64 --widths 8", "no assignment meets a budget of 0.015625"),
         ("--budget 4/64 --widths 65", "a window of 65 bits"),
         ("--budget 4/64 --margin 5", "an accuracy margin of 5"),
+        ("--budget 4/64 --headroom -1", "a headroom of -1"),
+        ("--budget 4/64 --trials 0", "trials is 0"),
         ("--budget 4/64 --reach -1", "reach is -1"),
         ("--spare -1", "-1 bits to spare"),
         ("--spare 40", "but the shares allow"),
@@ -331,7 +345,7 @@ def test_help_teaches() -> None:
     assert len(shown) == 3
     for line in shown:
         args = parser().parse_args(shlex.split(line)[3:])
-        assert args.budget is None or parse_budget(args.budget, args.objective) > 0
+        assert args.budget is None or read_budget(args.budget, args.objective) > 0
 
 
 def test_what_is_written_is_one_json_object(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 import hummingbird
+from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import ConfigError
+from hummingbird.twin.windows import traced
 from models import get_model, load_checkpoint
 from scripts.data import load
 from scripts.training import evaluate
@@ -64,6 +67,9 @@ def test_accuracy_with_windows_rises(tmp_path: Path, bits: Path, capsys: pytest.
     config = BitConfig.load(tmp_path / "tuned.bits.json")
     assert (config.default, config.layers) == (HURTS, {"relu2": BitWindow(18, 13)})
     net = load_checkpoint(out, get_model("digits", 10))
+    assert config.provenance["net"] == graph.fingerprint(traced(net.eval()))  # the tuned net's: `simulate` takes them
+    with pytest.raises(ConfigError, match="were found for net"):
+        hummingbird.simulate(load_checkpoint(WEIGHTS, get_model("digits", 10)), config)
     assert f"{100 * evaluate(hummingbird.simulate(net, config, seed=0), images, labels):.2f}" == f"{after:.2f}"
     assert torch.load(out, weights_only=True)["fc.weight"].dtype == torch.float16
 

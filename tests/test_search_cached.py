@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +16,8 @@ import hummingbird
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS
-from hummingbird.search import ComparingLayer, Evaluator, Group, group_layers
-from hummingbird.search.cached import CachedEvaluator, layer_seed
-from hummingbird.search.evaluator import FunctionEvaluator
+from hummingbird.search import Evaluator
+from hummingbird.search.cached import CachedEvaluator, _overlap, layer_seed, run_seed
 
 COUNT, BATCH = 40, 12  # a last batch that is smaller
 WINDOWS = [EXACT, BitWindow(0, 0), BitWindow(21, 13), BitWindow(19, 16), BitWindow(16, 13)]
@@ -47,11 +47,6 @@ class Residual(nn.Module):
 
 
 NAMES = ["relu", "relu#1", "pool", "clamp"]
-GROUPINGS: dict[str, Any] = {
-    "layer": "layer",
-    "apart": {"ends": ["relu", "clamp"], "middle": ["relu#1", "pool"]},  # not contiguous
-    "crossed": {"a": ["relu", "pool"], "b": ["relu#1", "clamp"]},
-}
 
 
 def data() -> tuple[nn.Module, Tensor, Tensor]:
@@ -70,20 +65,25 @@ def data() -> tuple[nn.Module, Tensor, Tensor]:
 NET, IMAGES, LABELS = data()
 
 
-def groups_of(by: Any) -> list[Group]:
-    return group_layers([ComparingLayer(name, 10, 1000) for name in NAMES], by)
+Truth = dict[tuple[BitWindow, ...], tuple[list[int], list[float]]]
 
 
-def plain(protocol: str, parties: int = 2, seed: int = 0) -> Callable[[BitConfig], float]:
-    """The accuracy by `simulate`, every layer's numbers drawn from the evaluator's seed for layer and batch."""
-    known: dict[tuple[BitWindow, ...], float] = {}
+def plain(protocol: str, parties: int = 2, seed: int = 0, labels: Tensor | None = LABELS) -> Callable[..., Any]:
+    """Right answers and overlaps of every image by `simulate`, every layer's numbers drawn from the evaluator's seed
+    for layer and batch; labels: None for the exact net's own answers.
+    """
+    known: Truth = {}
+    with torch.no_grad():
+        exact = NET(IMAGES)
+    expected = exact.double().softmax(1) if labels is None else nn.functional.one_hot(labels, 5).double()
+    answers = exact.argmax(1) if labels is None else labels
 
-    def evaluate(config: BitConfig) -> float:
+    def evaluate(config: BitConfig) -> tuple[list[int], list[float]]:
         key = tuple(config.window(name) for name in NAMES)
         if key not in known:
             twin: Any = hummingbird.simulate(NET, config, protocol, parties, seed=0)
-            layers, right = dict(twin._layers), 0
-            for number, (x, y) in enumerate(zip(IMAGES.split(BATCH), LABELS.split(BATCH), strict=True)):
+            layers, logits = dict(twin._layers), []
+            for number, x in enumerate(IMAGES.split(BATCH)):
                 for name, layer in layers.items():
 
                     def run(*values: Tensor, name: str = name, layer: Any = layer, number: int = number) -> Tensor:
@@ -92,81 +92,86 @@ def plain(protocol: str, parties: int = 2, seed: int = 0) -> Callable[[BitConfig
 
                     twin._layers[name] = run
                 with torch.no_grad():
-                    right += int((twin(x).argmax(1) == y).sum())
-            known[key] = right / COUNT
+                    logits.append(twin(x))
+            found = torch.cat(logits)
+            overlap = torch.minimum(found.double().softmax(1), expected).sum(1)
+            known[key] = (found.argmax(1) == answers).long().tolist(), overlap.tolist()
         return known[key]
 
     return evaluate
 
 
-def cached(**options: Any) -> CachedEvaluator:
-    return CachedEvaluator(NET, IMAGES, LABELS, batch=BATCH, **options)
+def cached(labels: Tensor | None = LABELS, **options: Any) -> CachedEvaluator:
+    return CachedEvaluator(NET, IMAGES, labels, batch=BATCH, **({"runs": 1} | options))
 
 
-Question = tuple[Mapping[str, BitWindow], Group, Sequence[BitWindow]]
-
-
-def questions(groups: Sequence[Group], draw: random.Random, count: int) -> list[Question]:
-    """Prefixes of all lengths, each with some windows for the next group."""
-    asked = []
+def configs(draw: random.Random, count: int) -> list[BitConfig]:
+    """Windows in one layer, in some, or in all."""
+    found = []
     for number in range(count):
-        depth = number % len(groups)
-        chosen = [draw.choice(WINDOWS) for _ in range(depth)]
-        pairs = zip(groups[:depth], chosen, strict=True)
-        prefix = {layer.name: window for group, window in pairs for layer in group.layers}
-        asked.append((prefix, groups[depth], draw.sample(WINDOWS, 3)))
-    return asked
+        changed = draw.sample(NAMES, 1 + number % len(NAMES))
+        found.append(BitConfig(layers={name: draw.choice(WINDOWS) for name in changed if name != "relu"}))
+        # relu#1 without an entry would take the window of relu.
+        both = {"relu": draw.choice(WINDOWS), "relu#1": draw.choice(WINDOWS)}
+        found.append(BitConfig(layers={**found[-1].layers, **both}))
+    return found
 
 
 @pytest.mark.parametrize("memory", [0, 60_000, 1 << 30])
-@pytest.mark.parametrize("by", list(GROUPINGS))
 @pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("gmw", 3)])
-def test_it_is_the_twin_with_the_same_random_numbers(protocol: str, parties: int, by: str, memory: int) -> None:
-    groups, seen = groups_of(GROUPINGS[by]), set()
-    evaluator = cached(protocol=protocol, parties=parties, seed=5, memory=memory)
-    expected = FunctionEvaluator(plain(protocol, parties, 5), groups)
+def test_it_is_the_twin_with_the_same_random_numbers(protocol: str, parties: int, memory: int) -> None:
+    evaluator = cached(protocol=protocol, parties=parties, seed=5, rank=24, memory=memory)
+    truth, seen = plain(protocol, parties, 5), set()
     assert isinstance(evaluator, Evaluator)
-    for prefix, group, windows in questions(groups, random.Random(memory), 12):
-        answers = evaluator.accuracy(prefix, group, windows, 0.0)
-        assert answers == expected.accuracy(prefix, group, windows, 0.0)
-        seen.update(answers)
+    for config in configs(random.Random(memory), 10):
+        right, overlap = truth(config)
+        score = evaluator.full(config)
+        assert score.answers == sum(right) / COUNT and score.fine == pytest.approx(sum(overlap) / COUNT, abs=1e-9)
+        assert evaluator.coarse(config) == pytest.approx(sum(overlap[:24]) / 24, abs=1e-9)
+        seen.add(score.answers)
     assert len(seen) > 3  # windows count
 
 
+def test_without_labels_the_exact_net_is_right() -> None:
+    evaluator, truth = cached(None), plain("masked", labels=None)
+    assert evaluator.full(BitConfig()) == (1.0, 1.0) and evaluator.coarse(BitConfig()) == 1.0
+    config = BitConfig(BitWindow(19, 15))
+    # The order of the images is that of their margins to the exact net's answer: batches are others than in `plain`.
+    score = evaluator.full(config)
+    assert 0.3 < score.answers < 1 and 0.3 < score.fine < 1
+    with torch.no_grad():
+        expected = NET(IMAGES).argmax(1)
+    assert score.answers == float((evaluator.predictions(config) == expected).double().mean())
+    assert truth(BitConfig())[0] == [1] * COUNT
+
+
+def test_runs_are_means_over_seeds() -> None:
+    config, four = BitConfig(BitWindow(19, 15)), cached(seed=7, runs=4)
+    ones = [cached(seed=run_seed(7, run)).full(config) for run in range(4)]
+    assert four.full(config).answers == pytest.approx(sum(score.answers for score in ones) / 4, abs=1e-12)
+    assert four.full(config).fine == pytest.approx(sum(score.fine for score in ones) / 4, abs=1e-12)
+    assert len({score.fine for score in ones}) == 4 and run_seed(7, 0) == 7
+
+
 def test_the_order_of_questions_and_earlier_answers_change_nothing() -> None:
-    groups, draw = groups_of("layer"), random.Random(1)
-    asked = [(q, floor) for q in questions(groups, draw, 16) for floor in (0.0, 0.3, 0.62, 0.95)]
-    truth = [cached(seed=2).accuracy(*question, 0.0) for question, _ in asked[::4]]
+    asked = [(config, floor) for config in configs(random.Random(1), 8) for floor in (0.0, 0.3, 0.62, 0.95)]
+    truth = [cached(seed=2).full(config) for config, _ in asked[::4]]
     answers = []
     for seed in (1, 2):
         evaluator, order = cached(seed=2, memory=seed << 16), list(range(len(asked)))
         random.Random(seed).shuffle(order)
-        found = {number: evaluator.accuracy(*asked[number][0], asked[number][1]) for number in order}
+        found = {}
+        for number in order:
+            evaluator.coarse(asked[number - 1][0])
+            found[number] = evaluator.full(*asked[number])
         answers.append([found[number] for number in range(len(asked))])
-    assert answers[0] == answers[1]
     below = 0
-    for number, (_, floor) in enumerate(asked):
-        for value, true in zip(answers[0][number], truth[number // 4], strict=True):
-            assert value == true if true >= floor else value < floor
-            below += true < floor
-    assert 20 < below < 3 * len(asked) - 20
-
-
-def test_a_floor_that_is_reached_exactly_is_told() -> None:
-    evaluate, group = plain("masked"), groups_of("layer")[0]
-    for window in WINDOWS:
-        true = evaluate(BitConfig(EXACT, {**dict.fromkeys(NAMES, EXACT), "relu": window}))
-        above = float(torch.nextafter(torch.tensor(true, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64)))
-        assert cached().accuracy({}, group, [window], true) == [true]
-        assert cached().accuracy({}, group, [window], above) == [0.0]
-
-
-def test_a_floor_above_all_right_needs_no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search asks so for what may only lose to a window that is right on all images."""
-    (group, *_), evaluator = groups_of("layer"), cached()
-    runs = counted(monkeypatch)
-    assert evaluator.accuracy({}, group, [EXACT], 1 + 2**-52) == [0.0] and not sum(runs)
-    assert evaluator.accuracy({}, group, [EXACT], 0.0)[0] > 0
+    for found_ones in answers:
+        for number, (_, floor) in enumerate(asked):
+            value, true = found_ones[number], truth[number // 4]
+            assert value == true if true.answers >= floor else value.answers < floor
+            below += true.answers < floor
+    assert 20 < below < 2 * len(asked) - 20
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -183,37 +188,47 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_only_the_tail_runs_and_nothing_for_a_known_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator, groups = cached(), groups_of("layer")
-    prefix = {"relu": BitWindow(21, 13), "relu#1": BitWindow(21, 13)}
+    evaluator = cached(rank=24)
     ran = counted(monkeypatch)
-    evaluator.accuracy(prefix, groups[2], WINDOWS[:1], 0.0)
+    evaluator.full(BitConfig(layers={"pool": WINDOWS[2]}))
     assert sum(ran) == 4 * COUNT
-    for windows, convolutions in ((WINDOWS[1:4], 2 * 3), (WINDOWS[4:], 2), (WINDOWS, 0)):
+    for number, (name, convolutions) in enumerate((("pool", 2), ("clamp", 2), ("clamp", 1), ("pool", 2))):
         ran.clear()
-        evaluator.accuracy(prefix, groups[2], windows, 0.0)
-        assert sum(ran) == convolutions * COUNT  # conv3 and conv4 for each window
+        evaluator.full(BitConfig(layers={name: BitWindow(20 + number, 12)}))
+        # conv3 and conv4 behind the pooling; conv3 once more, up to the clamp; what lies before the pooling is kept.
+        assert sum(ran) == convolutions * COUNT, number
     ran.clear()
-    evaluator.accuracy({**prefix, "pool": EXACT}, groups[3], [BitWindow(19, 16)], 0.0)
-    assert sum(ran) == 2 * COUNT  # conv3 once more, to the next cut, and conv4
+    evaluator.full(BitConfig(layers={"pool": WINDOWS[2]}))
+    assert not ran
+    evaluator.coarse(BitConfig(layers={"pool": BitWindow(22, 12)}))
+    assert sum(ran) == 2 * 24
 
 
 def test_a_window_below_the_floor_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluator, group = cached(), groups_of("layer")[3]
-    exact = evaluator.accuracy({}, group, [EXACT], 0.0)[0]
-    assert exact < 1.0
+    evaluator, config = cached(), BitConfig(layers={"clamp": BitWindow(0, 0)})
+    exact = evaluator.full(BitConfig())
+    assert exact.answers < 1.0
     ran = counted(monkeypatch)
-    assert evaluator.accuracy({}, group, [BitWindow(0, 0)], 1.0) == [0.0]
-    assert sum(ran) == BATCH  # the wrong answers come first
+    assert evaluator.full(config, 1.0).answers < 1.0
+    assert sum(ran) <= 4 * BATCH  # the wrong answers come first
+    assert evaluator.full(config) == cached().full(config)  # what was given up is not kept
 
 
 def test_a_whole_config_and_seeds() -> None:
     config = BitConfig(BitWindow(19, 15), {"pool": BitWindow(22, 14)})
-    answers = {seed: cached(seed=seed).config_accuracy(config) for seed in range(6)}
+    answers = {seed: cached(seed=seed).full(config).answers for seed in range(6)}
     for seed in (0, 1):
-        assert answers[seed] == plain("masked", seed=seed)(config)
+        assert answers[seed] == sum(plain("masked", seed=seed)(config)[0]) / COUNT
     assert len(set(answers.values())) > 1
     with pytest.raises(ConfigError, match="nonsense"):
-        cached().config_accuracy(BitConfig(layers={"nonsense": EXACT}))
+        cached().full(BitConfig(layers={"nonsense": EXACT}))
+
+
+def test_logits_that_are_not_finite_agree_with_nothing() -> None:
+    logits = torch.tensor([[1.0, 2.0], [float("inf"), 0.0], [float("nan"), 1.0]])
+    expected = torch.tensor([[0.5, 0.5]] * 3, dtype=torch.float64)
+    overlap = _overlap(logits, expected)
+    assert overlap.tolist() == [pytest.approx(0.5 + 1 / (1 + math.e)), 0.0, 0.0]
 
 
 def test_the_net_is_left_as_it_is_and_may_change_afterwards() -> None:
@@ -223,14 +238,14 @@ def test_the_net_is_left_as_it_is_and_may_change_afterwards() -> None:
     modes, state = [m.training for m in net.modules()], {key: value.clone() for key, value in net.state_dict().items()}
     images, labels = torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,))
     evaluator = CachedEvaluator(net, images, labels)
-    assert 0 < evaluator.config_accuracy(BitConfig(BitWindow(20, 15))) <= 1
+    assert 0 < evaluator.full(BitConfig(BitWindow(20, 15))).answers <= 1
     assert [m.training for m in net.modules()] == modes
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     with torch.no_grad():
         net[4].weight.zero_()
     evaluator = CachedEvaluator(net, images, labels)
-    assert evaluator.config_accuracy(BitConfig()) == float((labels == int(net[4].bias.argmax())).double().mean())
+    assert evaluator.full(BitConfig()).answers == float((labels == int(net[4].bias.argmax())).double().mean())
 
 
 ONE = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
@@ -261,7 +276,7 @@ def test_what_does_not_fit_is_refused(net: nn.Module, images: Any, labels: Any, 
     assert caught.value.where == where and caught.value.hint
 
 
-@pytest.mark.parametrize("options", [{"protocol": "bgw"}, {"parties": 1}, {"batch": 0}])
+@pytest.mark.parametrize("options", [{"protocol": "bgw"}, {"parties": 1}, {"batch": 0}, {"runs": 0}, {"rank": 0}])
 def test_other_arguments_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         CachedEvaluator(ONE, X, Y, **options)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.search import (
     ComparingLayer,
@@ -21,6 +22,11 @@ from hummingbird.search import (
 from tests.search_cases import Instance, Table
 
 
+def told(config: BitConfig) -> Any:
+    """All of a config but the time it took."""
+    return config.layers, {key: value for key, value in config.provenance.items() if key != "seconds"}
+
+
 class Stopped(Table):
     """A table that is interrupted at its n-th question."""
 
@@ -28,10 +34,10 @@ class Stopped(Table):
         super().__init__(seed)
         self.last = last
 
-    def accuracy(self, *question: Any) -> list[float]:
+    def __call__(self, config: BitConfig) -> float:
         if self.calls == self.last:
             raise KeyboardInterrupt
-        return super().accuracy(*question)
+        return super().__call__(config)
 
 
 def test_interrupted_anywhere_and_resumed_is_undisturbed(tmp_path: Path) -> None:
@@ -44,8 +50,21 @@ def test_interrupted_anywhere_and_resumed_is_undisturbed(tmp_path: Path) -> None
         with pytest.raises(KeyboardInterrupt):
             first.search(thrifty=False, state=state)
         config = second.search(thrifty=False, state=state)
-        assert config is not None and config.to_json() == expected.to_json()
+        assert config is not None and told(config) == told(expected)
         assert second.table.calls == whole.table.calls - last  # what was answered is not asked again
+
+
+def test_seconds_are_those_of_all_sessions(tmp_path: Path) -> None:
+    state, first, second = tmp_path / "state", Instance(3), Instance(3)
+    first.table = Stopped(3, 9)
+    with pytest.raises(KeyboardInterrupt):
+        first.search(state=state, before=1000.0)
+    config = second.search(state=state, before=100.0)
+    whole = Instance(3).search(before=100.0)
+    assert config is not None and 1100 <= config.provenance["seconds"] < 1100 + 60
+    assert whole is not None and 100 <= whole.provenance["seconds"] < 100 + 60
+    lines = [json.loads(line) for line in state.read_text().splitlines()[1:]]
+    assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
 
 
 def test_a_state_cut_anywhere_is_resumed(tmp_path: Path) -> None:
@@ -56,8 +75,14 @@ def test_a_state_cut_anywhere_is_resumed(tmp_path: Path) -> None:
     for end in range(data.index(b"\n") + 1, len(data), 37):
         state.write_bytes(data[:end])
         config = Instance(3).search(state=state)
-        assert config is not None and config.to_json() == expected.to_json()
-        assert state.read_bytes() == data
+        assert config is not None and told(config) == told(expected)
+        kept, expected_lines = (_answers(text) for text in (state.read_bytes(), data))
+        assert kept == expected_lines
+
+
+def _answers(data: bytes) -> list[dict[str, Any]]:
+    """The lines of a state, without the time they took."""
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in data.splitlines()]
 
 
 _KILLED = """
@@ -65,10 +90,10 @@ import os, signal, sys
 from tests.search_cases import Instance
 from tests.test_search_state import Stopped
 class Killed(Stopped):
-    def accuracy(self, *question):
+    def __call__(self, config):
         if self.calls == self.last:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().accuracy(*question)
+        return super().__call__(config)
 instance = Instance(3)
 instance.table = Killed(3, 9)
 instance.search(state=sys.argv[1])
@@ -81,7 +106,7 @@ def test_killed_and_resumed_is_undisturbed(tmp_path: Path) -> None:
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert len(state.read_text().splitlines()) == 1 + 9
     config, expected = Instance(3).search(state=state), Instance(3).search()
-    assert config is not None and expected is not None and config.to_json() == expected.to_json()
+    assert config is not None and expected is not None and told(config) == told(expected)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +118,7 @@ def test_killed_and_resumed_is_undisturbed(tmp_path: Path) -> None:
         {"reach": 3},
         {"widths": (0, 4)},
         {"thrifty": False},
+        {"trials": 3},
         {"objective": online_bytes("masked", 3)},
     ],
 )
@@ -101,7 +127,7 @@ def test_the_state_of_another_search_is_refused(tmp_path: Path, change: dict[str
     instance.search(state=state)
     kept = state.read_bytes()
     fixed = {"objective": instance.objective, "margin": instance.margin, "reach": instance.reach}
-    fixed |= {"thrifty": True}
+    fixed |= {"thrifty": True, "headroom": instance.headroom}
     with pytest.raises(ConfigError, match="state of another search") as caught:
         search_bits(instance.groups, instance.table, instance.budget, state=state, **(fixed | change))
     assert str(state) in str(caught.value) and "hint: resume with the same net" in str(caught.value)
@@ -128,8 +154,8 @@ def test_the_state_of_another_net_is_refused(tmp_path: Path) -> None:
         ("{", "not a line"),
         ("[]\n", "not a line"),
         ('{"format": "hummingbird-bits", "version": 1}\n', "not a hummingbird-search file"),
-        ('{"format": "hummingbird-search", "version": 2}\n', "state of version 2, this release reads version 1"),
-        ('{"format": "hummingbird-search", "version": 1, "problem": "x"}\n', "another search"),
+        ('{"format": "hummingbird-search", "version": 1}\n', "state of version 1, this release reads version 2"),
+        ('{"format": "hummingbird-search", "version": 2, "problem": "x"}\n', "another search"),
     ],
 )
 def test_files_that_are_no_state_are_refused(tmp_path: Path, text: str, what: str) -> None:
@@ -145,7 +171,11 @@ def test_answers_to_other_questions_are_refused(tmp_path: Path) -> None:
     instance = Instance(3)
     instance.search(state=state)
     lines = state.read_text().splitlines()
-    for change, what in (({"floor": 0.123}, "answer 3 is to another question"), ({"accuracy": [2.0]}, "accurac")):
+    for change, what in (
+        ({"floor": 0.123}, "answer 3 is to another question"),
+        ({"answer": [2.0]}, "accurac"),
+        ({"answer": []}, "answer 3 is none"),
+    ):
         changed = [*lines[:3], json.dumps(json.loads(lines[3]) | change), *lines[4:]]
         state.write_text("\n".join(changed) + "\n")
         with pytest.raises((ConfigError, InputError), match=what):
@@ -156,6 +186,7 @@ def test_answers_to_other_questions_are_refused(tmp_path: Path) -> None:
                 objective=instance.objective,
                 margin=instance.margin,
                 reach=instance.reach,
+                headroom=instance.headroom,
                 thrifty=True,
                 state=state,
             )

@@ -7,21 +7,23 @@ bits = search_bits(group_layers(layers, "layer"), evaluate, budget=8 / 64)      
 problem.py      what is searched: layers, groups, windows worth a trial
 groups.py       groups by layer, block, stage or patterns
 objective.py    what an assignment costs: the paper's bits, online bytes, seconds
-evaluator.py    what answers: a plain function, or an object that caches activations
+budget.py       budgets as people write them
+evaluator.py    what answers: a plain function, or an object with a cheap first look
 journal.py      every answer in a file, which a restarted search replays
 questions.py    asking: checks, counts, progress
-tree.py         the depth-first search and its prunings
-spend.py        wider windows for what is left of a budget
+choose.py       the least sums of losses within a budget, exactly
+budgeted.py     what a budget pays for: uniform windows, losses apart, trials together
 find.py         `search_bits`
 
 Of real nets; these need CrypTen, so they are not loaded from here:
 
 net.py          layers, prices and limits
+images.py       validation images, however they come
 cached.py       an evaluator that runs only what a window changes
 study.py        all of it in one object: `Study(net, images, labels).search(8 / 64)`
 """
 
-from hummingbird.search.evaluator import Evaluator
+from hummingbird.search.evaluator import Evaluator, Score
 from hummingbird.search.find import search_bits
 from hummingbird.search.groups import group_layers
 from hummingbird.search.objective import Objective, bit_budget, online_bytes, predicted_seconds
@@ -34,6 +36,7 @@ __all__ = [
     "Group",
     "Objective",
     "Progress",
+    "Score",
     "bit_budget",
     "group_layers",
     "online_bytes",

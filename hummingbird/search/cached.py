@@ -1,27 +1,32 @@
-"""Accuracies of a real net, each at the price of the layers behind the windows that change.
+"""Scores of a real net, each at the price of the layers behind the first window that is not exact.
 
-An accuracy is the share of right answers, or without labels of the exact net's own (study.py says why).
+answers    the share of right answers, or without labels of the exact net's own (study.py says why)
+fine       the mean over images of sum over c of min(p_c, q_c) = 1 - sum |p_c - q_c| / 2
 
-Behind a cut before the first layer of the asked group only the tail of the net runs, from values that are kept for
-every batch. Images come in the order of their margins, the logit of the label less the best other one, so that a bad
-window's wrong answers come first: with a floor it is given up after a batch or two.
+q are the probabilities (softmax of the logits) with windows, p those of the exact net, or 1 for the label. It is the
+share of answers that can agree if they are drawn from p and q: agreement as it would be on many images like these, for
+probabilities move before answers do.
 
-Every layer draws its numbers from a seed of its own for each batch: an answer depends on the windows alone, and
+Images come in the order of their margins, the logit of the label less the best other one: those that windows change are
+first. So the first `rank` of them rank windows at a part of the price, and with a floor bad windows are given up early.
+
+Every layer draws its numbers from a seed of its own for each batch and run: a score depends on the windows alone, and
 windows are compared on the same numbers, which takes most of the chance out of their difference.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
-from hummingbird.errors import InputError
-from hummingbird.search.problem import Group
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.search.evaluator import Score
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.folded import FoldedNet, State
 from hummingbird.twin.layers import Twin
@@ -32,19 +37,19 @@ Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the
 
 
 class _Kept(NamedTuple):
-    """Where a batch stands before comparing layer number `cut`, with these windows before it."""
+    """Where a batch stands before comparing layer number `cut`, with exact comparisons before it."""
 
     cut: int
-    windows: Assignment
     state: State
 
 
 class CachedEvaluator:
     """An `Evaluator` of a net on images (N, ...) and labels int64 (N,), on the net's device, in float32 and eval mode.
 
-    labels: None for the exact net's own answers. The net is copied. memory: bytes for kept values, beside the images;
-    with less of them more is computed again. seed: of the protocol's random numbers. Cost: the exact net once, then the
-    tail of the net for every window.
+    labels: None for the exact net's own answers. The net is copied. seed: of the protocol's random numbers. runs: seeds
+    over which a full score is the mean. rank: images of a coarse score. memory: bytes for kept values, beside the
+    images; with less of them more is computed again. Cost: the exact net once; a coarse score, the tail of the net on
+    `rank` images; a full score, that on all images for every run.
     Raises InputError for images and labels that do not fit each other or the net, and for a net without a comparing
     layer; ModelError and ConfigError as `simulate` does.
 
@@ -61,73 +66,82 @@ class CachedEvaluator:
         protocol: str = "masked",
         parties: int = 2,
         seed: int = 0,
+        runs: int = 2,
+        rank: int = 512,
         batch: int = 128,
-        memory: int = 4 << 30,
+        memory: int = 2 << 30,
     ) -> None:
         check_protocol(protocol, parties)
         check_images(images, batch)
+        for what, value in (("runs", runs), ("rank", rank)):
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{what} is {value!r}", where=what, hint="a positive integer")
         self._net = FoldedNet(net)
         self._windows, self._parties = Windows(self._net.traced, protocol), parties
         if not self._windows.names:
             hint = "a net without ReLU or another comparing layer needs no windows"
             raise InputError("no comparing layers", where="net", hint=hint)
-        self._place = {name: number for number, name in enumerate(self._windows.names)}
-        self._compare, self._seed, self._batch = Compare(seed, False), seed, 0
-        self._wrong: dict[Assignment, tuple[int, bool]] = {}  # at least so many; whether no more
+        self._compare, self._seeds = Compare(seed, False), [run_seed(seed, run) for run in range(runs)]
+        self._place = 0, seed  # the batch that runs, and the seed
         self.classes = _classes(self._logits(images[:1]))
         if labels is not None:
             check_labels(labels, len(images), self.classes)
         logits = torch.cat([self._logits(part).cpu() for part in images.split(batch)])
-        labels = logits.argmax(1) if labels is None else labels.cpu()
-        self._order = _margins(logits, labels).argsort(stable=True)
-        self._images, self._labels = images[self._order].split(batch), labels[self._order].split(batch)
+        target = logits.argmax(1) if labels is None else labels.cpu()
+        self._order = _margins(logits, target).argsort(stable=True)
+        expected = _probabilities(logits) if labels is None else nn.functional.one_hot(target, self.classes).double()
+        self._images, self._labels = images[self._order].split(batch), target[self._order].split(batch)
+        self._expected = expected[self._order].split(batch)
+        self._count, self._ranked = len(images), math.ceil(min(rank, len(images)) / batch)  # images, batches
         self._stacks: list[list[_Kept]] = [[] for _ in self._images]
         self._share = memory // len(self._images)
+        self._coarse: dict[Assignment, float] = {}
+        self._full: dict[Assignment, Score] = {}
 
-    def accuracy(
-        self, prefix: Mapping[str, BitWindow], group: Group, windows: Sequence[BitWindow], floor: float
-    ) -> list[float]:
-        """As `Evaluator` has it; 0 for what is below the floor."""
-        own = [{**prefix, **{layer.name: window for layer in group.layers}} for window in windows]
-        asked = [tuple(found.get(name, EXACT) for name in self._windows.names) for found in own]
-        return self._accuracies(asked, min(self._place[layer.name] for layer in group.layers), floor)
+    def coarse(self, config: BitConfig) -> float:
+        """The fine score of the images that rank, one run; ConfigError for windows that the net cannot run."""
+        windows = self._assignment(config)
+        if windows not in self._coarse:
+            logits = self._run(windows, self._seeds[0], range(self._ranked))
+            overlaps = [_overlap(found, self._expected[number]) for number, found in logits]
+            self._coarse[windows] = float(torch.cat(overlaps).mean())
+        return self._coarse[windows]
 
-    def config_accuracy(self, config: BitConfig) -> float:
-        """The accuracy with these windows, all of them; ConfigError for those that the net cannot run."""
-        config.check_names(self._windows.names)
-        return self._accuracies([tuple(config.window(name) for name in self._windows.names)], 0, 0.0)[0]
+    def full(self, config: BitConfig, floor: float = 0.0) -> Score:
+        """Both scores, of all images and runs; answers below the floor may be told too high. Errors of `coarse`."""
+        windows = self._assignment(config)
+        if windows in self._full:
+            return self._full[windows]
+        # Without low bits to drop there is no chance in it.
+        seeds = self._seeds if any(window.m for window in windows) else self._seeds[:1]
+        total = len(seeds) * self._count
+        wrong, lost = 0, 0.0
+        for number, labels in enumerate(self._labels):
+            for seed in seeds:
+                ((_, logits),) = self._run(windows, seed, [number])
+                wrong += int((logits.argmax(1) != labels).sum())
+                lost += float((1 - _overlap(logits, self._expected[number])).sum())
+            if (total - wrong) / total < floor:
+                return Score((total - wrong) / total, 0.0)
+        self._full[windows] = found = Score((total - wrong) / total, max(0.0, 1 - lost / total))
+        return found
 
     def predictions(self, config: BitConfig) -> Tensor:
-        """The answer for every image with these windows, int64 (N,), on the CPU; errors of `config_accuracy`."""
+        """The answer for every image in the first run, int64 (N,), on the CPU; errors of `coarse`."""
+        logits = self._run(self._assignment(config), self._seeds[0], range(len(self._images)))
+        return torch.cat([found.argmax(1) for _, found in logits])[self._order.argsort()]
+
+    def _assignment(self, config: BitConfig) -> Assignment:
         config.check_names(self._windows.names)
-        windows = tuple(config.window(name) for name in self._windows.names)
+        return tuple(config.window(name) for name in self._windows.names)
+
+    def _run(self, windows: Assignment, seed: int, batches: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
+        """Batches and their logits, on the CPU, from the values kept before the first window that is not exact."""
+        cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
         layers = self._layers(windows)
-        found = [self._tail(number, windows, 0, layers).argmax(1).cpu() for number in range(len(self._images))]
-        return torch.cat(found)[self._order.argsort()]
-
-    def _accuracies(self, asked: Sequence[Assignment], cut: int, floor: float) -> list[float]:
-        """Of assignments that agree before the cut, in one pass over the batches."""
-        count = sum(len(labels) for labels in self._labels)
-
-        def reached(wrong: int) -> float:
-            return (count - wrong) / count
-
-        def enough(windows: Assignment) -> bool:
-            wrong, all_of_them = self._wrong.setdefault(windows, (0, False))
-            return all_of_them or reached(wrong) < floor
-
-        open_ = {windows: 0 for windows in asked if not enough(windows)}
-        layers = {windows: self._layers(windows) for windows in open_}
-        for number, labels in enumerate(self._labels):
-            for windows, wrong in list(open_.items()):
-                logits = self._tail(number, windows, cut, layers[windows])
-                open_[windows] = wrong = wrong + int((logits.argmax(1).cpu() != labels).sum())
-                last = number == len(self._labels) - 1
-                if last or reached(wrong) < floor:
-                    self._wrong[windows] = wrong, last
-                    del open_[windows]
-        found = [reached(self._wrong[windows][0]) for windows in asked]
-        return [accuracy if accuracy >= floor else 0.0 for accuracy in found]
+        for number in batches:
+            self._place = number, seed
+            yield number, self._tail(number, cut, layers).cpu()
 
     def _layers(self, windows: Assignment) -> dict[str, Twin]:
         """What stands in for the comparing layers, each with random numbers of its own for each batch."""
@@ -136,7 +150,8 @@ class CachedEvaluator:
 
         def seeded(name: str, twin: Twin) -> Twin:
             def run(*values: Tensor) -> Tensor:
-                self._compare.restart(layer_seed(self._seed, name, self._batch))
+                batch, seed = self._place
+                self._compare.restart(layer_seed(seed, name, batch))
                 return twin(*values)
 
             return run
@@ -144,14 +159,14 @@ class CachedEvaluator:
         return {name: seeded(name, twin) for name, twin in found.items()}
 
     @torch.inference_mode()
-    def _tail(self, number: int, windows: Assignment, cut: int, layers: Mapping[str, Twin]) -> Tensor:
+    def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
         """Logits of a batch, from the values kept before the cut, or nearest to it."""
-        self._batch, stack = number, self._stacks[number]
-        while stack and (stack[-1].cut > cut or stack[-1].windows != windows[: stack[-1].cut]):
+        stack = self._stacks[number]
+        while stack and stack[-1].cut > cut:
             stack.pop()
         if not stack or stack[-1].cut < cut:
             before = stack[-1].state if stack else self._net.start(self._images[number])
-            stack.append(_Kept(cut, windows[:cut], self._net.advance(before, layers, self._windows.names[cut])))
+            stack.append(_Kept(cut, self._net.advance(before, layers, self._windows.names[cut])))
         state = stack[-1].state
         # The deepest are kept: they save most, and are the smaller ones in most nets.
         while stack and sum(kept.state.nbytes for kept in stack) > self._share:
@@ -170,6 +185,11 @@ class CachedEvaluator:
         return logits
 
 
+def run_seed(seed: int, run: int) -> int:
+    """The seed of a run; that of the first one is `seed`."""
+    return seed if run == 0 else int.from_bytes(hashlib.sha256(f"{seed} run {run}".encode()).digest()[:7], "little")
+
+
 def layer_seed(seed: int, name: str, batch: int) -> int:
     """The seed of a layer's random numbers for a batch."""
     return int.from_bytes(hashlib.sha256(f"{seed} {batch} {name}".encode()).digest()[:7], "little")
@@ -179,6 +199,15 @@ def _margins(logits: Tensor, labels: Tensor) -> Tensor:
     """The label's logit less the best other one."""
     chosen = labels[:, None]
     return (logits.gather(1, chosen) - logits.scatter(1, chosen, -float("inf")).amax(1, keepdim=True)).squeeze(1)
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    return logits.double().softmax(1)
+
+
+def _overlap(logits: Tensor, expected: Tensor) -> Tensor:
+    """Of each image; 0 where logits are not finite."""
+    return (1 - (_probabilities(logits) - expected).abs().sum(1) / 2).nan_to_num(0.0).clamp(0.0, 1.0)
 
 
 def check_labels(labels: Tensor, count: int, classes: int) -> None:

@@ -1,36 +1,39 @@
 """Every answer of the evaluator, in a file of JSON lines that a restarted search replays.
 
-    {"format": "hummingbird-search", "version": 1, "problem": "<fingerprint>"}
-    {"before": [[20, 12]], "windows": [[18, 10], [17, 9]], "floor": 0.91, "accuracy": [0.925, 0.0]}
+    {"format": "hummingbird-search", "version": 2, "problem": "<fingerprint>"}
+    {"asked": "coarse", "windows": [[20, 12], [64, 0]], "floor": 0.0, "answer": [0.925], "seconds": 12.5}
 
 The search is deterministic: with the same answers it asks the same questions, in the same order. So the state of a
 search is the list of answers so far, one line after each, and whatever kills it costs one question at most. A last
-line without its end is that question.
+line without its end is that question. `seconds` are those of the search so far, of earlier sessions too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-search"
-VERSION = 1
+VERSION = 2
+_NUMBERS = {"coarse": 1, "full": 2}  # that an answer holds
 
 
 class Journal:
     """Answers on file, then new ones, which are added to it; `path` None: nothing is kept.
 
-    Raises ConfigError for a file that is no journal, or that of another problem.
+    before: seconds that this session has taken before. Raises ConfigError for a file that is no journal, or that of
+    another problem.
     """
 
-    def __init__(self, path: str | Path | None, fingerprint: str) -> None:
+    def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
         self.path = None if path is None else Path(path)
+        self._started = time.perf_counter() - before
         self.replayed = 0
         self._answers: list[dict[str, Any]] = []
         if self.path is not None:
@@ -67,39 +70,40 @@ class Journal:
         if torn:
             os.truncate(path, len(text) - len(torn))
 
-    def ask(
-        self,
-        before: Sequence[BitWindow],
-        windows: Sequence[BitWindow],
-        floor: float,
-        evaluate: Callable[[], list[float]],
-    ) -> list[float]:
+    @property
+    def seconds(self) -> float:
+        """What the search took so far, earlier sessions up to their last answer."""
+        earlier = self._answers[-1].get("seconds", 0.0) if self._answers else 0.0
+        if not isinstance(earlier, (int, float)) or not earlier >= 0:
+            raise ConfigError(f"{earlier!r} seconds", where=str(self.path), hint="start again with another file")
+        return earlier + time.perf_counter() - self._started
+
+    def ask(self, question: Mapping[str, Any], evaluate: Callable[[], list[float]]) -> list[float]:
         """The next answer: from the file as long as it has one, else evaluated and written down."""
-        question = {"before": _pairs(before), "windows": _pairs(windows), "floor": floor}
         if self.replayed < len(self._answers):
             answer = self._answers[self.replayed]
             if {key: answer.get(key) for key in question} != question:
                 hint = "the file was changed, or written by another release: start again with another one"
                 raise ConfigError(f"answer {self.replayed + 1} is to another question", where=str(self.path), hint=hint)
             self.replayed += 1
-            return answer.get("accuracy", [])
-        accuracies = evaluate()
+            found = answer.get("answer")
+            if not isinstance(found, list) or len(found) != _NUMBERS[question["asked"]]:
+                raise ConfigError(f"answer {self.replayed} is none", where=str(self.path), hint="start again")
+            return found
+        found = evaluate()
         if self.path is not None:
+            line = json.dumps({**question, "answer": found, "seconds": round(self.seconds, 3)})
             try:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({**question, "accuracy": accuracies}) + "\n")
+                    file.write(line + "\n")
             except OSError as error:
                 raise _unkept(self.path, error) from None
-        return accuracies
+        return found
 
 
 def _unkept(path: Path, error: OSError) -> ConfigError:
     hint = "name a file in a folder that can be written"
     return ConfigError(f"cannot keep the search's state: {error.strerror}", where=str(path), hint=hint)
-
-
-def _pairs(windows: Sequence[BitWindow]) -> list[list[int]]:
-    return [[window.k, window.m] for window in windows]
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:

@@ -36,9 +36,9 @@ class Objective:
     facts: Mapping[str, Any] = field(default_factory=dict)
     least_width: int = 2
 
-    def total(self, layers: Iterable[ComparingLayer], window: BitWindow) -> Fraction:
-        """Price of the same window in all of these layers."""
-        return sum((self.price(layer, window) for layer in layers), Fraction(0))
+    def total(self, layers: Iterable[ComparingLayer], windows: Iterable[BitWindow]) -> Fraction:
+        """Price of a window in each of these layers."""
+        return sum(map(self.price, layers, windows), Fraction(0))
 
 
 def relu_prices(protocol: str, parties: int) -> Prices:

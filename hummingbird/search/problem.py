@@ -1,18 +1,29 @@
-"""What is searched: comparing layers, groups that share one window, and the windows worth a trial.
+"""What is searched: comparing layers, groups that drop the same low bits, and the windows worth a trial.
 
-For |x| < 2^(k-2) in ring units no bit from k - 1 upwards decides anything, with either protocol, whatever m is:
-[k+1:m) gives what [k:m) gives and keeps one bit more. So a group whose largest magnitude is below 2^b needs no
-k > b + 2. Going down from there, [b+1:m) still covers all values, and each further step wraps those of one more
-octave: the windows tried end `reach` steps below the top.
+Every layer has a k of its own, from the range of what it compares, and a group shares m. For |x| < 2^(k-2) in ring
+units no bit from k - 1 upwards decides anything, with either protocol, whatever m is: [k+1:m) gives what [k:m) gives
+and keeps one bit more. So no k above the range and its headroom is worth a trial. Levels say how far k goes down from
+there:
+
+    level 0    2^(k-1) > largest |x| seen, and as much more as the headroom says
+    level 1    2^(k-1) > largest |x| seen
+    level 2    one bit less: values in the upper half of that range wrap, and have wrong signs
+    ...        a bit less for every further level
+
+A window too narrow for a comparison is widened upwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import floor
+from typing import NamedTuple
 
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, InputError
+
+IDENTITY = BitWindow(0, 0)
 
 
 @dataclass(frozen=True)
@@ -38,10 +49,24 @@ class ComparingLayer:
         if type(self.limit) is not int or not 2 <= self.limit <= 64:
             raise InputError(f"a highest k of {self.limit!r}", where=self.name, hint="an integer from 2 to 64")
 
+    def upper(self, level: int, headroom: float) -> int:
+        """k at a level, as far as the shares allow."""
+        if level == 0:
+            return min(floor(self.largest * (1 + headroom)).bit_length() + 1, self.limit)
+        return max(0, min(self.largest.bit_length() + 1, self.limit) - (level - 1))
+
+
+class Choice(NamedTuple):
+    """A window for every layer of a group. level, m: where it stands; an identity is at level 0 and at m = 64."""
+
+    windows: tuple[BitWindow, ...]
+    level: int
+    m: int
+
 
 @dataclass(frozen=True)
 class Group:
-    """Layers that get the same window. ConfigError if there is none."""
+    """Layers that drop the same low bits. ConfigError if there is none."""
 
     name: str
     layers: tuple[ComparingLayer, ...]
@@ -50,22 +75,38 @@ class Group:
         if not self.layers:
             raise ConfigError("an empty group", where=self.name, hint="leave it out, or give it a layer")
 
-    @property
-    def top(self) -> int:
-        """The highest k worth a trial."""
-        largest = max(layer.largest for layer in self.layers)
-        return min(largest.bit_length() + 2, *(layer.limit for layer in self.layers))
+    def windows(self, level: int, m: int, headroom: float, least: int) -> tuple[BitWindow, ...] | None:
+        """One for each layer; None where the shares of a layer do not reach `least` bits above m."""
+        tops = [max(layer.upper(level, headroom), m + least) for layer in self.layers]
+        if any(top > layer.limit for top, layer in zip(tops, self.layers, strict=True)):
+            return None
+        return tuple(BitWindow(top, m) for top in tops)
 
-    def windows(self, widths: Sequence[int] | None, reach: int, least: int) -> list[BitWindow]:
-        """Windows worth a trial, narrow ones first: w = 0 and every w from `least` bits, or those of `widths`."""
-        found = []
-        for w in range(self.top + 1) if widths is None else sorted(set(widths)):
-            if w == 0:
-                found.append(BitWindow(0, 0))
-            elif w >= least:
-                lowest = max(w, self.top - reach)
-                found += [BitWindow(k, k - w) for k in range(self.top, lowest - 1, -1)]
+    def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[Choice]:
+        """Everything worth a trial, down to `reach` bits below the range seen, without what is there already at a
+        lower level: the identity and all m that leave the widest window `least` bits, or those widths of it.
+        """
+        found = [Choice((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
+        seen = {choice.windows for choice in found}
+        for level in range(2 + reach):
+            for m in range(max(layer.upper(level, headroom) for layer in self.layers) - least + 1):
+                windows = self.windows(level, m, headroom, least)
+                if windows is None or windows in seen:
+                    continue
+                if widths is None or max(window.w for window in windows) in widths:
+                    seen.add(windows)
+                    found.append(Choice(windows, level, m))
         return found
+
+    def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
+        """The windows of the layers, by name."""
+        return {layer.name: window for layer, window in zip(self.layers, windows, strict=True)}
+
+
+def named(groups: Sequence[Group], chosen: Sequence[Choice]) -> dict[str, BitWindow]:
+    """Windows of all layers, by name."""
+    pairs = zip(groups, chosen, strict=True)
+    return {name: window for group, choice in pairs for name, window in group.named(choice.windows).items()}
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:

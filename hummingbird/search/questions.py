@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from hummingbird.bits import BitWindow
-from hummingbird.search.evaluator import Evaluator, checked
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.search.evaluator import Evaluator, Score, checked
 from hummingbird.search.journal import Journal
-from hummingbird.search.problem import Group
 
 
 class Progress(NamedTuple):
-    """Where a search stands: prefixes entered, windows tried, and accuracy and price of the best full assignment."""
+    """Where a search stands: configs tried, and the share of right answers and the price of the best one so far."""
 
-    nodes: int
     evaluations: int
     accuracy: float | None
     price: float | None
 
 
 class Questions:
-    """Accuracies of windows for a group, behind those of the groups before it."""
+    """Scores of windows, all other layers exact. names: of all layers, in order."""
 
-    def __init__(self, groups: Sequence[Group], evaluator: Evaluator, journal: Journal) -> None:
-        self.groups, self.evaluator, self.journal = groups, evaluator, journal
+    def __init__(self, names: Sequence[str], evaluator: Evaluator, journal: Journal) -> None:
+        self.names, self.evaluator, self.journal = names, evaluator, journal
         self.evaluations = 0
         self.watch: Callable[[], None] = lambda: None
 
-    def prefix(self, chosen: Sequence[BitWindow]) -> dict[str, BitWindow]:
-        """Windows of the layers of the first groups, by name."""
-        pairs = zip(self.groups, chosen, strict=False)  # fewer windows than groups
-        return {layer.name: window for group, window in pairs for layer in group.layers}
+    def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
+        """All layers are named: relu#1 without an entry would take the window of relu."""
+        return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
 
-    def ask(self, chosen: Sequence[BitWindow], windows: Sequence[BitWindow], floor: float) -> list[float]:
-        """Accuracies of `windows` for the group after the chosen ones; any lower number for one below `floor`."""
-        group = self.groups[len(chosen)]
+    def coarse(self, windows: Mapping[str, BitWindow]) -> float:
+        """The score that ranks."""
+        config = self.config(windows)
+        return self._ask("coarse", config, 0.0, lambda: [self.evaluator.coarse(config)])[0]
 
-        def evaluate() -> list[float]:
-            found = self.evaluator.accuracy(self.prefix(chosen), group, windows, floor)
-            return checked(found, len(windows), f"group {group.name}")
+    def full(self, windows: Mapping[str, BitWindow], floor: float = 0.0) -> Score:
+        """The score that decides; any lower number for answers below `floor`."""
+        config = self.config(windows)
+        return Score(*self._ask("full", config, floor, lambda: list(self.evaluator.full(config, floor))))
 
-        accuracies = checked(self.journal.ask(chosen, windows, floor, evaluate), len(windows), "the search's state")
-        self.evaluations += len(windows)
+    def _ask(self, what: str, config: BitConfig, floor: float, evaluate: Callable[[], list[float]]) -> list[float]:
+        windows = [[config.layers[name].k, config.layers[name].m] for name in self.names]
+        question = {"asked": what, "windows": windows, "floor": floor}
+
+        def answer() -> list[float]:
+            return [checked(value, what) for value in evaluate()]
+
+        found = [checked(value, "the search's state") for value in self.journal.ask(question, answer)]
+        self.evaluations += 1
         self.watch()
-        return accuracies
+        return found

@@ -15,20 +15,23 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.search.budget import read_budget
 from hummingbird.search.cached import CachedEvaluator, check_labels
 from hummingbird.search.find import search_bits
 from hummingbird.search.groups import group_layers
+from hummingbird.search.images import gathered
 from hummingbird.search.net import SearchedNet
 from hummingbird.search.objective import Objective, bit_budget, online_bytes, predicted_seconds
 from hummingbird.search.questions import Progress
@@ -42,9 +45,12 @@ CRITERIA = ("agreement", "accuracy")
 class Study:
     """A trained net, validation images (N, ...) and labels int64 (N,), and what private inference of it costs.
 
-    criterion: what windows are chosen by, "agreement" with the exact net or "accuracy"; only the latter needs labels.
-    by: how layers are grouped, as for `group_layers`. seed: of the protocol's random numbers. batch: images at a time.
-    progress: told (images done, of all) while magnitudes are measured. Cost: two passes of the exact net.
+    images: a tensor, or a DataLoader, a data set or batches, with labels or without; they are held in memory, and a
+    search is resumed with the same images in the same order. criterion: what windows are chosen by, "agreement" with
+    the exact net or "accuracy"; only the latter needs labels. by: how layers are grouped, as for `group_layers`.
+    seed, runs: of the protocol's random numbers, and over how many seeds windows are compared in the end. batch: images
+    at a time. progress: told (images done, of all) while magnitudes are measured. Cost: two passes of the exact net.
+    `input_range`: the largest |x| in the images.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
     converted, ConfigError for the other arguments.
     """
@@ -52,7 +58,7 @@ class Study:
     def __init__(
         self,
         net: nn.Module,
-        images: Tensor,
+        images: Tensor | Dataset[Any] | Iterable[Any],
         labels: Tensor | None = None,
         *,
         criterion: str = "agreement",
@@ -60,19 +66,21 @@ class Study:
         protocol: str = "masked",
         parties: int = 2,
         seed: int = 0,
+        runs: int = 2,
         batch: int = 128,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        net = graph.unwrapped(net)
+        started, net = time.perf_counter(), graph.unwrapped(net)
         if criterion not in CRITERIA:
             raise ConfigError(
                 f"unknown criterion {criterion!r}", where="criterion", hint=f"one of {', '.join(CRITERIA)}"
             )
+        images, labels = gathered(images, labels)
         if criterion == "accuracy" and labels is None:
             raise InputError("no labels to be accurate to", where="labels", hint='give them, or criterion="agreement"')
         target = labels if criterion == "accuracy" else None
         self.evaluator = CachedEvaluator(
-            net, images, target, protocol=protocol, parties=parties, seed=seed, batch=batch
+            net, images, target, protocol=protocol, parties=parties, seed=seed, runs=runs, batch=batch
         )
         if labels is not None:
             check_labels(labels, len(images), self.evaluator.classes)
@@ -81,6 +89,7 @@ class Study:
         self.layers = self.searched.layers(largest)
         self.groups = group_layers(self.layers, by)
         self.protocol, self.parties, self.seed = protocol, parties, seed
+        self.input_range = max(abs(float(end)) for end in torch.aminmax(images))
         self._labels = None if labels is None else labels.cpu()
         data = hashlib.sha256()
         for tensor in (images,) if labels is None else (images, labels):
@@ -91,10 +100,12 @@ class Study:
             "data": data.hexdigest(),
             "samples": len(images),
             "batch": batch,
+            "runs": runs,
             "criterion": criterion,
             "protocol": protocol,
             "parties": parties,
         }
+        self._seconds = time.perf_counter() - started
 
     def accuracy(self, config: BitConfig) -> float | None:
         """The share of right answers with these windows, None without labels; one pass over the images."""
@@ -119,13 +130,16 @@ class Study:
 
     def search(
         self,
-        budget: float | Fraction | None = None,
+        budget: float | Fraction | str | None = None,
         *,
         objective: Objective | None = None,
         margin: float = 0.05,
         spare: int = 1,
+        headroom: float = 0.25,
+        reach: int = 2,
         widths: Sequence[int] | None = None,
-        reach: int = 4,
+        trials: int = 4,
+        uniform: bool = False,
         thrifty: bool = False,
         state: str | Path | None = None,
         progress: Callable[[Progress], None] | None = None,
@@ -133,26 +147,32 @@ class Study:
     ) -> BitConfig:
         """Windows within a budget, None: eco's, as `search_bits` finds them; its arguments and errors.
 
+        budget: also as text, "8/64" or "120kB". The margin is of the criterion: 0.05 lets one answer in twenty change.
         The provenance says of what net and data they are, and for each layer the largest |x| seen, in ring units, and
-        how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. The margin is of
-        the criterion: 0.05 lets one answer in twenty change.
+        how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. `below_range`
+        names the layers whose k the budget has forced below what they have seen. `seconds` are those of this study and
+        of this search, with all sessions that it was resumed from.
         """
-        started = time.perf_counter()
+        objective = objective or self.objective()
         config = search_bits(
             self.groups,
             self.evaluator,
-            budget,
-            objective=objective or self.objective(),
+            read_budget(budget, objective.name) if isinstance(budget, str) else budget,
+            objective=objective,
             margin=margin,
             spare=spare,
-            widths=widths,
+            headroom=headroom,
             reach=reach,
+            widths=widths,
+            trials=trials,
+            uniform=uniform,
             accepts=self.searched.accepts,
             thrifty=thrifty,
             seed=self.seed,
             identity=" ".join(str(fact) for fact in self._facts.values()),
             provenance=provenance,
             state=state,
+            before=self._seconds,
             progress=progress,
         )
         seen = {layer.name: self._seen(layer.largest, config.window(layer.name).k) for layer in self.layers}
@@ -163,10 +183,10 @@ class Study:
         told |= {
             "groups": {group.name: [layer.name for layer in group.layers] for group in self.groups},
             "layers": seen,
-            "seconds": round(time.perf_counter() - started, 3),
+            "below_range": [name for name, room in seen.items() if (room["margin_bits"] or 0.0) < 0],
             "versions": {"hummingbird": VERSION, "torch": torch.__version__},
         }
-        return BitConfig(config.default, config.layers, told)
+        return BitConfig(config.default, config.layers, told, self.input_range)
 
     @staticmethod
     def _seen(largest: int, k: int) -> dict[str, float | None]:

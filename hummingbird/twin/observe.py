@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird import convert
+from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.ring import SCALE
@@ -72,6 +72,7 @@ def magnitudes(
     folded, config = FoldedNet(net), convert._config(bits)
     windows = Windows(folded.traced, protocol)
     config.check_names(windows.names)
+    config.check_use(lambda: graph.fingerprint(folded.traced), protocol, parties)
     compare = _Watched(seed)
     found = dict.fromkeys(windows.names, 0.0)
 

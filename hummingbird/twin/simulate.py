@@ -7,7 +7,9 @@ them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -51,6 +53,7 @@ def simulate(
         +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
+    Warns as it does, and once of inputs beyond the bits' `input_range`.
 
         twin = hummingbird.simulate(net, "bits.json")
         accuracy = (twin(images).argmax(1) == labels).float().mean()
@@ -62,10 +65,31 @@ def simulate(
         raise ConfigError(f"seed={seed!r}", where="simulate", hint="None, or an integer from 0 to 2^63 - 1")
     if mode == "exact" and clamp:
         raise ConfigError("clamp with mode='exact'", where="simulate", hint="clamping is for training: mode='fast'")
-    private = convert.build(net, bits, protocol=protocol)
+    config = convert._config(bits)
+    private = convert.build(net, config, protocol=protocol, parties=parties)
     if mode == "exact":
-        return ExactTwin(net, bits, protocol, parties, seed)
-    return FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp))
+        return ExactTwin(net, config, protocol, parties, seed)
+    twin = FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp))
+    twin.inputs = InputRange(config.input_range)
+    return twin
+
+
+class InputRange:
+    """The largest |x| that windows were made for, None if it is not known; warns once of what lies beyond."""
+
+    def __init__(self, most: float | None) -> None:
+        self.most, self.warned = most, False
+
+    def see(self, x: Tensor) -> None:
+        """Look at a batch. The bound is rounded as x was: in half precision too, x at the bound is not beyond it."""
+        if self.most is None or self.warned or not x.numel():
+            return
+        least, most = torch.aminmax(x.detach())
+        seen = torch.maximum(-least, most)
+        if not bool(seen <= torch.tensor(self.most, dtype=x.dtype, device=x.device)):
+            self.warned = True
+            what = f"inputs reach |x| = {float(seen):g}, beyond {self.most:g}, the range that the windows were made for"
+            warnings.warn(f"{what}: values may leave their windows", stacklevel=2)
 
 
 class FastTwin(nn.Module):
@@ -84,6 +108,7 @@ class FastTwin(nn.Module):
         self._folded: FoldedNet | None = None
         self._folded_of: list[Any] = []
         self._layers = self._twins(plan)
+        self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
         """Of all layers that compare, by name."""
@@ -97,9 +122,12 @@ class FastTwin(nn.Module):
         """
         config = convert._config(bits)
         config.check_names(self.comparing_layers)
+        steps = partial(graph.trace, self.net, custom=tuple(convert._custom))
+        config.check_use(lambda: graph.fingerprint(steps()), self._protocol, self._parties)
         if self._windows is None:
-            self._windows = Windows(graph.trace(self.net, custom=tuple(convert._custom)), self._protocol)
+            self._windows = Windows(steps(), self._protocol)
         self._layers = self._twins(self._windows.plan(config))
+        self.inputs = InputRange(config.input_range)
 
     @property
     def comparing_layers(self) -> list[str]:
@@ -108,6 +136,7 @@ class FastTwin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: real, the net's own input."""
+        self.inputs.see(x)
         self._compare.training = self.net.training
         out: Tensor
         if self.net.training or torch.is_grad_enabled() or not self._single(x):
@@ -138,7 +167,7 @@ class ExactTwin(nn.Module):
     def __init__(
         self,
         net: nn.Module,
-        bits: BitConfig | BitWindow | str | PathLike[str] | None,
+        config: BitConfig,
         protocol: str,
         parties: int,
         seed: int | None,
@@ -146,13 +175,15 @@ class ExactTwin(nn.Module):
         super().__init__()
         self.net = net
         self.training = net.training
-        self._bits, self._protocol = convert._config(bits), protocol
+        self.inputs = InputRange(config.input_range)
+        self._bits, self._protocol = config.windows, protocol
         self._parties, self._seed = parties, seed
         self._running: dict[torch.device, Parties] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """x: real, |x| < 2^30; float32 result. InputError for other values, and for shapes that the net cannot take."""
         inputs.encoded(x, "simulate")
+        self.inputs.see(x)
         if x.device not in self._running:
             self._running[x.device] = Parties(self._parties, self._seed, x.device)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):

@@ -1,0 +1,234 @@
+"""HummingBird-b: the windows that a budget pays for, ranked by what groups lose apart, decided by trials together.
+
+1. Uniform windows: for every k one window [k:m) for all layers, as wide as the budget allows. The best of them, by
+   right answers, is what the search must not fall behind.
+2. Losses apart: each group's windows, with exact comparisons elsewhere. Errors of different groups, and of upper and
+   lower bits, are nearly independent and small, and a score falls in proportion to their size: so the squares of losses
+   add up.
+3. The assignments with the least sums within the budget (choose.py, exact for these sums), widened with what they
+   leave of it.
+4. They are tried in full. Of those with no fewer right answers than the best uniform window, the finest score wins.
+
+Level by level (problem.py): first all k have their headroom. A budget forces k down if none of the assignments tried
+has as many right answers as the best uniform window; then groups may be a level lower. If no level has such an
+assignment, the best uniform window itself is the result. So on the images of the evaluator what is found has no fewer
+right answers than any uniform window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import compress
+from typing import NamedTuple
+
+from hummingbird.bits import BitWindow
+from hummingbird.errors import ConfigError
+from hummingbird.search.choose import Item, least_sums
+from hummingbird.search.evaluator import Score
+from hummingbird.search.objective import Objective
+from hummingbird.search.problem import IDENTITY, Choice, Group, named
+from hummingbird.search.questions import Questions
+
+_HARDLY, _ALREADY = 1e-4, 0.25  # losses between which those of lower ends are measured
+_TIES = 2.0**-40  # of equal sums the cheaper one: the price of a whole budget counts as this loss
+
+
+class Found(NamedTuple):
+    """Windows by name, their price and score."""
+
+    windows: Mapping[str, BitWindow]
+    price: Fraction
+    score: Score
+
+
+@dataclass
+class Budgeted:
+    """One search. choices: of each group. exact: the score without windows. accepts: whether the net runs windows.
+    The rest is as for `search_bits`.
+    """
+
+    groups: Sequence[Group]
+    choices: Sequence[Sequence[Choice]]
+    objective: Objective
+    budget: Fraction
+    questions: Questions
+    accepts: Callable[[Mapping[str, BitWindow]], bool]
+    exact: Score
+    trials: int
+    margin: float
+    headroom: float
+    reach: int
+    widths: Sequence[int] | None
+    thrifty: bool
+
+    def __post_init__(self) -> None:
+        self.best: Found | None = None
+        self.uniform: Found | None = None
+        prices = [[self.objective.total(group.layers, c.windows) for c in found] for group, found in self._paired()]
+        rest = sum(map(min, prices), Fraction(0))
+        # What leaves too little for the cheapest choices of the others is in no assignment.
+        kept = [[price + rest - min(found) <= self.budget for price in found] for found in prices]
+        self.choices = [[*compress(*pair)] for pair in zip(self.choices, kept, strict=True)]
+        self._prices = [[*compress(*pair)] for pair in zip(prices, kept, strict=True)]
+
+    def search(self) -> Found:
+        """The result. ConfigError if nothing tried keeps the exact net's answers less the margin."""
+        self.uniform = self.best_uniform()
+        least = self.exact.answers - self.margin
+        floor = least if self.uniform is None else max(least, self.uniform.score.answers)
+        self._most = self.questions.coarse({})
+        losses = [self._losses(group, found) for group, found in self._paired()]
+        for level in sorted({choice.level for found in self.choices for choice in found}):
+            tried = [self._try(windows, floor) for windows in self._promising(losses, level)]
+            if good := [found for found in tried if found.score.answers >= floor]:
+                self.best = max(good, key=lambda found: found.score.fine)
+                break
+        if self.best is None or self.best.score.answers < least:
+            raise ConfigError(
+                f"found no assignment within {float(self.budget):g} {self.objective.unit} that keeps a score of "
+                f"{least:.4f}: {self.exact.answers:.4f} for the exact net, less a margin of {self.margin:g}",
+                where="budget",
+                hint="allow a larger budget or margin, or smaller groups",
+            )
+        return self.best
+
+    def _paired(self) -> Iterator[tuple[Group, Sequence[Choice]]]:
+        return zip(self.groups, self.choices, strict=True)
+
+    def _try(self, windows: Mapping[str, BitWindow], floor: float) -> Found:
+        score = self.questions.full(windows, floor)
+        found = Found(windows, self._price(windows), score)
+        if self.best is None or score > self.best.score:
+            self.best = found
+        return found
+
+    def _price(self, windows: Mapping[str, BitWindow]) -> Fraction:
+        layers = [layer for group in self.groups for layer in group.layers]
+        return self.objective.total(layers, [windows[layer.name] for layer in layers])
+
+    # 1. Uniform windows
+    # ------------------
+
+    def best_uniform(self) -> Found | None:
+        """By right answers, then by the finer score, None if the budget pays for none."""
+        windows = [*self._uniforms()]
+        ranks = [self.questions.coarse(each) for each in windows]
+        best: Found | None = None
+        # Those that rank high come first: they give the floor.
+        for number in sorted(range(len(windows)), key=lambda number: -ranks[number]):
+            found = self._try(windows[number], 0.0 if best is None else best.score.answers)
+            if best is None or found.score > best.score:
+                best = found
+        return best
+
+    def _uniforms(self) -> Iterator[dict[str, BitWindow]]:
+        """For every k that a layer has at some level, the widest window that the budget pays for and the net runs."""
+        layers, least = [layer for group in self.groups for layer in group.layers], self.objective.least_width
+        top = min(max(layer.upper(0, self.headroom) for layer in layers), *(layer.limit for layer in layers))
+        low = min(layer.upper(1 + self.reach, self.headroom) for layer in layers)
+        for k in range(top, max(low, least) - 1, -1):
+            for m in range(k - least + 1):
+                if self.widths is not None and k - m not in self.widths:
+                    continue
+                windows = {layer.name: BitWindow(k, m) for layer in layers}
+                if self._price(windows) <= self.budget and self.accepts(windows):
+                    yield windows
+                    break
+
+    # 2. Losses apart
+    # ---------------
+
+    def _losses(self, group: Group, choices: Sequence[Choice]) -> list[float]:
+        """The square of what each choice loses: its lower end with all upper bits, its upper end with all lower
+        bits; an identity, or where the net cannot run an end alone, the choice itself.
+        """
+        ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
+        lower = self._lower(group, sorted({choice.m for choice in ranked}))
+        levels = {choice.level for choice in ranked} - {0}
+        upper = {0: 0.0} | {level: self._lost(group, self._windows(group, level, 0)) for level in sorted(levels)}
+
+        def loss(choice: Choice) -> float:
+            if choice.windows[0] != IDENTITY:
+                ends = lower[choice.m] ** 2 + upper[choice.level] ** 2
+                if ends < math.inf:
+                    return ends
+            return self._lost(group, choice.windows) ** 2
+
+        return [loss(choice) for choice in choices]
+
+    def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
+        """What windows of level 0 lose, for every m. From the middle outwards: a bit less than one that hardly loses
+        loses half of it at most (a value is pruned half as often, and is half as large); more than what is lost already
+        is not measured.
+        """
+        found, middle = {0: 0.0}, len(all_m) // 2
+        for m in reversed(all_m[:middle]):
+            above = found.get(m + 1, 1.0)
+            found.setdefault(m, above / 2 if above < _HARDLY else self._lost(group, self._windows(group, 0, m)))
+        for m in all_m[middle:]:
+            below = found.get(m - 1, 0.0)
+            found.setdefault(m, below if _ALREADY < below < math.inf else self._lost(group, self._windows(group, 0, m)))
+        return found
+
+    def _windows(self, group: Group, level: int, m: int) -> tuple[BitWindow, ...]:
+        windows = group.windows(level, m, self.headroom, self.objective.least_width)
+        assert windows is not None  # a choice has these bits above m, and its level's k
+        return windows
+
+    def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
+        """What these windows lose; infinite if the net cannot run them."""
+        asked = group.named(windows)
+        return max(0.0, self._most - self.questions.coarse(asked)) if self.accepts(asked) else math.inf
+
+    # 3. Assignments
+    # --------------
+
+    def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
+        """The assignments to try up to a level, the most promising first, each once."""
+        places = [
+            [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
+            for found, lost in zip(self.choices, losses, strict=True)
+        ]
+        if not all(places):
+            return []
+        dearest = float(self.budget) or 1.0
+        tables = [
+            [Item(prices[n], lost[n] + _TIES * float(prices[n]) / dearest) for n in found]
+            for found, prices, lost in zip(places, self._prices, losses, strict=True)
+        ]
+
+        def runs(chosen: Sequence[int]) -> bool:
+            return self.accepts(named(self.groups, self._chosen(places, chosen)))
+
+        found = [self._chosen(places, chosen) for chosen in least_sums(tables, self.budget, self.trials, runs)]
+        windows = [named(self.groups, chosen if self.thrifty else self._widened(chosen)) for chosen in found]
+        return [each for number, each in enumerate(windows) if each not in windows[:number]]
+
+    def _chosen(self, places: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[Choice]:
+        return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
+
+    def _widened(self, chosen: Sequence[Choice]) -> list[Choice]:
+        """With what they leave of the budget: groups take turns, a bit at a time, first upwards, then downwards."""
+        found, turns = list(chosen), list(range(len(chosen)))
+        while turns:
+            for depth in tuple(turns):
+                wider = self._wider(found, depth)
+                if wider is None:
+                    turns.remove(depth)
+                else:
+                    found[depth] = wider
+        return found
+
+    def _wider(self, chosen: Sequence[Choice], depth: int) -> Choice | None:
+        """The next choice of a group that contains its own, if budget and net allow it; an identity stays one."""
+        own = chosen[depth]
+        above = [c for c in self.choices[depth] if c.m == own.m < 64 and c.level < own.level]
+        below = [c for c in self.choices[depth] if c.m < own.m < 64 and c.level == own.level]
+        for wider in (*sorted(above, key=lambda c: -c.level)[:1], *sorted(below, key=lambda c: -c.m)[:1]):
+            windows = named(self.groups, [*chosen[:depth], wider, *chosen[depth + 1 :]])
+            if self._price(windows) <= self.budget and self.accepts(windows):
+                return wider
+        return None
