@@ -293,8 +293,8 @@ def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
 
-def _spline(name: str) -> Build:
-    return lambda step, comparison, owner: act.Spline(step.op, splines.smooth(name), comparison)
+def _squashing(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return act.Spline(step.op, splines.squashing(step.op), comparison)
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
@@ -317,11 +317,11 @@ _COMPARING: dict[str, Build] = {
     "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
     "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
-    "sigmoid": _spline("sigmoid"),
-    "tanh": _spline("tanh"),
-    "silu": _spline("silu"),
-    "gelu": lambda step, comparison, owner: act.Spline(
-        step.op, splines.smooth(f"gelu-{step.attrs['approximate']}"), comparison
+    "sigmoid": _squashing,
+    "tanh": _squashing,
+    "silu": lambda step, comparison, owner: act.EvenSpline(step.op, splines.even("silu"), comparison),
+    "gelu": lambda step, comparison, owner: act.EvenSpline(
+        step.op, splines.even(f"gelu-{step.attrs['approximate']}"), comparison
     ),
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, ring
+from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
@@ -228,7 +229,31 @@ class Spline(Comparing):
         return out + start, SCALE + curve.fraction
 
     def constants(self) -> tuple[int, ...]:
+        """All that parties with other floating-point units might fit differently."""
         return self.curve.value, *self.curve.slopes, *(round(knot * 2**SCALE) for knot in self.curve.knots.tolist())
 
     def label(self) -> str:
         return f"{self.name}, {len(self.curve.knots)} knots, error {self.curve.error:.1e}, {super().label()}"
+
+
+class EvenSpline(Spline):
+    """x / 2 and a spline of |x| = 2 relu(x) - x: a comparison, then one for each knot, in the rounds of two ReLUs."""
+
+    whole_ring = True  # |x| is compared again
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        n, scale = inputs[0].numel, inputs[0].scale
+        return self.comparison.cost(n, scale, parties) + self.again(scale).cost(n * self.comparisons, SCALE, parties)
+
+    def again(self, scale: int) -> Comparison:
+        """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
+        known = self.comparison
+        return Comparison(known.protocol, BitWindow(known.range(scale) + SCALE + 1, known.window.m), 64, known.ring)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0]
+
+    def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
+        y, x = self.comparison.relu(share, scale)
+        out, finer = Spline(self.name, self.curve, self.again(scale)).compute(2 * y - x, SCALE)
+        return out + (x << (finer - SCALE - 1)), finer

@@ -268,7 +268,7 @@ def _checked_options(dealer: object, tls: object, timeout: object, device: objec
         found = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError):
         found = None
-    if found is None or found.type not in ("cpu", "cuda"):
+    if found is None or found.type not in ("cpu", "cuda", "meta"):  # meta: shapes only
         raise ConfigError(f"device={device!r}", where="init", hint='"cpu" or "cuda"')
     return found
 

@@ -1,7 +1,11 @@
 """Smooth functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
 
-Knots lie on f; each chord reaches as far as its distance to f stays allowed. Left and right of the knots a spline goes
-on along the line that f approaches. All slopes are whole numbers of the fixed point.
+Each chord of f reaches as far as its distance to f stays allowed; then its ends are moved by its mean distance, so that
+errors have mean zero: what does not average out would add up from layer to layer. Left and right of the knots a spline
+goes on along the line that f approaches. All slopes are whole numbers of the fixed point.
+
+SiLU and GELU are x / 2 and an even function: knots of that on |x| = 2 relu(x) - x are half as many, behind one
+comparison more.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from torch import Tensor
 
 from hummingbird.ring import SCALE
 
-TOLERANCE = 2.0**-10  # of a spline: 1e-3, well above the 2^-16 of the fixed point, well below what changes a prediction
+# Of the chords of an activation that squashes, in gates and at the end of nets, and of those in every layer: the 128
+# layers of EfficientNet-B4 then err by 0.6 % of the largest logit, where 2^-10 without moved ends gave 20 %.
+TOLERANCE, FINE = 2.0**-12, 2.0**-13
 _GRID = 2.0**-SCALE
 
 
@@ -57,6 +63,9 @@ def fit(
     at = x if allowed is None else x[_longest_chords(x, function(x), allowed)]
     at = (at / _GRID).round() * _GRID
     values, unit = function(at), 2.0**fraction
+    if allowed is not None:
+        errors = torch.stack([_mean_error(function, *chord) for chord in itertools.pairwise(at.tolist())])
+        values[1:-1] -= (errors[1:] + errors[:-1]) / 2
     start = now = round(float(values[0]) * unit / _GRID)
     slopes = [round(ends[0] * unit)]
     for length, goal in zip((at[1:] - at[:-1]).tolist(), values[1:].tolist(), strict=True):
@@ -66,6 +75,14 @@ def fit(
     found = Fit(at, start, tuple(slopes), fraction, 0.0)
     inside = torch.linspace(float(at[0]), float(at[-1]), 4001, dtype=torch.float64)
     return found._replace(error=float((evaluate(found, inside) - function(inside)).abs().max()))
+
+
+def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float) -> Tensor:
+    """The mean of chord less function between two places, by the trapezoidal rule."""
+    weight = torch.linspace(0.0, 1.0, 65, dtype=torch.float64)
+    values = function(left + (right - left) * weight)
+    distance = torch.lerp(values[0], values[-1], weight) - values
+    return distance[1:-1].sum() / 64
 
 
 def evaluate(curve: Fit, x: Tensor) -> Tensor:
@@ -92,22 +109,25 @@ def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
     return index
 
 
-_GELU = {kind: functools.partial(torch.nn.functional.gelu, approximate=kind) for kind in ("none", "tanh")}
-_SMOOTH: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float], tuple[float, float]]] = {
-    "sigmoid": (torch.sigmoid, (-10.0, 10.0), (0.0, 0.0)),
-    "tanh": (torch.tanh, (-6.0, 6.0), (0.0, 0.0)),
-    "silu": (torch.nn.functional.silu, (-12.0, 12.0), (0.0, 1.0)),
-    "gelu-none": (_GELU["none"], (-6.0, 6.0), (0.0, 1.0)),
-    "gelu-tanh": (_GELU["tanh"], (-6.0, 6.0), (0.0, 1.0)),
+_EVEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu-none": torch.nn.functional.gelu,
+    "gelu-tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 
 
 @functools.cache
-def smooth(name: str) -> Fit:
-    """The spline of an activation, within 2^-10 everywhere: outside of its span the function is as close to a line."""
-    function, span, ends = _SMOOTH[name]
-    x = torch.linspace(*span, 4001, dtype=torch.float64)
-    return fit(function, x, ends, torch.full_like(x, TOLERANCE))
+def squashing(name: str) -> Fit:
+    """The spline of "sigmoid" or "tanh", within 2^-12 everywhere: beyond 10 both are as close to their ends."""
+    x = torch.linspace(-10.0, 10.0, 8001, dtype=torch.float64)
+    return fit(getattr(torch, name), x, (0.0, 0.0), torch.full_like(x, TOLERANCE))
+
+
+@functools.cache
+def even(name: str) -> Fit:
+    """The spline, for |x|, of SiLU or GELU less x / 2, within 2^-13 everywhere. The line from 14 on is |x| / 2."""
+    x = torch.linspace(0.0, 14.0, 14001, dtype=torch.float64)
+    return fit(lambda x: _EVEN[name](x) - x / 2, x, (0.0, 0.5), torch.full_like(x, FINE))
 
 
 @functools.cache

@@ -44,6 +44,8 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
         return _hardtanh(layer, law, compare)
     if isinstance(layer, act.Hardswish):
         return _hardswish(law, compare)
+    if isinstance(layer, act.EvenSpline):
+        return _even_spline(layer.curve, law, Law.of(layer.again(scale), SCALE, parties), compare)
     if isinstance(layer, act.Spline):
         return lambda x: _spline(layer.curve, law, compare, x)
     assert isinstance(layer, act.ReLU), f"no twin of {type(layer).__name__}"
@@ -100,6 +102,14 @@ def _spline(curve: Fit, law: Law, compare: Compare, x: Tensor) -> Tensor:
         if number == 0 and curve.slopes[0]:
             out = out + z * (curve.slopes[0] * 2.0**-curve.fraction)
     return out.to(x.dtype)
+
+
+def _even_spline(curve: Fit, law: Law, again: Law, compare: Compare) -> Twin:
+    def even(x: Tensor) -> Tensor:
+        y, z = compare.both(x, law)
+        return _spline(curve, again, compare, 2 * y - z) + z / 2
+
+    return even
 
 
 def _maximum(taps: Tensor, law: Law, compare: Compare) -> Tensor:
