@@ -153,6 +153,12 @@ def check_truncate(parts, *, count, shift):
     assert [signed(x) for x in arithmetic] == [signed(x) >> shift for x in r]
 
 
+def check_divide(parts, *, count, divisor):
+    a, unsigned, arithmetic = (total(column) for column in parts)
+    assert unsigned == [x // divisor for x in a]
+    assert [signed(x) for x in arithmetic] == [signed(x) // divisor for x in a]
+
+
 CONV = {"size0": [2, 2, 4, 3], "size1": [3, 2, 3, 3], "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
 
 
@@ -173,6 +179,7 @@ CASES = [
     (Request("select", {"count": COUNT, "shift": 0}), check_select),
     (Request("select", {"count": COUNT, "shift": 16}), check_select),
     (Request("truncate", {"count": COUNT, "shift": 9}), check_truncate),
+    (Request("divide", {"count": COUNT, "divisor": 12_345}), check_divide),
 ]
 
 

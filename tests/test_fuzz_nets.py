@@ -37,7 +37,7 @@ def test_two_hundred_random_nets_are_right_or_refused() -> None:
 
 
 def test_every_operation_has_a_bound() -> None:
-    assert set(BOUNDS) | MOVES | {"input", "custom"} == set(OPS)
+    assert set(BOUNDS) | MOVES | {"input", "custom", "elementwise"} == set(OPS)
     assert not set(BOUNDS) & MOVES
 
 

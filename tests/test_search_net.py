@@ -53,7 +53,9 @@ def test_names_outputs_limits_and_prices_are_the_converters(protocol: str) -> No
         alone = {name: EXACT for name in searched.names}
         assert accepted(net, BitConfig(EXACT, alone | {layer.name: BitWindow(layer.limit, 8)}), protocol)
         if protocol == "masked" and layer.limit < 64:
-            assert not accepted(net, BitConfig(EXACT, alone | {layer.name: BitWindow(layer.limit + 1, 8)}), protocol)
+            ends = [alone | {layer.name: BitWindow(layer.limit + more, 8)} for more in (0, 1)]
+            costs = [[p.cost for p in convert_model(net, BitConfig(EXACT, end)).costs((1, *SHAPE), 2)] for end in ends]
+            assert costs[0] == costs[1], "a window is cut off at the limit"
     assert [layer.limit < 64 for layer in layers] == [True, True, False, True]  # the pool reads what a ReLU has lifted
     for window in (BitWindow(20, 12), BitWindow(20, 3), BitWindow(12, 0)):
         priced = {

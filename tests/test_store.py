@@ -26,7 +26,7 @@ from tests.store_jobs import SLICE, net, rows, write_store
 SLOTS = 3
 KINDS = [case for case in CASES if case[0].kind not in ("fixed", "linear")]
 BATCH = [request for request, _ in KINDS]
-FACTS = {"architecture": "a", "bits": "b", "protocol": "gmw", "weights": "public"}
+FACTS = {"architecture": "a", "bits": "b", "plan": "p", "protocol": "gmw", "weights": "public"}
 
 
 def dealt(out: Path, parties: int = 2, slots: int = SLOTS, **options: Any) -> Path:

@@ -124,7 +124,7 @@ class PReLU(Comparing):
         super().__init__(comparison)
         self.owner = owner
         if owner is None:
-            self.slope_fraction = ring.fraction(weight, room(FLOOR), where="weight")
+            self.slope_fraction = max(SCALE, ring.fraction(weight, room(FLOOR), where="weight"))
             self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
         else:
             self.slope_fraction, self.growth = private_fraction(weight, owner), FLOOR

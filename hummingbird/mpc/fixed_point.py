@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.mpc._crypten import ArithmeticSharedTensor, FixedPointEncoder, beaver, cfg
+from hummingbird.mpc._crypten import ArithmeticSharedTensor, FixedPointEncoder, beaver, cfg, refuse_validation
 from hummingbird.mpc.division import LARGEST
 from hummingbird.ring import MAX_INTEGER_BITS, SCALE
 
@@ -219,6 +219,7 @@ def _div(self: Any, y: Any) -> Any:
 
 
 def _div_(self: Any, y: Any) -> Any:
+    refuse_validation()  # CrypTen's own looks at the mode by itself, and opens what it divides
     return _become(self, _div(self, y))
 
 

@@ -102,7 +102,8 @@ class Linear(Layer):
         self.growth = _growth(op, weight, options) if owner is None else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
-            self.fraction = ring.fraction(weight, room(self.bound([FLOOR])), where="weight")
+            # At least 16, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
+            self.fraction = max(SCALE, ring.fraction(weight, room(self.bound([FLOOR])), where="weight"))
         else:
             self.fraction = private_fraction(weight, owner)
         set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)

@@ -98,7 +98,7 @@ class StoreDealer(Account):
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """DealerError unless the store was dealt for a net with these facts, and holds material for these slices."""
         header, hint = self.header, "deal a store for this net, these bits and this shape"
-        for name, dealt in header.facts.items():
+        for name, dealt in sorted(header.facts.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain it
             if (has := material_facts(facts).get(name, "")) != dealt:
                 what = f"the store was dealt for {name} {_short(dealt)}, this net has {_short(has)}"
                 if name == "plan":  # public weights decide how many bits of fraction a layer adds
