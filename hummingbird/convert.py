@@ -170,7 +170,7 @@ def build(
         "weights": "public" if owner is None else f"private to party {owner}",
     }
     settings = f"protocol {protocol}, weights {facts['weights']}"
-    return PrivateNet(plan, [_bare(step) for step in steps], facts, settings, getattr(config, "input_range", None))
+    return PrivateNet(plan, [_bare(step) for step in steps], facts, settings, config.input_range)
 
 
 def _config(bits: BitConfig | BitWindow | str | PathLike[str] | None) -> BitConfig:

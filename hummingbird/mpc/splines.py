@@ -109,25 +109,29 @@ def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
     return index
 
 
-_EVEN: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu-none": torch.nn.functional.gelu,
-    "gelu-tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+# The function, and from where on it is within 2^-13 of x, or 2^-12 of its end.
+_SQUASHING = {"sigmoid": (torch.sigmoid, 10), "tanh": (torch.tanh, 6)}
+_EVEN: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "silu": (torch.nn.functional.silu, 12),
+    "gelu-none": (torch.nn.functional.gelu, 6),
+    "gelu-tanh": (functools.partial(torch.nn.functional.gelu, approximate="tanh"), 6),
 }
 
 
 @functools.cache
 def squashing(name: str) -> Fit:
-    """The spline of "sigmoid" or "tanh", within 2^-12 everywhere: beyond 10 both are as close to their ends."""
-    x = torch.linspace(-10.0, 10.0, 8001, dtype=torch.float64)
-    return fit(getattr(torch, name), x, (0.0, 0.0), torch.full_like(x, TOLERANCE))
+    """The spline of "sigmoid" or "tanh", within 2^-12 everywhere."""
+    function, end = _SQUASHING[name]
+    x = torch.linspace(-end, end, 8001, dtype=torch.float64)
+    return fit(function, x, (0.0, 0.0), torch.full_like(x, TOLERANCE))
 
 
 @functools.cache
 def even(name: str) -> Fit:
-    """The spline, for |x|, of SiLU or GELU less x / 2, within 2^-13 everywhere. The line from 14 on is |x| / 2."""
-    x = torch.linspace(0.0, 14.0, 14001, dtype=torch.float64)
-    return fit(lambda x: _EVEN[name](x) - x / 2, x, (0.0, 0.5), torch.full_like(x, FINE))
+    """The spline, for |x|, of SiLU or GELU less x / 2, within 2^-13 everywhere."""
+    function, end = _EVEN[name]
+    x = torch.linspace(0.0, end, 12001, dtype=torch.float64)
+    return fit(lambda x: function(x) - x / 2, x, (0.0, 0.5), torch.full_like(x, FINE))
 
 
 @functools.cache
