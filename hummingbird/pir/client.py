@@ -146,7 +146,7 @@ class Client:
         return ticket
 
     def collect(self, ticket: bytes) -> Tensor:
-        """What the two servers have computed from a deposit of this client's, float32: the sum of their shares.
+        """The servers' result of a deposit of this client's, float32: the sum of their shares.
 
         Once, and within the client's `timeout`, or twice that where many wait. Raises PeerError, which says what became
         of it.

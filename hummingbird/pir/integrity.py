@@ -42,7 +42,7 @@ _ROW, _UPDATE, _ANSWER = (f"hummingbird pir {name} 1".encode().ljust(32) for nam
 
 @dataclass(frozen=True)
 class Statement:
-    """What one server said: the query it got, one party's keys, and its answer. It tells nothing of the rows."""
+    """One server's statement: the query it got, one party's keys, and its answer. It tells nothing of the rows."""
 
     party: int
     query: bytes

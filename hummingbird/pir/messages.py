@@ -39,7 +39,7 @@ _OVERHEAD = 1024  # more than the headers of any frame here
 
 @dataclass(frozen=True)
 class Description:
-    """What a server says of itself."""
+    """A server's description of itself."""
 
     party: int
     facts: Facts
