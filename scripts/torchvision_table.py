@@ -47,10 +47,11 @@ HEAD = """# torchvision's classification nets
 Made by `python -m scripts.torchvision_table --out docs/torchvision.md` with torchvision {version}: {converted} of
 {total} nets convert. All but those marked ran privately between two parties, `masked`, exact comparisons, public
 weights, on {images} images ({kind}), in the smallest of the sizes {sides} that it takes. Weights are
-random, since none can be downloaded here; batch norms have the statistics of {calibration} images, these among them: a net without training is badly
-conditioned on others (EfficientNet-B4: logits up to 260, and bfloat16 errs by 70 %). "Values compared": outputs of
-layers with a window (ReLU and its kin, max pooling, smooth activations), per image. The error is the largest difference
-of a logit to torch's, in percent of the largest logit; a class is kept if the largest logit is the same one.
+random, since none can be downloaded here; batch norms have the statistics of {calibration} images, these among
+them: a net without training is badly conditioned on others (EfficientNet-B4: logits up to 260, and bfloat16 errs by
+70 %). "Values compared": outputs of layers with a window (ReLU and its kin, max pooling, smooth activations), per
+image. The error is the largest difference of a logit to torch's, in percent of the largest logit; a class is kept if
+the largest logit is the same one.
 
 | net | side | layers with a window | values compared, millions | error, % | classes kept |
 |---|---:|---:|---:|---:|---:|
