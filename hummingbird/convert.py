@@ -23,7 +23,7 @@ from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import OPS, Step, whole
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc import splines
+from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.compare import PROTOCOLS, Comparison
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
@@ -294,7 +294,7 @@ def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 
 def _squashing(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return act.Spline(step.op, splines.squashing(step.op), comparison)
+    return act.Smooth(step.op, smooth.squashing(step.op), comparison)
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
@@ -319,9 +319,9 @@ _COMPARING: dict[str, Build] = {
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
     "sigmoid": _squashing,
     "tanh": _squashing,
-    "silu": lambda step, comparison, owner: act.EvenSpline(step.op, splines.even("silu"), comparison),
-    "gelu": lambda step, comparison, owner: act.EvenSpline(
-        step.op, splines.even(f"gelu-{step.attrs['approximate']}"), comparison
+    "silu": lambda step, comparison, owner: act.EvenSmooth(step.op, smooth.even("silu"), comparison),
+    "gelu": lambda step, comparison, owner: act.EvenSmooth(
+        step.op, smooth.even(f"gelu-{step.attrs['approximate']}"), comparison
     ),
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),

@@ -1,7 +1,7 @@
 """Fixed point and exact linear algebra in Z_2^64.
 
 A real v is the ring element round(v * 2^s) mod 2^64, an int64 whose overflow wraps; s is the scale in bits, 16 at
-rest. A product has the sum of its factors' scales, so a linear layer takes scale s to s + 16 and the truncation is
+rest. A product has the sum of its factors' scales, so a linear layer takes scale s to s + 20 and the truncation is
 left to the next protocol that opens the value anyway (mpc/select.py). Linear maps act on each share alone: no
 communication.
 
@@ -19,6 +19,9 @@ from hummingbird import kernels
 from hummingbird.errors import InputError
 
 SCALE = 16  # bits of fraction at rest, CrypTen's default
+# Bits of fraction of weights. More than at rest: a net folds its batch norms into them, and then the largest weight of
+# a tensor is some 100 times the typical one. 16 + 20 leave 28 bits for the integer part of a linear layer's result.
+WEIGHT_SCALE = 20
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
 # below 2^62, which the protocols of mpc/select.py need.
 MAX_INTEGER_BITS = 30

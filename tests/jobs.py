@@ -87,12 +87,12 @@ def _weights_of(owner: int) -> dict[str, float]:
     shapes = {(5, 3, 3, 3), (7, 20), (20, 7)}
     assert len(_remains(shapes, [])) == 2, "the search itself must find the caller's net"
     private = hummingbird.convert_model(net, BitWindow(30, 0), owner)
-    mine = ring.encode(net[4].weight.t())
+    mine = ring.encode(net[4].weight.t(), ring.WEIGHT_SCALE)
     del net
     assert not (found := _remains(shapes, [])), f"party {session.rank} still holds {found}"
     for name, buffer in private.named_buffers():
         share, (theirs,) = buffer, next(iter(session.channel.exchange(buffer).values()))
-        # Uniform words: half of them are at least 2^62 in magnitude, a weight's code is below 2^20.
+        # Uniform words: half of them are at least 2^62 in magnitude, a weight's code is below 2^24.
         large = int((share.abs() >= 2**40).sum())
         assert large == share.numel(), f"{name} at party {session.rank} is no share: {share.view(-1)[:3]}"
         if name == "4.weight.mask" and session.rank == owner:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird.mpc.splines import TOLERANCE
+from hummingbird.mpc.smooth import TOLERANCE
 
 UNIT = 2.0**-16
 
@@ -179,13 +179,13 @@ def cases() -> dict[str, Case]:
     out["mul"] = Case(Function(lambda x: x * F.relu(x)), image, 15 * UNIT)
     out["square"] = Case(Function(lambda x: x**2), image, 15 * UNIT)
     out["hardswish"] = Case(nn.Hardswish(), 3 * image, 30 * UNIT)
-    # Splines: their tolerance, and half a unit of up to 40 bends times values below 28 (14 on average, knots lie on
-    # both sides).
-    spline = TOLERANCE + 40 * 14 / 2 * UNIT
+    # Splines: their tolerance; bends times values, at most 4 in all, of what comparisons round by two units each; the
+    # result's own rounding.
+    spline = TOLERANCE + 9 * UNIT
     for name, net in {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}.items():
         out[name] = Case(net, 3 * image, spline)
-    # exp and 1/x err by TOLERANCE each; a sum of 6 exponentials by 6; 1/x has slope at most 1 on [1, 6].
-    out["softmax"] = Case(nn.Softmax(dim=1), row, 9 * TOLERANCE)
+    # exp and 1/x err by 2^-9 of themselves each, and rounding adds less than their square.
+    out["softmax"] = Case(nn.Softmax(dim=1), row, 9 * 2**-12)
     ties = torch.tensor([[3.0, 1.0, 3.0], [-2.0, -2.0, -2.0], [0.0, UNIT, 0.0], [-5.0, -4.0, -3.0]])
     out["argmax"] = Case(Function(lambda x: x.argmax(1)), ties, 0.0)
     out["argmax of rows"] = Case(Function(lambda x: x.argmax(dim=-1, keepdim=True)), row, 0.0)

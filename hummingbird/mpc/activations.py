@@ -3,8 +3,8 @@
     leaky(x) = s x + (1 - s) relu(x)
     hardtanh(x) = lo + relu(x - lo) - relu(x - hi)
 
-and any smooth function as a sum of ReLUs, f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j): a linear spline, all
-its comparisons in parallel, in the rounds of one ReLU. All comparisons use the layer's window.
+and any function as a spline, linear (splines.py) or quadratic (smooth.py): sums of multiples of relu(x - t_j), their
+comparisons in parallel, in the rounds of one ReLU. All comparisons use the layer's window.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.fixed import FixedWeight
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
-from hummingbird.mpc.linear import fits, private_fraction, set_weight, squared, times
+from hummingbird.mpc.linear import beaver, fits, private_fraction, set_weight, squared, times
 from hummingbird.mpc.select import truncate
+from hummingbird.mpc.smooth import FRACTION, Curve
 from hummingbird.mpc.splines import Fit
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 def _constant(session: sessions.Session, value: float | Tensor, scale: int) -> Tensor:
@@ -124,7 +125,7 @@ class PReLU(Comparing):
         super().__init__(comparison)
         self.owner = owner
         if owner is None:
-            self.slope_fraction = max(SCALE, ring.fraction(weight, room(FLOOR), where="weight"))
+            self.slope_fraction = max(WEIGHT_SCALE, ring.fraction(weight, room(FLOOR), where="weight"))
             self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
         else:
             self.slope_fraction, self.growth = private_fraction(weight, owner), FLOOR
@@ -177,7 +178,7 @@ class Hardswish(Comparing):
     """x * min(max(x + 3, 0), 6) / 6: two comparisons, a square and a truncation, 64 bits and one round each.
 
     With c = min(max(x, -3), 3) it is c (c + 3) / 6 + max(x - 3, 0): what is multiplied lies in [0, 18] whatever x is,
-    so the product at 2^48 stays far below 2^62, is cut to 2^16 at once, and the result has the range of its input.
+    so the product at 2^56 stays below 2^58, is cut to 2^16 at once, and the result has the range of its input.
     """
 
     comparisons = 2
@@ -193,15 +194,17 @@ class Hardswish(Comparing):
         three = _constant(session, 3.0, scale)
         y, _ = self.comparison.relu(torch.stack([share + three, share - three]), scale)
         clamped = y[0] - y[1] - _constant(session, 3.0, SCALE)
-        product = (squared(clamped) + clamped * (3 << SCALE)) * SIXTH  # below 18 * 2^32 * 2^16 / 6 < 2^50
-        return truncate(session, product.reshape(-1), 2 * SCALE).view(share.shape) + y[1], SCALE
+        product = (squared(clamped) + clamped * (3 << SCALE)) * _SIXTH  # below 18 * 2^32 * 2^24 / 6
+        return truncate(session, product.reshape(-1), SCALE + _SIXTH_BITS).view(share.shape) + y[1], SCALE
 
 
-SIXTH = round(2**SCALE / 6)
+_SIXTH_BITS = 24
+_SIXTH = round(2**_SIXTH_BITS / 6)
+SIXTH = _SIXTH * 2.0**-_SIXTH_BITS
 
 
 class Spline(Comparing):
-    """A smooth function by a continuous piecewise linear one, straight lines of given slopes outside its knots.
+    """A function by a continuous piecewise linear one, straight lines of given slopes outside its knots.
 
     One comparison per knot, in the rounds of one ReLU; `error` is the largest difference to the function inside the
     knots. curve: knots, slopes and values in whole units of the fixed point (`fit`).
@@ -236,14 +239,69 @@ class Spline(Comparing):
         return f"{self.name}, {len(self.curve.knots)} knots, error {self.curve.error:.1e}, {super().label()}"
 
 
-class EvenSpline(Spline):
-    """x / 2 and a spline of |x| = 2 relu(x) - x: a comparison, then one for each knot, in the rounds of two ReLUs."""
+class Smooth(Comparing):
+    """A smooth function by a quadratic spline (smooth.py), flat outside its knots: sigmoid and tanh.
 
-    whole_ring = True  # |x| is compared again
+    One comparison per knot, in the rounds of one ReLU, then a product of two values (128 bits) and a truncation (64
+    bits): two rounds more.
+    """
+
+    whole_ring = True  # what was compared is multiplied
+
+    def __init__(self, name: str, curve: Curve, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.name, self.curve = name, curve
+        self.comparisons = len(curve.knots)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops else 1
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        n = inputs[0].numel
+        after = cost.product(n, n, n, parties) + cost.truncate(n, parties)
+        return cost.FREE if self.comparison.drops else super().cost(inputs, parties) + after
+
+    def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
+        return self.curved(share, scale, self.comparison)[0], SCALE
+
+    def curved(self, share: Tensor, scale: int, comparison: Comparison) -> tuple[Tensor, Tensor]:
+        """Shares of the curve at min(x, t_n), at scale 2^(16 + `self.fraction`), and of relu(x - t_n), at rest."""
+        session, curve = self.session(), self.curve
+        y, _ = comparison.relu(torch.stack([share - _constant(session, float(t), scale) for t in curve.knots]), scale)
+        line, factor = (
+            (y * torch.tensor(multiples, device=share.device).view(-1, *[1] * share.dim())).sum(0)
+            for multiples in (curve.line, curve.factor)
+        )
+        moved = y[0] - y[-1]
+        if session.rank == 0:
+            moved, line = moved - curve.center, line + curve.value
+        whole = line + beaver("mul", moved, factor, {})  # below 8 * 2^(32 + 16)
+        surplus = SCALE + FRACTION - self.fraction
+        return truncate(session, whole.reshape(-1), surplus).view(share.shape), y[-1]
+
+    def constants(self) -> tuple[int, ...]:
+        """All that parties with other floating-point units might fit differently."""
+        curve = self.curve
+        return curve.value, curve.slope, *curve.bends, *(round(knot * 2**SCALE) for knot in curve.knots.tolist())
+
+    def label(self) -> str:
+        return f"{self.name}, {len(self.curve.knots)} knots, error {self.curve.error:.1e}, {super().label()}"
+
+
+class EvenSmooth(Smooth):
+    """x / 2 and a curve of |x| = 2 relu(x) - x that ends with slope 1/2: SiLU and GELU.
+
+    A comparison, then one for each knot: the rounds of a ReLU more. The result has scale 2^17: halves are whole.
+    """
+
+    fraction = 1
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        if self.comparison.drops:
+            return cost.FREE
         n, scale = inputs[0].numel, inputs[0].scale
-        return self.comparison.cost(n, scale, parties) + self.again(scale).cost(n * self.comparisons, SCALE, parties)
+        curve = Smooth(self.name, self.curve, self.again(scale))
+        return self.comparison.cost(n, scale, parties) + curve.cost([Spec((n,), SCALE)], parties)
 
     def again(self, scale: int) -> Comparison:
         """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
@@ -255,5 +313,5 @@ class EvenSpline(Spline):
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         y, x = self.comparison.relu(share, scale)
-        out, finer = Spline(self.name, self.curve, self.again(scale)).compute(2 * y - x, SCALE)
-        return out + (x << (finer - SCALE - 1)), finer
+        curved, beyond = self.curved(2 * y - x, SCALE, self.again(scale))
+        return curved + beyond + x, SCALE + self.fraction

@@ -90,6 +90,7 @@ class Layer(nn.Module):
     def extra_repr(self) -> str:
         what = "compares" if self.comparison is not None else "gives"
         return ", ".join(part for part in (self.label(), f"{what} |v| < 2^{self.range}") if part)
+
     def breadth(self, inputs: Sequence[Spec]) -> int:
         """How many values the layer works on side by side: what its memory grows with."""
         return max((spec.numel for spec in inputs), default=0)

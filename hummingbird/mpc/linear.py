@@ -1,8 +1,8 @@
 """Linear layers: local with public weights, one opening of the input with weights that belong to one party.
 
-Public constants have the bits of fraction that they need (`ring.fraction`): as few as hold them exactly, else at least
-16 and more where they are small. Private weights have 16, for a number of their own would tell how small they are. The
-result carries these bits more than the input, and nothing is cut here.
+Weights have 20 bits of fraction, and public ones more where they are small; private ones have no number of their own,
+for it would tell how small they are. Public factors have as many as hold them exactly, or as they need
+(`ring.fraction`). The result carries these bits more than the input, and nothing is cut here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.fixed import FixedWeight
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 def beaver(op: str, x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
@@ -57,10 +57,10 @@ def squared(x: Tensor) -> Tensor:
 
 
 def private_fraction(weight: Tensor, owner: int) -> int:
-    """Bits of fraction of a weight of party `owner`: 16. InputError, at its owner, if they are too few."""
+    """Bits of fraction of a weight of party `owner`: 20. InputError, at its owner, if they are too few."""
     if not sessions.is_initialized() or sessions.current().rank == owner:
-        ring.fraction(weight, SCALE, where="weight")
-    return SCALE
+        ring.fraction(weight, WEIGHT_SCALE, where="weight")
+    return WEIGHT_SCALE
 
 
 def set_weight(layer: Layer, code: Tensor, owner: int | None) -> None:
@@ -88,7 +88,7 @@ class Linear(Layer):
     opened masked once, by `PrivateNet.prepare`. InputError for weights too small for the fixed point.
     """
 
-    input_limit = 24  # 24 + 16 = 40 bits of fraction leave 22 for the integer part, below the protocols' bound of 2^62
+    input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
 
     weight: Tensor | FixedWeight
     bias: Tensor | None
@@ -102,8 +102,8 @@ class Linear(Layer):
         self.growth = _growth(op, weight, options) if owner is None else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
-            # At least 16, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
-            self.fraction = max(SCALE, ring.fraction(weight, room(self.bound([FLOOR])), where="weight"))
+            # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
+            self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, room(self.bound([FLOOR])), where="weight"))
         else:
             self.fraction = private_fraction(weight, owner)
         set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)
@@ -135,7 +135,7 @@ class Linear(Layer):
         out = times(self.op, share, self.weight, self.options, view)
         # A public bias is added by one party, a private one by all, each its share.
         if self.bias is not None and (self.owner is not None or self.session().rank == 0):
-            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 16 bits at least
+            bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
             out = out + (bias if self.op == "matmul" else bias.view(-1, *[1] * (out.dim() - 2)))
         return from_share(out, scale)
 
@@ -144,7 +144,7 @@ class Linear(Layer):
         return f"{self.op}, weight {tuple(self.weight.shape)} {owner}"
 
 
-_BIAS_SCALE = 32  # below 2^30 in magnitude, so below 2^62 in the ring
+_BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26
 
 
 def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:

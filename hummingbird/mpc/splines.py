@@ -1,11 +1,9 @@
-"""Smooth functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
+"""Functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
 
-Each chord of f reaches as far as its distance to f stays allowed; then its ends are moved by its mean distance, so that
-errors have mean zero: what does not average out would add up from layer to layer. Left and right of the knots a spline
-goes on along the line that f approaches. All slopes are whole numbers of the fixed point.
-
-SiLU and GELU are x / 2 and an even function: knots of that on |x| = 2 relu(x) - x are half as many, behind one
-comparison more.
+For the two of a softmax, whose errors may be a part of the function's own value, and for what is piecewise linear;
+activations are smooth.py's. Each chord of f reaches as far as its distance to f stays allowed; then its ends are moved
+by its mean distance, so that errors have mean zero: what does not average out would add up in a sum. Left and right of
+the knots a spline goes on along the line that f approaches. All slopes are whole numbers of the fixed point.
 """
 
 from __future__ import annotations
@@ -21,9 +19,6 @@ from torch import Tensor
 
 from hummingbird.ring import SCALE
 
-# Of the chords of an activation that squashes, in gates and at the end of nets, and of those in every layer: the 128
-# layers of EfficientNet-B4 then err by 0.6 % of the largest logit, where 2^-10 without moved ends gave 20 %.
-TOLERANCE, FINE = 2.0**-12, 2.0**-13
 _GRID = 2.0**-SCALE
 
 
@@ -107,31 +102,6 @@ def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:
             reach, too_far = (end, too_far) if inside else (reach, end)
         index.append(reach)
     return index
-
-
-# The function, and from where on it is within 2^-13 of x, or 2^-12 of its end.
-_SQUASHING = {"sigmoid": (torch.sigmoid, 10), "tanh": (torch.tanh, 6)}
-_EVEN: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
-    "silu": (torch.nn.functional.silu, 12),
-    "gelu-none": (torch.nn.functional.gelu, 6),
-    "gelu-tanh": (functools.partial(torch.nn.functional.gelu, approximate="tanh"), 6),
-}
-
-
-@functools.cache
-def squashing(name: str) -> Fit:
-    """The spline of "sigmoid" or "tanh", within 2^-12 everywhere."""
-    function, end = _SQUASHING[name]
-    x = torch.linspace(-end, end, 8001, dtype=torch.float64)
-    return fit(function, x, (0.0, 0.0), torch.full_like(x, TOLERANCE))
-
-
-@functools.cache
-def even(name: str) -> Fit:
-    """The spline, for |x|, of SiLU or GELU less x / 2, within 2^-13 everywhere."""
-    function, end = _EVEN[name]
-    x = torch.linspace(0.0, end, 12001, dtype=torch.float64)
-    return fit(lambda x: function(x) - x / 2, x, (0.0, 0.5), torch.full_like(x, FINE))
 
 
 @functools.cache

@@ -15,10 +15,11 @@ from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.smooth import Curve, combine
 from hummingbird.mpc.splines import Fit
 from hummingbird.ring import SCALE
 from hummingbird.twin.compare import Compare
-from hummingbird.twin.law import UNIT, Law
+from hummingbird.twin.law import Law
 
 Twin = Callable[..., Tensor]  # (value, the slopes of a PReLU) -> value
 
@@ -44,8 +45,10 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
         return _hardtanh(layer, law, compare)
     if isinstance(layer, act.Hardswish):
         return _hardswish(law, compare)
-    if isinstance(layer, act.EvenSpline):
-        return _even_spline(layer.curve, law, Law.of(layer.again(scale), SCALE, parties), compare)
+    if isinstance(layer, act.EvenSmooth):
+        return _even_smooth(layer.curve, law, Law.of(layer.again(scale), SCALE, parties), compare)
+    if isinstance(layer, act.Smooth):
+        return lambda x: _smooth(layer.curve, law, compare, x)
     if isinstance(layer, act.Spline):
         return lambda x: _spline(layer.curve, law, compare, x)
     assert isinstance(layer, act.ReLU), f"no twin of {type(layer).__name__}"
@@ -87,7 +90,7 @@ def _hardswish(law: Law, compare: Compare) -> Twin:
         u = _common(compare, law)
         lower, upper = (compare.both(x + bound, law, u)[0] for bound in (3.0, -3.0))
         clamped = lower - upper - 3.0
-        return clamped * (clamped + 3.0) * (act.SIXTH * UNIT) + upper
+        return clamped * (clamped + 3.0) * act.SIXTH + upper
 
     return hardswish
 
@@ -104,10 +107,16 @@ def _spline(curve: Fit, law: Law, compare: Compare, x: Tensor) -> Tensor:
     return out.to(x.dtype)
 
 
-def _even_spline(curve: Fit, law: Law, again: Law, compare: Compare) -> Twin:
+def _smooth(curve: Curve, law: Law, compare: Compare, x: Tensor) -> Tensor:
+    """In float64: far from zero, relu(x - t_j) - relu(x - t_n) cancels."""
+    u, real = _common(compare, law), x.double()
+    return combine(curve, [compare.both(real - knot, law, u)[0] for knot in curve.knots.tolist()]).to(x.dtype)
+
+
+def _even_smooth(curve: Curve, law: Law, again: Law, compare: Compare) -> Twin:
     def even(x: Tensor) -> Tensor:
-        y, z = compare.both(x, law)
-        return _spline(curve, again, compare, 2 * y - z) + z / 2
+        y, z = compare.both(x.double(), law)
+        return (_smooth(curve, again, compare, 2 * y - z) + z / 2).to(x.dtype)
 
     return even
 
