@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS
 from hummingbird.search import Evaluator
-from hummingbird.search.cached import CachedEvaluator, _overlap, layer_seed, run_seed
+from hummingbird.search.cached import CachedEvaluator, _certainty, layer_seed, run_seed
 
 COUNT, BATCH = 40, 12  # a last batch that is smaller
 WINDOWS = [EXACT, BitWindow(0, 0), BitWindow(21, 13), BitWindow(19, 16), BitWindow(16, 13)]
@@ -49,16 +50,23 @@ class Residual(nn.Module):
 NAMES = ["relu", "relu#1", "pool", "clamp"]
 
 
+def certain(logits: Tensor, labels: Tensor) -> list[float]:
+    """1 / (1 + e^(-margin / 0.4)), the margin in standard deviations of the image's logits: one image at a time."""
+    out = []
+    for row, label in zip(logits.double().tolist(), labels.tolist(), strict=True):
+        margin = row[label] - max(value for number, value in enumerate(row) if number != label)
+        out.append(1 / (1 + math.exp(-margin / 0.4 / statistics.pstdev(row))))
+    return out
+
+
 def data() -> tuple[nn.Module, Tensor, Tensor]:
-    """A net, and images in the order of their margins, so that the evaluator's batches are those of the test."""
+    """A net, and images in the order of certainty, so that the evaluator's batches are those of the test."""
     torch.manual_seed(3)
     net, images = Residual().eval(), torch.randn(COUNT, 2, 8, 8)
     with torch.no_grad():
         logits = net(images)
     labels = torch.where(torch.rand(COUNT) < 0.8, logits.argmax(1), torch.randint(5, (COUNT,)))
-    chosen = labels[:, None]
-    margins = logits.gather(1, chosen) - logits.scatter(1, chosen, -torch.inf).amax(1, keepdim=True)
-    order = margins[:, 0].argsort(stable=True)
+    order = torch.tensor(certain(logits, labels), dtype=torch.float64).argsort(stable=True)
     return net, images[order], labels[order]
 
 
@@ -69,14 +77,14 @@ Truth = dict[tuple[BitWindow, ...], tuple[list[int], list[float]]]
 
 
 def plain(protocol: str, parties: int = 2, seed: int = 0, labels: Tensor | None = LABELS) -> Callable[..., Any]:
-    """Right answers and overlaps of every image by `simulate`, every layer's numbers drawn from the evaluator's seed
-    for layer and batch; labels: None for the exact net's own answers.
+    """Right answers and what certainty keeps, of every image, by `simulate`, each layer's numbers drawn from the
+    evaluator's seed for layer and batch; labels: None for the exact net's own answers.
     """
     known: Truth = {}
     with torch.no_grad():
         exact = NET(IMAGES)
-    expected = exact.double().softmax(1) if labels is None else nn.functional.one_hot(labels, 5).double()
     answers = exact.argmax(1) if labels is None else labels
+    expected = certain(exact, answers) if labels is None else [1.0] * len(labels)
 
     def evaluate(config: BitConfig) -> tuple[list[int], list[float]]:
         key = tuple(config.window(name) for name in NAMES)
@@ -94,8 +102,8 @@ def plain(protocol: str, parties: int = 2, seed: int = 0, labels: Tensor | None 
                 with torch.no_grad():
                     logits.append(twin(x))
             found = torch.cat(logits)
-            overlap = torch.minimum(found.double().softmax(1), expected).sum(1)
-            known[key] = (found.argmax(1) == answers).long().tolist(), overlap.tolist()
+            kept = [1 - abs(p - q) for p, q in zip(expected, certain(found, answers), strict=True)]
+            known[key] = (found.argmax(1) == answers).long().tolist(), kept
         return known[key]
 
     return evaluate
@@ -124,10 +132,10 @@ def test_it_is_the_twin_with_the_same_random_numbers(protocol: str, parties: int
     truth, seen = plain(protocol, parties, 5), set()
     assert isinstance(evaluator, Evaluator)
     for config in configs(random.Random(memory), 10):
-        right, overlap = truth(config)
+        right, kept = truth(config)
         score = evaluator.full(config)
-        assert score.answers == sum(right) / COUNT and score.fine == pytest.approx(sum(overlap) / COUNT, abs=1e-9)
-        assert evaluator.coarse(config) == pytest.approx(sum(overlap[:24]) / 24, abs=1e-9)
+        assert score.answers == sum(right) / COUNT and score.fine == pytest.approx(sum(kept) / COUNT, abs=1e-9)
+        assert evaluator.coarse(config) == pytest.approx(sum(kept[:24]) / 24, abs=1e-9)
         seen.add(score.answers)
     assert len(seen) > 3  # windows count
 
@@ -136,7 +144,7 @@ def test_without_labels_the_exact_net_is_right() -> None:
     evaluator, truth = cached(None), plain("masked", labels=None)
     assert evaluator.full(BitConfig()) == (1.0, 1.0) and evaluator.coarse(BitConfig()) == 1.0
     config = BitConfig(BitWindow(19, 15))
-    # The order of the images is that of their margins to the exact net's answer: batches are others than in `plain`.
+    # The order of the images is that of certainty of the exact net's answers: batches are others than in `plain`.
     score = evaluator.full(config)
     assert 0.3 < score.answers < 1 and 0.3 < score.fine < 1
     with torch.no_grad():
@@ -226,9 +234,7 @@ def test_a_whole_config_and_seeds() -> None:
 
 def test_logits_that_are_not_finite_agree_with_nothing() -> None:
     logits = torch.tensor([[1.0, 2.0], [float("inf"), 0.0], [float("nan"), 1.0]])
-    expected = torch.tensor([[0.5, 0.5]] * 3, dtype=torch.float64)
-    overlap = _overlap(logits, expected)
-    assert overlap.tolist() == [pytest.approx(0.5 + 1 / (1 + math.e)), 0.0, 0.0]
+    assert _certainty(logits, torch.tensor([1, 0, 1])).tolist() == [pytest.approx(1 / (1 + math.exp(-5))), 0.0, 0.0]
 
 
 def test_the_net_is_left_as_it_is_and_may_change_afterwards() -> None:

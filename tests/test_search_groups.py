@@ -90,6 +90,7 @@ def test_windows_are_those_around_the_largest_magnitude() -> None:
         (0, 5, "[12:5)", "[13:5)"),
         (1, 5, "[11:5)", "[13:5)"),
         (2, 4, "[10:4)", "[12:4)"),
+        (2, 4, "[12:4)", "[12:4)"),  # one k for both, a bit below what 4000 takes
     ]
     every = group.choices(None, 0.0, 2, 2)
     assert len({choice.windows for choice in every}) == len(every) and every[0].windows[0] == BitWindow(0, 0)

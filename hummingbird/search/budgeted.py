@@ -7,12 +7,13 @@
    add up.
 3. The assignments with the least sums within the budget (choose.py, exact for these sums), widened with what they
    leave of it.
-4. They are tried in full. Of those with no fewer right answers than the best uniform window, the finest score wins.
+4. Those that lose least together, on the images that rank, are tried in full. Of those that are not behind the best
+   uniform window, in right answers and in the finer score, the finest score wins.
 
 Level by level (problem.py): first all k have their headroom. A budget forces k down if none of the assignments tried
-has as many right answers as the best uniform window; then groups may be a level lower. If no level has such an
-assignment, the best uniform window itself is the result. So on the images of the evaluator what is found has no fewer
-right answers than any uniform window.
+is as good as the best uniform window; then groups may be a level lower. If no level has such an assignment, the best
+uniform window itself is the result. So on the images of the evaluator what is found has no fewer right answers than any
+uniform window.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from hummingbird.search.problem import IDENTITY, Choice, Group, named
 from hummingbird.search.questions import Questions
 
 _HARDLY, _ALREADY = 1e-4, 0.25  # losses between which those of lower ends are measured
+_ALIKE = 1e-3  # finer scores that differ by less are no reason to force k down
+_TOGETHER = 64  # assignments of a level that are ranked together before some are tried in full
 _TIES = 2.0**-40  # of equal sums the cheaper one: the price of a whole budget counts as this loss
 
 
@@ -79,13 +82,17 @@ class Budgeted:
         self.uniform = self.best_uniform()
         least = self.exact.answers - self.margin
         floor = least if self.uniform is None else max(least, self.uniform.score.answers)
+        rival = self.uniform if self.uniform is not None and self.uniform.score.answers >= least else None
+        fine = 0.0 if rival is None else rival.score.fine - _ALIKE
         self._most = self.questions.coarse({})
         losses = [self._losses(group, found) for group, found in self._paired()]
         for level in sorted({choice.level for found in self.choices for choice in found}):
             tried = [self._try(windows, floor) for windows in self._promising(losses, level)]
-            if good := [found for found in tried if found.score.answers >= floor]:
+            if good := [found for found in tried if found.score.answers >= floor and found.score.fine >= fine]:
                 self.best = max(good, key=lambda found: found.score.fine)
                 break
+        else:
+            self.best = self.uniform or self.best
         if self.best is None or self.best.score.answers < least:
             raise ConfigError(
                 f"found no assignment within {float(self.budget):g} {self.objective.unit} that keeps a score of "
@@ -147,12 +154,12 @@ class Budgeted:
         """
         ranked = [choice for choice in choices if choice.windows[0] != IDENTITY]
         lower = self._lower(group, sorted({choice.m for choice in ranked}))
-        levels = {choice.level for choice in ranked} - {0}
-        upper = {0: 0.0} | {level: self._lost(group, self._windows(group, level, 0)) for level in sorted(levels)}
+        tops = sorted({choice.tops for choice in ranked if choice.level}, reverse=True)
+        upper = {top: self._lost(group, self._windows(group, top, 0)) for top in tops}
 
         def loss(choice: Choice) -> float:
             if choice.windows[0] != IDENTITY:
-                ends = lower[choice.m] ** 2 + upper[choice.level] ** 2
+                ends = lower[choice.m] ** 2 + upper.get(choice.tops, 0.0) ** 2
                 if ends < math.inf:
                     return ends
             return self._lost(group, choice.windows) ** 2
@@ -165,17 +172,19 @@ class Budgeted:
         is not measured.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
+        _, top = group.tops(self.headroom, 0)[0]
         for m in reversed(all_m[:middle]):
             above = found.get(m + 1, 1.0)
-            found.setdefault(m, above / 2 if above < _HARDLY else self._lost(group, self._windows(group, 0, m)))
+            found.setdefault(m, above / 2 if above < _HARDLY else self._lost(group, self._windows(group, top, m)))
         for m in all_m[middle:]:
             below = found.get(m - 1, 0.0)
-            found.setdefault(m, below if _ALREADY < below < math.inf else self._lost(group, self._windows(group, 0, m)))
+            enough = _ALREADY < below < math.inf
+            found.setdefault(m, below if enough else self._lost(group, self._windows(group, top, m)))
         return found
 
-    def _windows(self, group: Group, level: int, m: int) -> tuple[BitWindow, ...]:
-        windows = group.windows(level, m, self.headroom, self.objective.least_width)
-        assert windows is not None  # a choice has these bits above m, and its level's k
+    def _windows(self, group: Group, tops: Sequence[int], m: int) -> tuple[BitWindow, ...]:
+        windows = group.windows(tops, m, self.objective.least_width)
+        assert windows is not None  # a choice has these bits above m, and this k
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
@@ -187,7 +196,7 @@ class Budgeted:
     # --------------
 
     def _promising(self, losses: Sequence[Sequence[float]], level: int) -> list[dict[str, BitWindow]]:
-        """The assignments to try up to a level, the most promising first, each once."""
+        """The assignments to try up to a level, each once."""
         places = [
             [n for n, choice in enumerate(found) if choice.level <= level and lost[n] < math.inf]
             for found, lost in zip(self.choices, losses, strict=True)
@@ -203,9 +212,15 @@ class Budgeted:
         def runs(chosen: Sequence[int]) -> bool:
             return self.accepts(named(self.groups, self._chosen(places, chosen)))
 
-        found = [self._chosen(places, chosen) for chosen in least_sums(tables, self.budget, self.trials, runs)]
+        found = [
+            self._chosen(places, chosen)
+            for chosen in least_sums(tables, self.budget, max(_TOGETHER, self.trials), runs)
+        ]
         windows = [named(self.groups, chosen if self.thrifty else self._widened(chosen)) for chosen in found]
-        return [each for number, each in enumerate(windows) if each not in windows[:number]]
+        once = [each for number, each in enumerate(windows) if each not in windows[:number]]
+        if len(once) > self.trials:
+            once.sort(key=lambda each: -self.questions.coarse(each))
+        return once[: self.trials]
 
     def _chosen(self, places: Sequence[Sequence[int]], chosen: Sequence[int]) -> list[Choice]:
         return [found[own[n]] for found, own, n in zip(self.choices, places, chosen, strict=True)]
@@ -225,9 +240,10 @@ class Budgeted:
     def _wider(self, chosen: Sequence[Choice], depth: int) -> Choice | None:
         """The next choice of a group that contains its own, if budget and net allow it; an identity stays one."""
         own = chosen[depth]
-        above = [c for c in self.choices[depth] if c.m == own.m < 64 and c.level < own.level]
-        below = [c for c in self.choices[depth] if c.m < own.m < 64 and c.level == own.level]
-        for wider in (*sorted(above, key=lambda c: -c.level)[:1], *sorted(below, key=lambda c: -c.m)[:1]):
+        over = [c for c in self.choices[depth] if c.m == own.m < 64 and c.tops != own.tops]
+        above = [c for c in over if all(map(int.__ge__, c.tops, own.tops))]
+        below = [c for c in self.choices[depth] if c.m < own.m < 64 and c.tops == own.tops]
+        for wider in (*sorted(above, key=lambda c: sum(c.tops))[:1], *sorted(below, key=lambda c: -c.m)[:1]):
             windows = named(self.groups, [*chosen[:depth], wider, *chosen[depth + 1 :]])
             if self._price(windows) <= self.budget and self.accepts(windows):
                 return wider

@@ -1,14 +1,15 @@
 """Scores of a real net, each at the price of the layers behind the first window that is not exact.
 
 answers    the share of right answers, or without labels of the exact net's own (study.py says why)
-fine       the mean over images of sum over c of min(p_c, q_c) = 1 - sum |p_c - q_c| / 2
+fine       1 - the mean over images of |p - q|
 
-q are the probabilities (softmax of the logits) with windows, p those of the exact net, or 1 for the label. It is the
-share of answers that can agree if they are drawn from p and q: agreement as it would be on many images like these, for
-probabilities move before answers do.
+p is the exact net's certainty of its answer: sigmoid(margin / 0.4), the margin being the answer's logit less the best
+other one, in standard deviations of the image's logits. q is that of the same answer with windows; with labels it is
+the label's, and p is 1. Certainty moves before answers do. Windows that make all logits smaller, as pruning does, do
+not move it, while softmax's probabilities move without any answer that changes.
 
-Images come in the order of their margins, the logit of the label less the best other one: those that windows change are
-first. So the first `rank` of them rank windows at a part of the price, and with a floor bad windows are given up early.
+Images come in the order of certainty: those that windows change are first. So the first `rank` of them rank windows at
+a part of the price, and with a floor bad windows are given up early.
 
 Every layer draws its numbers from a seed of its own for each batch and run: a score depends on the windows alone, and
 windows are compared on the same numbers, which takes most of the chance out of their difference.
@@ -33,6 +34,7 @@ from hummingbird.twin.layers import Twin
 from hummingbird.twin.observe import check_images
 from hummingbird.twin.windows import Windows, check_protocol, twins
 
+_WIDTH = 0.4  # of the step from certain to not, in standard deviations of an image's logits
 Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the order of execution
 
 
@@ -88,8 +90,9 @@ class CachedEvaluator:
             check_labels(labels, len(images), self.classes)
         logits = torch.cat([self._logits(part).cpu() for part in images.split(batch)])
         target = logits.argmax(1) if labels is None else labels.cpu()
-        self._order = _margins(logits, target).argsort(stable=True)
-        expected = _probabilities(logits) if labels is None else nn.functional.one_hot(target, self.classes).double()
+        certainty = _certainty(logits, target)
+        self._order = certainty.argsort(stable=True)
+        expected = certainty if labels is None else torch.ones_like(certainty)
         self._images, self._labels = images[self._order].split(batch), target[self._order].split(batch)
         self._expected = expected[self._order].split(batch)
         self._count, self._ranked = len(images), math.ceil(min(rank, len(images)) / batch)  # images, batches
@@ -103,8 +106,8 @@ class CachedEvaluator:
         windows = self._assignment(config)
         if windows not in self._coarse:
             logits = self._run(windows, self._seeds[0], range(self._ranked))
-            overlaps = [_overlap(found, self._expected[number]) for number, found in logits]
-            self._coarse[windows] = float(torch.cat(overlaps).mean())
+            moved = [self._moved(found, number) for number, found in logits]
+            self._coarse[windows] = 1 - float(torch.cat(moved).mean())
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
@@ -120,7 +123,7 @@ class CachedEvaluator:
             for seed in seeds:
                 ((_, logits),) = self._run(windows, seed, [number])
                 wrong += int((logits.argmax(1) != labels).sum())
-                lost += float((1 - _overlap(logits, self._expected[number])).sum())
+                lost += float(self._moved(logits, number).sum())
             if (total - wrong) / total < floor:
                 return Score((total - wrong) / total, 0.0)
         self._full[windows] = found = Score((total - wrong) / total, max(0.0, 1 - lost / total))
@@ -130,6 +133,10 @@ class CachedEvaluator:
         """The answer for every image in the first run, int64 (N,), on the CPU; errors of `coarse`."""
         logits = self._run(self._assignment(config), self._seeds[0], range(len(self._images)))
         return torch.cat([found.argmax(1) for _, found in logits])[self._order.argsort()]
+
+    def _moved(self, logits: Tensor, number: int) -> Tensor:
+        """|p - q| of each image of a batch."""
+        return (_certainty(logits, self._labels[number]) - self._expected[number]).abs()
 
     def _assignment(self, config: BitConfig) -> Assignment:
         config.check_names(self._windows.names)
@@ -195,19 +202,11 @@ def layer_seed(seed: int, name: str, batch: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {batch} {name}".encode()).digest()[:7], "little")
 
 
-def _margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """The label's logit less the best other one."""
-    chosen = labels[:, None]
-    return (logits.gather(1, chosen) - logits.scatter(1, chosen, -float("inf")).amax(1, keepdim=True)).squeeze(1)
-
-
-def _probabilities(logits: Tensor) -> Tensor:
-    return logits.double().softmax(1)
-
-
-def _overlap(logits: Tensor, expected: Tensor) -> Tensor:
-    """Of each image; 0 where logits are not finite."""
-    return (1 - (_probabilities(logits) - expected).abs().sum(1) / 2).nan_to_num(0.0).clamp(0.0, 1.0)
+def _certainty(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of the label of each image, float64 (N,); 0 where logits are not finite."""
+    logits, chosen = logits.double(), labels[:, None]
+    margin = logits.gather(1, chosen) - logits.scatter(1, chosen, -float("inf")).amax(1, keepdim=True)
+    return torch.sigmoid(margin.squeeze(1) / (_WIDTH * logits.std(1, correction=0))).nan_to_num(0.0)
 
 
 def check_labels(labels: Tensor, count: int, classes: int) -> None:

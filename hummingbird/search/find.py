@@ -53,7 +53,7 @@ def search_bits(
     headroom: for a budget, how much larger than the largest value seen the values may be that a window holds, 0.25 for
         a quarter. reach: if the budget forces k down (budgeted.py), how many bits below the range seen it may go.
     widths: how many bits the widest window of a group may keep; None: any number, 0 included.
-    trials: how many assignments are tried in full, those that promise most; all, if there are no more.
+    trials: how many assignments of a level are tried in full, those that promise most; all, if there are no more.
     uniform: one window for all layers, the best of all k; headroom, reach and margin do not count.
     accepts: whether the net can run a config; windows that it cannot run are not tried.
     thrifty: keep what an assignment leaves of the budget; else it buys wider windows before they are tried.

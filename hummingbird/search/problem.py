@@ -10,7 +10,8 @@ there:
     level 2    one bit less: values in the upper half of that range wrap, and have wrong signs
     ...        a bit less for every further level
 
-A window too narrow for a comparison is widened upwards.
+The layers of a group are at one level, or have one k in common (those that need less than that keep less); then the
+lowest of them tells the level. A window too narrow for a comparison is widened upwards.
 """
 
 from __future__ import annotations
@@ -57,11 +58,15 @@ class ComparingLayer:
 
 
 class Choice(NamedTuple):
-    """A window for every layer of a group. level, m: where it stands; an identity is at level 0 and at m = 64."""
+    """A window for every layer of a group. level, m: where it stands; an identity is at level 0 and at m = 64.
+
+    tops: the k of every layer, before a window is widened upwards.
+    """
 
     windows: tuple[BitWindow, ...]
     level: int
     m: int
+    tops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,24 @@ class Group:
         if not self.layers:
             raise ConfigError("an empty group", where=self.name, hint="leave it out, or give it a layer")
 
-    def windows(self, level: int, m: int, headroom: float, least: int) -> tuple[BitWindow, ...] | None:
+    def tops(self, headroom: float, reach: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Levels, and the k of every layer, without what is there already at a lower level; level 0 first."""
+        levels = [tuple(layer.upper(level, headroom) for layer in self.layers) for level in range(2 + reach)]
+        found = {tops: level for level, tops in reversed([*enumerate(levels)])}
+        for k in range(min(levels[-1]), max(levels[0]) + 1):
+            tops = tuple(min(k, most) for most in levels[0])
+            over = (level for level, least in enumerate(levels) if all(map(int.__ge__, tops, least)))
+            level = next(over, None)
+            if level is not None:
+                found.setdefault(tops, level)
+        return sorted((level, tops) for tops, level in found.items())
+
+    def windows(self, tops: Sequence[int], m: int, least: int) -> tuple[BitWindow, ...] | None:
         """One for each layer; None where the shares of a layer do not reach `least` bits above m."""
-        tops = [max(layer.upper(level, headroom), m + least) for layer in self.layers]
-        if any(top > layer.limit for top, layer in zip(tops, self.layers, strict=True)):
+        wide = [max(top, m + least) for top in tops]
+        if any(top > layer.limit for top, layer in zip(wide, self.layers, strict=True)):
             return None
-        return tuple(BitWindow(top, m) for top in tops)
+        return tuple(BitWindow(top, m) for top in wide)
 
     def choices(self, widths: Sequence[int] | None, headroom: float, reach: int, least: int) -> list[Choice]:
         """Everything worth a trial, down to `reach` bits below the range seen, without what is there already at a
@@ -88,14 +105,14 @@ class Group:
         """
         found = [Choice((IDENTITY,) * len(self.layers), 0, 64)] if widths is None or 0 in widths else []
         seen = {choice.windows for choice in found}
-        for level in range(2 + reach):
-            for m in range(max(layer.upper(level, headroom) for layer in self.layers) - least + 1):
-                windows = self.windows(level, m, headroom, least)
+        for level, tops in self.tops(headroom, reach):
+            for m in range(max(tops) - least + 1):
+                windows = self.windows(tops, m, least)
                 if windows is None or windows in seen:
                     continue
                 if widths is None or max(window.w for window in windows) in widths:
                     seen.add(windows)
-                    found.append(Choice(windows, level, m))
+                    found.append(Choice(windows, level, m, tops))
         return found
 
     def named(self, windows: Iterable[BitWindow]) -> dict[str, BitWindow]:
