@@ -1,7 +1,7 @@
 """The tables of HummingBird (Maeng and Suh, 2023) remade with our checkpoints, beside the paper's figures.
 
     Table 1     accuracy of the exact nets
-    Figure 7    accuracy with the windows of eco, 8/64 and 6/64, and with one window for all layers instead
+    Figure 7    accuracy with the windows of eco and of budgets, and with one window for all layers instead
     Table 2     how long the search took
     Table 3     6/64 before and after fine-tuning
     Figure 12   the windows
@@ -14,7 +14,8 @@ A folder of checkpoints holds, for a net and its data, as resnet18-cifar10:
     STEM.pt                            weights                       python -m scripts.train
     STEM-eco.bits.json                 windows of HummingBird-eco    python -m search.find_bits
     STEM-8-64.bits.json                at a budget of 8/64
-    STEM-6-64.bits.json                at a budget of 6/64
+    STEM-6-64.bits.json                at a budget of 6/64, and where they are there:
+    STEM-5-64.bits.json, STEM-4-64.bits.json
     STEM-tuned.pt, STEM-tuned.bits.json    fine-tuned at 6/64        python -m search.finetune
 
 Every figure is measured here, but for the seconds of a search, which its configuration tells. Test images choose
@@ -61,9 +62,11 @@ SETTINGS: dict[str, tuple[str, str | None]] = {
     "eco": (".pt", "-eco.bits.json"),
     "8/64": (".pt", "-8-64.bits.json"),
     "6/64": (".pt", "-6-64.bits.json"),
+    "5/64": (".pt", "-5-64.bits.json"),
+    "4/64": (".pt", "-4-64.bits.json"),
     "6/64 fine-tuned": ("-tuned.pt", "-tuned.bits.json"),
 }
-UNIFORM = (8, 6)  # bits of the windows that all layers share
+OPTIONAL = frozenset({"5/64", "4/64"})
 BATCH = 250
 CRYPTEN_IMAGES = 200
 
@@ -82,6 +85,16 @@ class Case:
     @property
     def stem(self) -> str:
         return f"{self.model}-{self.dataset}"
+
+    @property
+    def settings(self) -> list[str]:
+        """Those whose files are there."""
+        return [name for name, (_, ending) in SETTINGS.items() if ending is None or self.file(ending).exists()]
+
+    @property
+    def budgets(self) -> list[str]:
+        """Those of the settings."""
+        return [name for name in self.settings if name.endswith("/64")]
 
     def file(self, ending: str) -> Path:
         return self.folder / (self.stem + ending)
@@ -131,13 +144,13 @@ def accuracy_row(case: Case, setting: str, bits: BitConfig, repeats: int, *, of:
     }
 
 
-def uniform_row(case: Case, width: int, args: argparse.Namespace) -> Row:
-    """The best single window of `width` bits for all layers, chosen on validation images as the search's are."""
-    net, provenance = case.net("exact"), case.bits(f"{width}/64").provenance
+def uniform_row(case: Case, budget: str, args: argparse.Namespace) -> Row:
+    """The best single window for all layers within a budget, chosen on validation images as the search's are."""
+    net, provenance = case.net("exact"), case.bits(budget).provenance
     images, labels = load(case.dataset, provenance["split"], args.data)
     samples = int(provenance["samples"])
-    window = uniform_window(Study(net, images[:samples], labels[:samples]), Fraction(width, 64))
-    row = accuracy_row(case, f"uniform {width}/64", BitConfig(window), args.repeats, of="exact")
+    window = uniform_window(Study(net, images[:samples], labels[:samples]), Fraction(budget))
+    row = accuracy_row(case, f"uniform {budget}", BitConfig(window), args.repeats, of="exact")
     return {**row, "window": str(window)}
 
 
@@ -205,7 +218,8 @@ def cases(folders: Sequence[Path], data: str | None) -> list[Case]:
             stem = f"{model}-{dataset}"
             if not (folder / f"{stem}.pt").exists():
                 continue
-            endings = {ending for pair in SETTINGS.values() for ending in pair if ending}
+            needed = (pair for name, pair in SETTINGS.items() if name not in OPTIONAL)
+            endings = {ending for pair in needed for ending in pair if ending}
             if missing := sorted(stem + ending for ending in endings if not (folder / (stem + ending)).exists()):
                 hint = "search.find_bits and search.finetune make them; checkpoints/README.md has the commands"
                 raise InputError(f"{stem} lacks {', '.join(missing)}", where=str(folder), hint=hint)
@@ -219,13 +233,13 @@ def cases(folders: Sequence[Path], data: str | None) -> list[Case]:
 def measure(case: Case, args: argparse.Namespace) -> list[Row]:
     """All rows of a net."""
     work: list[tuple[str, Callable[[], Row]]] = []
-    for setting in SETTINGS:
+    for setting in case.settings:
         if setting != "exact":
             work.append((f"search {setting}", partial(search_row, case, setting)))
         work.append((setting, partial(accuracy_row, case, setting, case.bits(setting), args.repeats, of=setting)))
         if args.images:
             work.append((f"private {setting}", partial(private_row, case, setting, args)))
-    work += [(f"uniform {width}", partial(uniform_row, case, width, args)) for width in UNIFORM]
+    work += [(f"uniform {budget}", partial(uniform_row, case, budget, args)) for budget in case.budgets]
     if args.images:
         work.append(("CrypTen", partial(crypten_row, case, args)))
     rows = []
