@@ -25,12 +25,14 @@ from hummingbird.mpc import activations as act
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.compare import PROTOCOLS, Comparison
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.planner import Built, Planner, digest
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.gmw import Gmw
+from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
 
 _custom: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
@@ -77,7 +79,7 @@ def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
             found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
         elif step.op in _BUILDERS:
             try:
-                _BUILDERS[step.op](step, Comparison("gmw", EXACT), owner)
+                _BUILDERS[step.op](step, Gmw(EXACT), owner)
             except InputError as error:
                 found.append(Problem(step.name, error.what, error.hint))
     return found
@@ -140,8 +142,7 @@ def build(
     """`convert_model` without a word to the other parties; parties: how many there will be, None if not known."""
     config = _config(bits)
     owner = _owner(weights)
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
+    named(protocol)
     if problems := _problems(net, owner):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(_custom))
@@ -209,6 +210,7 @@ def _bare(step: Step) -> Step:
 
 def _builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[Step], Built]:
     """Layer or plain function of a step, and what it asks of its inputs."""
+    comparison = named(protocol)
 
     def build(step: Step) -> Built:
         if step.op == "custom":
@@ -216,7 +218,7 @@ def _builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[S
         if step.op in _PLAIN:
             function = None if step.op in ("input", "output") else _bind(step)
             return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
-        layer = _BUILDERS[step.op](step, Comparison(protocol, config.window(step.name)), owner)
+        layer = _BUILDERS[step.op](step, comparison(config.window(step.name)), owner)
         return Built(layer, None, layer.input_limit, False)
 
     return build

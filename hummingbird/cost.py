@@ -62,7 +62,7 @@ def sharing(parties: int, is_source: bool) -> Cost:
     return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
 
 
-# The reduced-ring ReLU (mpc/gmw.py, mpc/select.py) ------------------------------------------------------------------
+# The reduced-ring ReLU (protocols/gmw.py, protocols/truncation.py) --------------------------------------------------
 
 
 def _and(n: int, planes: int, parties: int) -> Cost:
@@ -118,7 +118,7 @@ def relu(n: int, w: int, shift: int, parties: int) -> Cost:
     return drelu(n, w, parties) + select(n, shift, parties)
 
 
-# The masked opening (mpc/masked.py) -----------------------------------------------------------------------------------
+# The masked opening (protocols/masked.py) -----------------------------------------------------------------------------
 
 TABLE_BITS = 256  # of all step tables of one ReLU: what one table for a window of 8 bits takes
 
@@ -193,7 +193,7 @@ def product(left: int, right: int, out: int, parties: int) -> Cost:
 
 
 def fixed_product(left: int, out: int, parties: int) -> Cost:
-    """The same where the right operand was opened before, behind a mask that stays (mpc/fixed.py)."""
+    """The same where the right operand was opened before, behind a mask that stays (protocols/weight_mask.py)."""
     return opening(parties, 8 * left, 64 * out)
 
 

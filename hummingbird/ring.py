@@ -2,7 +2,7 @@
 
 A real v is the ring element round(v * 2^s) mod 2^64, an int64 whose overflow wraps; s is the scale in bits, 16 at
 rest. A product has the sum of its factors' scales, so a linear layer takes scale s to s + 20 and the truncation is
-left to the next protocol that opens the value anyway (mpc/select.py). Linear maps act on each share alone: no
+left to the next protocol that opens the value anyway (protocols/truncation.py). Linear maps act on each share alone: no
 communication.
 
 Products and convolutions without padding are those of `hummingbird.kernels`; here they get torch's names and options.
@@ -23,7 +23,7 @@ SCALE = 16  # bits of fraction at rest, CrypTen's default
 # a tensor is some 100 times the typical one. 16 + 20 leave 28 bits for the integer part of a linear layer's result.
 WEIGHT_SCALE = 20
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
-# below 2^62, which the protocols of mpc/select.py need.
+# below 2^62, which the protocols of protocols/truncation.py need.
 MAX_INTEGER_BITS = 30
 PRECISION = 10  # constants are rounded by at most 2^-10 of the largest of them
 LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused

@@ -18,9 +18,9 @@ from tqdm import tqdm
 import hummingbird
 from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.compare import PROTOCOLS
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.protocols.registry import PROTOCOLS
 from hummingbird.wire.meter import Meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load

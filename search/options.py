@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.mpc.compare import PROTOCOLS
+from hummingbird.mpc.protocols.registry import PROTOCOLS
 from hummingbird.search.study import CRITERIA
 from scripts.data import SPLITS, load
 from scripts.net import add_model_arguments, build, place, read_weights

@@ -17,13 +17,14 @@ from torch import Tensor
 import hummingbird
 from hummingbird import kernels, prg
 from hummingbird.bits import BitWindow
-from hummingbird.convert import PROTOCOLS, convert_model
+from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import products
 from hummingbird.mpc import _crypten, fixed
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of
 from hummingbird.mpc.averaging import sums_by_halves
+from hummingbird.mpc.protocols.registry import PROTOCOLS
 from tests.operations import cases
 
 CASES = cases()

@@ -9,8 +9,8 @@ import torch
 
 from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
-from hummingbird.mpc import gmw
-from hummingbird.mpc.select import select, truncate
+from hummingbird.mpc.protocols import gmw
+from hummingbird.mpc.protocols.truncation import select, truncate
 from hummingbird.wire import meter
 from tests.parties import compute, share, together
 from tests.parties import sessions as make_sessions

@@ -14,7 +14,9 @@ from hummingbird import kernels
 from hummingbird.errors import InputError
 from hummingbird.kernels import Cut, native
 from hummingbird.kernels.twin import drawn, reference_twin_relu, word
-from hummingbird.twin.law import UNIT, Law
+from hummingbird.mpc.protocols.gmw import GmwLaw
+from hummingbird.mpc.protocols.law import UNIT, Law
+from hummingbird.mpc.protocols.masked import MaskedLaw
 from tests.test_kernels import isa  # noqa: F401 - a fixture
 
 FALSE_ALARM = 1e-9  # of one statistical check; there are below 100 in this file
@@ -33,11 +35,11 @@ WINDOWS = [
     (63, 8),
     (64, 0),
 ]
-PROTOCOLS = [("masked", 2, False), ("gmw", 2, False), ("gmw", 4, True)]
+LAWS: list[Any] = [(MaskedLaw, 2), (GmwLaw, 2), (GmwLaw, 4, True)]
 
 
 def laws(k: int, m: int) -> list[Law]:
-    return [Law(protocol, k, m, parties, between) for protocol, parties, between in PROTOCOLS]
+    return [law(k, m, *more) for law, *more in LAWS]
 
 
 def values(n: int, k: int, dtype: torch.dtype) -> Tensor:
@@ -107,7 +109,7 @@ def test_the_reference_decides_as_the_law_of_integers(k: int, m: int) -> None:
         v = v[v.abs() < 2.0**45]  # the law's r stops at 2^62
         u = drawn(len(v), key, m, law.draws, v.device)
         # gmw subtracts: the kernel adds what is lacking from the largest sum.
-        bit, z = law.decide(law.ring(v), u if law.protocol == "masked" else law.draws * ((1 << m) - 1) - u)
+        bit, z = law.decide(law.ring(v), u if isinstance(law, MaskedLaw) else law.draws * ((1 << m) - 1) - u)
         y, whole = reference_twin_relu(v, key, cut, True)
         assert whole is not None
         exact = v.double() + (z - law.ring(v)).double() * UNIT
@@ -120,14 +122,14 @@ def test_types_hold_the_result_without_rounding() -> None:
     """What passes from beyond the window is the value less whole windows, in every type."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         v = (torch.arange(-2000, 2000) / 16.0).to(dtype)
-        y, _ = kernels.twin_relu(v, 0, Law("masked", 17, 0, 2).cut)
+        y, _ = kernels.twin_relu(v, 0, MaskedLaw(17, 0, 2).cut)
         expected = v.double() - 2 * torch.round(v.double() / 2)
         assert y.dtype == dtype and torch.equal(y.double(), expected.clamp(min=0) * (expected < 1))
 
 
 def test_what_is_not_finite_stays_so() -> None:
     v = torch.tensor([float("nan"), float("inf"), -float("inf"), 1.0])
-    for law in (Law("masked", 20, 12, 2), Law("gmw", 20, 12, 2), Law("masked", 40, 0, 2), Law("masked", 22, 17, 2)):
+    for law in (MaskedLaw(20, 12, 2), GmwLaw(20, 12, 2), MaskedLaw(40, 0, 2), MaskedLaw(22, 17, 2)):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
             y, _ = kernels.twin_relu(v.to(dtype), 0, law.cut)
             assert not bool(y[:3].isfinite().any()) and bool(y[3].isfinite()), (law, dtype)
@@ -158,7 +160,7 @@ def test_native_runs_where_it_can(isa: str, monkeypatch: pytest.MonkeyPatch) -> 
         return run(v, *rest)
 
     monkeypatch.setattr(native, "twin_relu", noted)
-    cut, v = Law("masked", 20, 12, 2).cut, torch.randn(64)
+    cut, v = MaskedLaw(20, 12, 2).cut, torch.randn(64)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         kernels.twin_relu(v.to(dtype), 0, cut)
     assert used == [torch.float32, torch.bfloat16]

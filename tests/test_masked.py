@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
-from hummingbird.mpc import masked
 from hummingbird.mpc.correlations import Request, expand
+from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
 from tests.parties import compute, share, together
@@ -46,7 +46,7 @@ def every_pair(session: Session, k: int, m: int) -> tuple[Tensor, Tensor]:
 
 
 def check(x: Tensor, y: Tensor, z: Tensor, k: int, m: int, ring: int = 64) -> None:
-    """The statement at the top of mpc/masked.py; outside its range nothing is said."""
+    """The statement at the top of protocols/masked.py; outside its range nothing is said."""
     edge = (1 << (k - 1)) - (1 << m if m else 0)
     inside = (x >= -edge) & (x < edge)
     small = (x >= 0) & (x < 1 << m) if m else x == 0

@@ -21,7 +21,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations import Request, check, corrections, expand
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
-from hummingbird.mpc.fixed import FixedWeight, open_weights
+from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
 from tests.correlation_checks import take_and_check
 from tests.parties import succeed
 

@@ -17,10 +17,11 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
-from hummingbird.mpc import compare, correlations, slices
+from hummingbird.mpc import correlations, slices
 from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.protocols import comparison as compare
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.turns import Turns, pass_on

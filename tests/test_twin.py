@@ -12,9 +12,11 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.kernels.twin import drawn
-from hummingbird.mpc import masked
+from hummingbird.mpc.protocols import masked
+from hummingbird.mpc.protocols.gmw import GmwLaw
+from hummingbird.mpc.protocols.law import UNIT, Law
+from hummingbird.mpc.protocols.masked import MaskedLaw
 from hummingbird.twin.compare import Compare
-from hummingbird.twin.law import UNIT, Law
 from tests.parties import sessions as make_sessions
 from tests.parties import share, together
 from tests.test_gmw import every_sharing, published_sign, signs
@@ -41,7 +43,7 @@ def every_u(law: Law, step: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("k", [2, 3, 5, 6])
 def test_masked_is_the_definition_for_every_value_and_mask(k: int) -> None:
-    """The formulas at the top of mpc/masked.py, also far outside the window."""
+    """The formulas at the top of protocols/masked.py, also far outside the window."""
     size = 1 << k
     x, mask = (
         t.reshape(-1) for t in torch.meshgrid(torch.arange(-3 * size, 3 * size), torch.arange(size), indexing="ij")
@@ -54,7 +56,7 @@ def test_masked_is_the_definition_for_every_value_and_mask(k: int) -> None:
         b = (hidden < upper).long() ^ s ^ (upper < h).long()
         value = opened - mask + size * ((upper < h).long() - s)
         relu = b * opened - b * mask + size * (upper < h).long() * (1 - s)
-        bit, z = Law("masked", k, m, 2).decide(x, mask % (1 << m))
+        bit, z = MaskedLaw(k, m, 2).decide(x, mask % (1 << m))
         assert torch.equal(bit.long(), b) and torch.equal(z, value) and torch.equal(bit * z, relu), f"[{k}:{m})"
 
 
@@ -68,7 +70,7 @@ def test_masked_is_what_the_parties_compute(k: int, m: int, parties: int) -> Non
     y, z = opened_sum(
         together([lambda s=s, v=v: masked.relu(s, v, 0, k, m) for s, v in zip(opened, shares, strict=True)])
     )
-    bit, value = Law("masked", k, m, parties).decide(x, mask & ((1 << m) - 1))
+    bit, value = MaskedLaw(k, m, parties).decide(x, mask & ((1 << m) - 1))
     assert torch.equal(z, value) and torch.equal(y, bit * value)
 
 
@@ -78,7 +80,7 @@ def test_gmw_is_the_definition_for_every_sharing(bits: int, parties: int) -> Non
     x, shares = every_sharing(bits, parties)
     for k, m in itertools.combinations(range(bits, -1, -1), 2):
         low = sum(((s % (1 << m)) for s in shares[1:]), torch.zeros_like(x))
-        law = Law("gmw", k, m, parties)
+        law = GmwLaw(k, m, parties)
         published = published_sign(shares, k, m)
         assert torch.equal(law.decide(x, low)[0].long(), published), f"[{k}:{m})"
         assert torch.equal(law.decide(x, low)[1], x)
@@ -93,13 +95,13 @@ def test_gmw_is_what_the_parties_compute(parties: int) -> None:
     x = torch.randint(-(3 << 12), 3 << 12, (3000,))
     shares = share(x, parties)
     low = sum(((s & 127) for s in shares[1:]), torch.zeros_like(x))
-    assert torch.equal(signs(parties, shares, 7, 5), Law("gmw", 12, 7, parties).decide(x, low)[0].long())
+    assert torch.equal(signs(parties, shares, 7, 5), GmwLaw(12, 7, parties).decide(x, low)[0].long())
 
 
 LAWS = [
-    Law(protocol, k, m, parties, between)
-    for protocol, parties, between in (
-        ("masked", 2, False), ("gmw", 2, False), ("gmw", 3, False), ("gmw", 2, True), ("gmw", 4, True)
+    law(k, m, parties, *between)
+    for law, parties, between in (
+        (MaskedLaw, 2, ()), (GmwLaw, 2, ()), (GmwLaw, 3, ()), (GmwLaw, 2, (True,)), (GmwLaw, 4, (True,))
     )
     for k, m in ((7, 3), (7, 0), (6, 4), (20, 12), (22, 0))
 ]  # fmt: skip
@@ -109,17 +111,17 @@ LAWS = [
 def test_the_range_is_where_nothing_wraps_whatever_is_drawn(law: Law) -> None:
     top = law.draws * ((1 << law.m) - 1)
     low, high = (round(end / UNIT) for end in law.range)
-    r = torch.tensor([low, low + 1, (low + high) // 2, high - 1, high]) - law._lower
+    r = torch.tensor([low, low + 1, (low + high) // 2, high - 1, high]) - law.lower
     for u in (0, top):
         bit, z = law.decide(r, torch.full_like(r, u))
         assert torch.equal(z, r)
-        d = r + u if law.protocol == "masked" else r - u
-        assert torch.equal(bit, d >= (1 << law.m if law.protocol == "masked" else 0))
+        d = r + u if isinstance(law, MaskedLaw) else r - u
+        assert torch.equal(bit, d >= (1 << law.m if isinstance(law, MaskedLaw) else 0))
     first, last = law.range
     assert law.holds(first, last) and not law.holds(first - UNIT, last) and not law.holds(first, last + UNIT)
     # One step beyond, some u takes the sum out of [-2^(k-1), 2^(k-1)).
-    half, masked_sum = 1 << law.k - 1, law.protocol == "masked"
-    below, above = low - 1 - law._lower, high + 1 - law._lower
+    half, masked_sum = 1 << law.k - 1, isinstance(law, MaskedLaw)
+    below, above = low - 1 - law.lower, high + 1 - law.lower
     assert (below if masked_sum else below - top) < -half and (above + top if masked_sum else above) >= half
 
 
@@ -128,7 +130,7 @@ def test_cutting_between_the_integers_is_right_on_average() -> None:
     m, extra = 3, 4
     fine = torch.arange(-16, 1 << (m + extra))
     real = (fine[:, None] >= torch.arange(1 << (m + extra))).double().mean(1)
-    law = Law("gmw", 8, m, 2, between=True)
+    law = GmwLaw(8, m, 2, between=True)
     r = law.ring(fine.float() * 2.0**-extra * UNIT)
     u = every_u(law)
     likely = law.decide(*torch.broadcast_tensors(r[:, None], u))[0].double().mean(1)
@@ -138,7 +140,7 @@ def test_cutting_between_the_integers_is_right_on_average() -> None:
     assert abs(float((likely - real).mean())) <= unit * 2.0**-extra * (1 / 2 + 4 / 9)
 
 
-@pytest.mark.parametrize("law", [Law("masked", 20, 3, 2), Law("gmw", 20, 3, 2), Law("gmw", 20, 2, 3)], ids=str)
+@pytest.mark.parametrize("law", [MaskedLaw(20, 3, 2), GmwLaw(20, 3, 2), GmwLaw(20, 2, 3)], ids=str)
 def test_the_numbers_drawn_are_uniform_and_their_sums(law: Law) -> None:
     n = 40_000
     u = drawn(n, 1, law.m, law.draws, torch.device("cpu"))
@@ -159,7 +161,7 @@ def dense(memory_format: torch.memory_format, dtype: torch.dtype = torch.float32
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("law", [Law("masked", 21, 14, 2), Law("gmw", 21, 14, 3), Law("masked", 17, 10, 2)], ids=str)
+@pytest.mark.parametrize("law", [MaskedLaw(21, 14, 2), GmwLaw(21, 14, 3), MaskedLaw(17, 10, 2)], ids=str)
 def test_a_relu_keeps_type_and_memory_format(law: Law, memory_format: torch.memory_format, dtype: torch.dtype) -> None:
     x = dense(memory_format, dtype)
     y = Compare(1, False).relu(x, law)
@@ -177,7 +179,7 @@ def test_a_relu_keeps_type_and_memory_format(law: Law, memory_format: torch.memo
 
 
 def test_both_draw_as_relu_does_and_empty_and_odd_tensors_pass() -> None:
-    law, x = Law("masked", 19, 12, 2), dense(torch.contiguous_format)
+    law, x = MaskedLaw(19, 12, 2), dense(torch.contiguous_format)
     y = Compare(7, False).relu(x, law)
     both, z = Compare(7, False).both(x, law)
     assert torch.equal(y, both) and torch.equal(y[y != 0], z[y != 0]) and not torch.equal(z, x)
@@ -188,7 +190,7 @@ def test_both_draw_as_relu_does_and_empty_and_odd_tensors_pass() -> None:
 
 
 def test_keys_depend_on_the_seed_and_the_number_of_the_call() -> None:
-    law, x = Law("masked", 20, 15, 2), torch.randn(4000)
+    law, x = MaskedLaw(20, 15, 2), torch.randn(4000)
     compare = Compare(3, False)
     calls = [compare.relu(x, law) for _ in range(3)]
     assert not torch.equal(calls[0], calls[1]) and not torch.equal(calls[1], calls[2])
@@ -208,7 +210,7 @@ def test_keys_depend_on_the_seed_and_the_number_of_the_call() -> None:
 
 
 def test_gradients_pass_where_values_passed() -> None:
-    law = Law("masked", 21, 16, 2)
+    law = MaskedLaw(21, 16, 2)
     for memory_format in (torch.contiguous_format, torch.channels_last):
         x = dense(memory_format).requires_grad_()
         y = Compare(1, False).relu(x, law)
@@ -217,7 +219,7 @@ def test_gradients_pass_where_values_passed() -> None:
         assert bool(((x > 0) & (y == 0)).any())
 
 
-@pytest.mark.parametrize("law", [Law("masked", 21, 16, 2), Law("masked", 17, 10, 2), Law("gmw", 17, 10, 2)], ids=str)
+@pytest.mark.parametrize("law", [MaskedLaw(21, 16, 2), MaskedLaw(17, 10, 2), GmwLaw(17, 10, 2)], ids=str)
 def test_gradients_of_both_results(law: Law) -> None:
     """The window of the last two is +-1: gmw passes negative values from beyond it as they are."""
     x = dense(torch.contiguous_format).requires_grad_()
@@ -225,7 +227,7 @@ def test_gradients_of_both_results(law: Law) -> None:
     passed = (y != 0).float()
     for result, gradient in ((y + 3 * z, 3 + passed), (y, passed), (z, torch.ones_like(x))):
         assert torch.equal(torch.autograd.grad(result.sum(), x, retain_graph=True)[0], gradient)
-    assert bool((y < 0).any()) == (law.protocol == "gmw")
+    assert bool((y < 0).any()) == (isinstance(law, GmwLaw))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

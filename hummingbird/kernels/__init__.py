@@ -249,7 +249,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """This party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k; equations in mpc/masked.py.
+    """This party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k; equations in protocols/masked.py.
 
     opened: int64 (n,), public, z + lambda mod 2^k, without sign. choice: uint8 (2, ceil(n/8)), public, packed c_b and
     c_s. mask: int64 (n,), this party's summand of lambda, of which the low k bits count; carry, bit, wrap, product:

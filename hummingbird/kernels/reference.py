@@ -73,7 +73,7 @@ def select(
     return torch.where(from_bits(choice, opened.numel()).bool(), z - rz, rz), z
 
 
-# The masked opening (mpc/masked.py) ---------------------------------------------------------------------------------
+# The masked opening (protocols/masked.py) -----------------------------------------------------------------------------
 #
 # Words of `width` bits travel as one stream of bits, least significant first: element i is bits i * width and on. Eight
 # of them fill `width` bytes.
@@ -167,7 +167,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """This party's shares of y and z, see the equations in mpc/masked.py: two int64 (n,)."""
+    """This party's shares of y and z, see the equations in protocols/masked.py: two int64 (n,)."""
     n, low = opened.numel(), _low(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)

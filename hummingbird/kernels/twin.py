@@ -4,11 +4,12 @@ For r = round(2^16 v), ties to even, and u the sum of `draws` uniform numbers in
 
     bit = [(r + u - minus) mod 2^k < below]        y = bit z        z = v - 2^(k-16) j
 
-with j = 0, or, where the protocol `wraps`, the integer that puts r + u - 2^k j into [-2^(k-1), 2^(k-1)); twin/law.py
-has both protocols. Nothing is rounded but r: for T = round(v / 2^(k-16)), near = v - 2^(k-16) T is a number of v's own
-type (a multiple of v's last place, and no larger than v unless T = 0) with |near| <= 2^(k-17), and mod 2^k r is
-round(2^16 near). Where a protocol that wraps has bit = 1, j = T. So 32-bit floats and integers do for k <= 31, and for
-all k where |v| < 2^13; the rest takes 64 bits. A v beyond the range of its type, or NaN, gives no finite y.
+with j = 0, or, where the protocol `wraps`, the integer that puts r + u - 2^k j into [-2^(k-1), 2^(k-1)).
+protocols/law.py has both protocols. Nothing is rounded but r: for T = round(v / 2^(k-16)), near = v - 2^(k-16) T is a
+number of v's own type (a multiple of v's last place, and no larger than v unless T = 0) with |near| <= 2^(k-17), and
+mod 2^k r is round(2^16 near). Where a protocol that wraps has bit = 1, j = T. So 32-bit floats and integers do for
+k <= 31, and for all k where |v| < 2^13; the rest takes 64 bits. A v beyond the range of its type, or NaN, gives no
+finite y.
 
 Random numbers are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
 a function of the key and a number's place, so that any piece, order, thread or device draws the same. A 64-bit word

@@ -19,11 +19,11 @@ from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.compare import Comparison
-from hummingbird.mpc.fixed import FixedWeight
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.mpc.linear import beaver, fits, private_fraction, set_weight, squared, times
-from hummingbird.mpc.select import truncate
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.smooth import FRACTION, Curve
 from hummingbird.mpc.splines import Fit
 from hummingbird.ring import SCALE, WEIGHT_SCALE
@@ -306,7 +306,7 @@ class EvenSmooth(Smooth):
     def again(self, scale: int) -> Comparison:
         """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
         known = self.comparison
-        return Comparison(known.protocol, BitWindow(known.range(scale) + SCALE + 1, known.window.m), 64, known.ring)
+        return type(known)(BitWindow(known.range(scale) + SCALE + 1, known.window.m), 64, known.ring)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0]

@@ -232,7 +232,7 @@ def _masked(count: int, k: int, m: int, tables: int, ring: int) -> list[Field]:
 def _mask(
     shares: list[list[Tensor]], word: Tensor, bits: Tensor, *, count: int, k: int, m: int, tables: int, ring: int
 ) -> list[Tensor]:
-    """The dealer's side of mpc/masked.py: `word` and `bits` are the combined free fields."""
+    """The dealer's side of protocols/masked.py: `word` and `bits` are the combined free fields."""
     low = (1 << k) - 1 if k < 64 else -1
     mask = word & low
     total = shares[0][0] & low
@@ -258,7 +258,7 @@ KINDS: dict[str, Kind] = {
         _product,
         lambda _, a, b, *, op, kwargs, **sizes: [ring.bilinear(op, a, b, **kwargs)],
     ),
-    # b uniform, the same whenever the key is: the mask of a weight (mpc/fixed.py)
+    # b uniform, the same whenever the key is: the mask of a weight (protocols/weight_mask.py)
     "fixed": Kind(lambda shape, key: [Field("ring", tuple(shape), key=key)], lambda **_: [], lambda *_, **__: []),
     # a uniform, b from "fixed"; c = op(a, b)
     "linear": Kind(
@@ -311,13 +311,13 @@ KINDS: dict[str, Kind] = {
         lambda planes, second, count: [Field("packed", (n, packed(count))) for n in (planes, second)],
         lambda _, p, g, q, *, planes, second, count: [p & g, p[planes - second :] & q],
     ),
-    # a mask lambda mod 2^k, two bits, and what mpc/masked.py needs of them
+    # a mask lambda mod 2^k, two bits, and what protocols/masked.py needs of them
     "masked": Kind(
         lambda count, k, m, tables, ring: [Field("ring", (count,)), Field("packed", (2, packed(count)))],
         _masked,
         _mask,
     ),
-    # a mask and a bit for mpc/select.py: r, a >> shift with zeros or sign drawn in, and r times both
+    # a mask and a bit for protocols/truncation.py: r, a >> shift with zeros or sign drawn in, and r times both
     "select": Kind(
         lambda count, shift: [Field("packed", (1, packed(count))), Field("ring", (count,))],
         lambda count, shift: _rings(5 if shift else 2, count),

@@ -1,6 +1,6 @@
 """x // d for a public whole number d, in one round, exact to one unit for any number of parties.
 
-The truncation of mpc/select.py with a divisor in place of the power of two. The dealer shares a mask a, uniform in
+Truncation (protocols/truncation.py) with a divisor in place of the power of two. The dealer shares a mask a, uniform in
 Z_2^64, and its quotients. With s = x + O, O the largest multiple of d up to 2^62, the parties open e = s + a mod 2^64.
 s is not negative, so that e's top bit tells how to read both: as unsigned numbers if it is set (s + a did not
 overflow), as signed ones if not (if a's top bit is set, s + a overflowed). Then e = s + a holds in the integers, and
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from hummingbird.mpc.correlations import Request, quotients
-from hummingbird.mpc.select import OFFSET
+from hummingbird.mpc.protocols.truncation import OFFSET
 
 if TYPE_CHECKING:
     from hummingbird.mpc.session import Session

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from hummingbird import cost
 from hummingbird.cost import Cost
-from hummingbird.mpc import masked
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.compare import Comparison
-from hummingbird.mpc.select import truncate
+from hummingbird.mpc.protocols import masked
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.ring import SCALE
 
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
@@ -139,7 +139,7 @@ class Rescale(Layer):
 class LocalRescale(Layer):
     """x to scale 2^16 by rounding every share on its own: free, within N/2 units, and with that many valid bits less.
 
-    The readers know: "masked" takes what is left of the ring and lifts it (mpc/compare.py).
+    The readers know: "masked" takes what is left of the ring and lifts it (protocols/comparison.py).
     """
 
     input_limit = 62

@@ -19,8 +19,8 @@ from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.fixed import FixedWeight
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 

@@ -15,10 +15,10 @@ from hummingbird.mpc import splines
 from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
 from hummingbird.mpc.activations import Spline
 from hummingbird.mpc.averaging import equal_windows
-from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.layer import FLOOR, Layer, Spec
 from hummingbird.mpc.linear import beaver
-from hummingbird.mpc.select import truncate
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.ring import SCALE
 
 
@@ -241,7 +241,7 @@ class Argmax(_Maximum):
         bits, known = (length - 1).bit_length(), self.comparison
         valid = min(64, known.valid + bits)
         window = BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0)
-        return bits, Comparison(known.protocol, window, valid)
+        return bits, type(known)(window, valid)
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         n, length = inputs[0].numel, inputs[0].shape[self.dim]

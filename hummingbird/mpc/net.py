@@ -22,8 +22,8 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc import slices
 from hummingbird.mpc._crypten import MPCTensor, scale_of
 from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.fixed import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.mpc.slices import Slice
 from hummingbird.ring import SCALE
 from hummingbird.version import VERSION

@@ -2,7 +2,7 @@
 
 The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer
 bits, sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale,
-the value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike (mpc/compare.py);
+the value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike;
 an opening (`Rescale`, `Lift`) gives scale 2^16 and the whole ring back. "gmw" has openings only.
 
 Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
@@ -27,6 +27,7 @@ from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, Rescale
 from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
 
 
@@ -55,7 +56,7 @@ class Planner:
     """Plan steps from graph steps; `build` knows the layers."""
 
     def __init__(self, build: Callable[[Step], Built], protocol: str) -> None:
-        self.build, self.protocol = build, protocol
+        self.build, self.rounds_shares = build, named(protocol).takes_rounded_shares
 
     def plan(self, steps: Sequence[Step]) -> list[PlanStep]:
         """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
@@ -126,7 +127,7 @@ class Planner:
         """The cheapest form of the inputs that leaves the result as many integer bits as are read of it."""
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
-        for form in _FORMS if self.protocol == "masked" else ("as it is", "whole"):
+        for form in _FORMS if self.rounds_shares else ("as it is", "whole"):
             given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
             if not all(scale <= built.limit and (low == 64 or not built.whole) for scale, low in given):
                 continue
@@ -141,7 +142,7 @@ class Planner:
             if low - scale >= self._integers[index]:
                 return form
             most, best = max((most, best), (low - scale, form))
-        # A window further on may ask for more than there can be: it is cut off (Comparison.k).
+        # A window further on may ask for more than there can be: it is cut off (Masked.k).
         if most >= self._bounds[index] + MARGIN:
             return best
         if problem is not None:

@@ -34,8 +34,8 @@ from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
 from hummingbird.mpc.meeting import agree, environment, join_dealer, meet, open_store, zero_sharing_seeds
+from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.provider import DealerProvider
-from hummingbird.mpc.select import truncate
 from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
 from hummingbird.version import VERSION
 from hummingbird.wire import meter

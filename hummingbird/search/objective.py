@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from hummingbird import cost
 from hummingbird.bits import BitWindow
-from hummingbird.cost import FREE, Cost
+from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.ring import SCALE
 from hummingbird.search.problem import ComparingLayer
 
 Prices = Callable[[ComparingLayer, BitWindow, int], Cost]  # of a layer with a window, for a number of images
-
-LEAST_WIDTH = {"masked": 2, "gmw": 1}  # bits that a window must keep if it keeps any
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,12 @@ class Objective:
 
 def relu_prices(protocol: str, parties: int) -> Prices:
     """Price of a layer of ReLUs on the shares behind a linear layer. ConfigError for an unknown protocol."""
-    _least_width(protocol)
+    comparison = named(protocol)
     if type(parties) is not int or parties < 2:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
 
     def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
-        n = layer.outputs * images
-        if window.w == 0:
-            return FREE
-        if protocol == "gmw":
-            return cost.relu(n, window.w, 16, parties)
-        return cost.masked_relu(n, window.k, window.m, 64, parties)
+        return comparison(window).cost(layer.outputs * images, 2 * SCALE, parties)
 
     return price
 
@@ -65,7 +59,7 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
     def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
         return Fraction(window.w * layer.outputs, whole)
 
-    return Objective("bits", "of 64 bits per output", price, {"protocol": protocol}, _least_width(protocol))
+    return Objective("bits", "of 64 bits per output", price, {"protocol": protocol}, named(protocol).least_width)
 
 
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
@@ -80,7 +74,7 @@ def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices
         return Fraction(priced(layer, window, images).bits, 8 * images)
 
     facts = {"protocol": protocol, "parties": parties, "images": images}
-    return Objective("bytes", "bytes sent per party and image", price, facts, _least_width(protocol))
+    return Objective("bytes", "bytes sent per party and image", price, facts, named(protocol).least_width)
 
 
 def predicted_seconds(
@@ -103,14 +97,7 @@ def predicted_seconds(
         return Fraction(priced(layer, window, images).seconds(bandwidth, rtt))
 
     facts = {"protocol": protocol, "parties": parties, "images": images, "bandwidth": bandwidth, "rtt": rtt}
-    return Objective("seconds", "seconds per batch", price, facts, _least_width(protocol))
-
-
-def _least_width(protocol: str) -> int:
-    if protocol not in LEAST_WIDTH:
-        hint = f"one of {', '.join(LEAST_WIDTH)}"
-        raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=hint)
-    return LEAST_WIDTH[protocol]
+    return Objective("seconds", "seconds per batch", price, facts, named(protocol).least_width)
 
 
 def _positive(what: str, value: float) -> None:

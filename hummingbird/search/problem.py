@@ -32,7 +32,7 @@ class ComparingLayer:
     """A layer with a window.
 
     name: qualified name. outputs: comparisons per image. largest: the largest |x| it compares, in ring units (2^16 is
-    one). limit: the highest k its shares allow, their valid bits without the surplus fraction (mpc/compare.py).
+    one). limit: the highest k its shares allow, their valid bits without the surplus fraction (protocols/masked.py).
     Raises InputError for numbers that cannot be.
     """
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hummingbird.kernels import twin_relu
 from hummingbird.kernels.twin import Cut, word
-from hummingbird.twin.law import Law
+from hummingbird.mpc.protocols.law import Law
 
 
 class Compare:

@@ -15,11 +15,11 @@ from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.protocols.law import Law
 from hummingbird.mpc.smooth import Curve, combine
 from hummingbird.mpc.splines import Fit
 from hummingbird.ring import SCALE
 from hummingbird.twin.compare import Compare
-from hummingbird.twin.law import Law
 
 Twin = Callable[..., Tensor]  # (value, the slopes of a PReLU) -> value
 
@@ -30,7 +30,7 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
     assert comparison is not None
     if comparison.drops:
         return _first_places(layer) if isinstance(layer, (MaxPool, AdaptiveMaxPool)) else lambda x, *_: x.clone()
-    law = Law.of(comparison, scale, parties)
+    law = comparison.law(scale, parties)
     if isinstance(layer, Argmax):
         return _argmax(layer, parties)
     if isinstance(layer, Softmax):
@@ -46,7 +46,7 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
     if isinstance(layer, act.Hardswish):
         return _hardswish(law, compare)
     if isinstance(layer, act.EvenSmooth):
-        return _even_smooth(layer.curve, law, Law.of(layer.again(scale), SCALE, parties), compare)
+        return _even_smooth(layer.curve, law, layer.again(scale).law(SCALE, parties), compare)
     if isinstance(layer, act.Smooth):
         return lambda x: _smooth(layer.curve, law, compare, x)
     if isinstance(layer, act.Spline):
@@ -57,7 +57,7 @@ def build(layer: Layer, step: Step, scale: int, parties: int, compare: Compare) 
 
 def _common(compare: Compare, law: Law) -> int | None:
     """gmw: comparisons of x - t for several t cut the same shares: party 0 alone adds t. Masks are fresh for each."""
-    return compare.draw() if law.protocol == "gmw" and law.draws else None
+    return compare.draw() if law.draws and not law.draws_again else None
 
 
 def _leaky(slope: float, law: Law, compare: Compare) -> Twin:
@@ -176,7 +176,7 @@ def _argmax(layer: Argmax, parties: int) -> Twin:
         length = len(values)
         places = torch.arange(length, device=x.device).view(-1, *[1] * (values.dim() - 1))
         bits, comparison = layer._widened(length)
-        law = Law.of(comparison, SCALE, parties)
+        law = comparison.law(SCALE, parties)
 
         def relu(r: Tensor) -> Tensor:
             bit, z = law.decide(r, torch.zeros_like(r))

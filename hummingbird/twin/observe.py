@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.folded import FoldedNet
-from hummingbird.twin.law import Law
 from hummingbird.twin.layers import Twin
 from hummingbird.twin.windows import Windows, check_protocol, twins
 

@@ -15,9 +15,9 @@ from hummingbird import convert
 from hummingbird.bits import EXACT
 from hummingbird.graph import Step
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.compare import Comparison
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear, Scale
+from hummingbird.mpc.protocols.gmw import Gmw
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
 _WEIGHTS = {"conv": "weight", "conv_transpose": "weight", "linear": "weight", "affine": "scale"}
@@ -64,4 +64,4 @@ def after(step: Step) -> After | None:
 
 
 def _layer(step: Step) -> Layer:
-    return convert._BUILDERS[step.op](step, Comparison("gmw", EXACT), None)
+    return convert._BUILDERS[step.op](step, Gmw(EXACT), None)

@@ -1,8 +1,8 @@
 """`simulate(net, bits)`: the plaintext twin of `convert_model(net, bits)`, with no shares, no network and no session.
 
 The net itself runs, live modules and parameters; only what compares is replaced, by the law of its comparison
-(twin/law.py), under the same names. So windows can be tried on a whole validation set, and a net can be trained with
-them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
+(protocols/law.py), under the same names. So windows can be tried on a whole validation set, and a net can be trained
+with them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
 """
 
 from __future__ import annotations

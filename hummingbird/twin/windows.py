@@ -14,19 +14,19 @@ from hummingbird import convert, graph
 from hummingbird.bits import EXACT, BitConfig
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph.steps import Step, refs
-from hummingbird.mpc.compare import PROTOCOLS, Comparison
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.planner import Built, Planner
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.registry import named
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.layers import Twin, build
 
 
 def check_protocol(protocol: str, parties: int) -> None:
     """ConfigError for an unknown protocol, or fewer than two parties."""
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"unknown protocol {protocol!r}", where="protocol", hint=f"one of {', '.join(PROTOCOLS)}")
+    named(protocol)
     if type(parties) is not int or parties < 2:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
 
@@ -63,7 +63,7 @@ class Windows:
             old = self._built[name]
             layer = copy.copy(old.layer)
             assert isinstance(layer, Layer)
-            layer.comparison = Comparison(self.protocol, config.window(name))
+            layer.comparison = named(self.protocol)(config.window(name))
             built[name] = Built(layer, old.function, old.limit, old.whole)
         return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
 

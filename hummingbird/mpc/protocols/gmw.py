@@ -17,19 +17,96 @@ here 4w - 7 - ceil(log2(w - 1)).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hummingbird import kernels
+from hummingbird import cost, kernels
 from hummingbird.bits import BitWindow
-from hummingbird.mpc.boolean import and_, and_pair
+from hummingbird.cost import Cost
+from hummingbird.errors import ConfigError
+from hummingbird.kernels import Cut
 from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.select import select
+from hummingbird.mpc.protocols.boolean import and_, and_pair
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.law import UNIT, Law
+from hummingbird.mpc.protocols.truncation import select
+from hummingbird.mpc.session import Session
+from hummingbird.ring import SCALE
 
-if TYPE_CHECKING:
-    from hummingbird.mpc.session import Session
+
+class Gmw(Comparison):
+    """HummingBird's carry tree on a window of the whole ring's shares (protocol="gmw").
+
+    The surplus fraction is cut off in an opening of 64 bits (truncation.py), for |x| < 2^62.
+    """
+
+    name = "gmw"
+    least_width = 1
+    takes_rounded_shares = False
+
+    @property
+    def reads(self) -> int | None:
+        # The opening is for |x| < 2^62, so that a window up to bit k reads a sign and one bit more.
+        return None if self.window.k == 64 else self.window.k - SCALE + 1
+
+    def needs(self, scale: int) -> int:
+        return 64
+
+    def range(self, scale: int) -> int:
+        return min(self.window.k, 64 - (scale - SCALE) - 1) - SCALE - 1
+
+    def check(self, scale: int) -> None:
+        extra = scale - SCALE
+        if not self.drops and self.window.m + extra > 63:
+            hint = f"the shares carry {extra} more bits of fraction here: choose a lower m"
+            raise ConfigError(f"window {self.window} begins above the 64-bit ring", hint=hint)
+
+    def law(self, scale: int, parties: int) -> GmwLaw:
+        extra = scale - SCALE
+        return GmwLaw(min(self.window.k, 64 - extra), self.window.m, parties, bool(extra))
+
+    def variant(self, scale: int) -> str:
+        return "dropped" if self.drops else "carry tree"
+
+    def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+        return relu(session, share, self.window, scale - SCALE)
+
+    def _price(self, n: int, scale: int, parties: int) -> Cost:
+        return cost.relu(n, cut(self.window, scale - SCALE)[1], scale - SCALE, parties)
+
+
+@dataclass(frozen=True)
+class GmwLaw(Law):
+    """d = r - u, u the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one; bit = [S(d) >= 0],
+    z = r.
+
+    between: whether the shares carry more than 16 bits of fraction, so that they are cut between the integers.
+    """
+
+    between: bool = False
+    draws_again = False  # x - t and x have the same shares, but for party 0's upper bits
+
+    @property
+    def draws(self) -> int:
+        return self.parties - 1 if self.m else 0
+
+    @property
+    def lower(self) -> int:
+        return 1 if self.between and self.m else 0
+
+    @property
+    def cut(self) -> Cut:
+        return Cut(self.k, self.m, self.draws, self.slack + self.lower, 1 << (self.k - 1), False)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        half = 1 << (self.k - 1)
+        return (-half + self.slack + self.lower) * UNIT, (half - 1 + self.lower) * UNIT
+
+    def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        return r - u - self.turns(r - u) >= 0, r
 
 
 def cut(window: BitWindow, extra: int) -> tuple[int, int]:

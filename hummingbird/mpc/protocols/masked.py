@@ -31,17 +31,96 @@ and relu(x) by one bit are derived here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
-from hummingbird.mpc.boolean import and_, and_pair, open_bits
+from hummingbird.cost import Cost
+from hummingbird.errors import ConfigError
+from hummingbird.kernels import Cut
 from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.protocols.boolean import and_, and_pair, open_bits
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.law import UNIT, Law
+from hummingbird.mpc.session import Session
+from hummingbird.ring import SCALE
 
-if TYPE_CHECKING:
-    from hummingbird.mpc.session import Session
+
+class Masked(Comparison):
+    """The masked opening of k bits of what is left of the shares when every party has cut its own (protocol="masked").
+
+    Cutting f bits off each share is right up to a rounding and to multiples of 2^(64 - f), which vanish mod 2^k as long
+    as k <= 64 - f: the surplus fraction costs no message.
+    """
+
+    name = "masked"
+    least_width = 2
+    takes_rounded_shares = True
+
+    def k(self, scale: int) -> int:
+        """Bits that are opened: the window's, cut off at those that are valid."""
+        return min(self.window.k, self.valid - (scale - SCALE))
+
+    @property
+    def reads(self) -> int | None:
+        return None if self.window.k == 64 else self.window.k - SCALE
+
+    def needs(self, scale: int) -> int:
+        return min(self.valid, self.k(scale) + scale - SCALE)
+
+    def range(self, scale: int) -> int:
+        return self.k(scale) - SCALE - 1
+
+    def check(self, scale: int) -> None:
+        if not self.drops and self.k(scale) - self.window.m < 2:
+            left = self.valid - (scale - SCALE)
+            what = f"window {self.window} leaves fewer than two of the {left} bits that are right here"
+            raise ConfigError(what, hint="choose k - m >= 2, BitWindow(0, 0) for an identity, or protocol='gmw'")
+
+    def law(self, scale: int, parties: int) -> MaskedLaw:
+        return MaskedLaw(self.k(scale), self.window.m, parties)
+
+    def variant(self, scale: int) -> str:
+        """The tables that `cost.tables` has chosen."""
+        if self.drops:
+            return "dropped"
+        w = self.k(scale) - self.window.m
+        return f"table {w}" if cost.tables(w) == 1 else f"tree of {cost.tables(w)}"
+
+    def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+        k = self.k(scale)
+        return relu(session, share, scale - SCALE, k, self.window.m, max(self.ring, k))
+
+    def _price(self, n: int, scale: int, parties: int) -> Cost:
+        k = self.k(scale)
+        return cost.masked_relu(n, k, self.window.m, max(self.ring, k), parties)
+
+
+@dataclass(frozen=True)
+class MaskedLaw(Law):
+    """d = r + u, u uniform in [0, 2^m): the low bits of the mask; bit = [S(d) >= 2^m], z = r + S(d) - d."""
+
+    draws_again = True
+
+    @property
+    def draws(self) -> int:
+        return 1 if self.m else 0
+
+    @property
+    def cut(self) -> Cut:
+        half, least = 1 << (self.k - 1), 1 << self.m
+        return Cut(self.k, self.m, self.draws, least, half - least, True)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        half = 1 << (self.k - 1)
+        return -half * UNIT, (half - self.slack - 1) * UNIT
+
+    def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        turns = self.turns(r + u)
+        return r + u - turns >= 1 << self.m, r - turns
 
 
 def relu(session: Session, share: Tensor, shift: int, k: int, m: int, ring: int = 64) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What one comparison decides, without shares: the law of its protocol, on integers and on real tensors.
+"""What one comparison decides, without shares: the plaintext rule of its protocol, on integers and on real tensors.
 
 A value v is the ring element r = round(2^16 v), ties to even as `ring.encode` has it. With u independent of r the
 protocols compute (docs/protocol.md)
@@ -26,76 +26,68 @@ Random numbers come from a 64-bit key, which is no secret's: nothing is hidden b
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hummingbird.kernels import Cut
-from hummingbird.mpc.compare import Comparison
 from hummingbird.ring import SCALE
 
 UNIT = 2.0**-SCALE
 
 
 @dataclass(frozen=True)
-class Law:
-    """The comparison of a window [k:m) among `parties`; between: whether the shares carry more than 16 bits of
-    fraction and gmw cuts them.
-    """
+class Law(ABC):
+    """The rule of a window [k:m) among `parties`."""
 
-    protocol: str
     k: int
     m: int
     parties: int
-    between: bool = False
 
-    @classmethod
-    def of(cls, comparison: Comparison, scale: int, parties: int) -> Law:
-        """The law of a layer's comparison on shares of this scale."""
-        extra, m = scale - SCALE, comparison.window.m
-        if comparison.protocol == "masked":
-            return cls("masked", comparison.k(scale), m, parties)
-        return cls("gmw", min(comparison.window.k, 64 - extra), m, parties, bool(extra))
+    draws_again: ClassVar[bool]  # whether comparisons of x - t, for several public t, have a u each
 
     @property
+    @abstractmethod
     def draws(self) -> int:
         """Uniform numbers in u."""
-        return 0 if not self.m else 1 if self.protocol == "masked" else self.parties - 1
 
     @property
-    def _lower(self) -> int:
-        """r = round(2^16 v) - this."""
-        return 1 if self.between and self.m else 0
-
-    @property
+    @abstractmethod
     def cut(self) -> Cut:
         """The same law for a kernel that adds u: in gmw, what is lacking from the largest u."""
-        half, least = 1 << (self.k - 1), 1 << self.m
-        if self.protocol == "masked":
-            return Cut(self.k, self.m, self.draws, least, half - least, True)
-        return Cut(self.k, self.m, self.draws, self.draws * (least - 1) + self._lower, half, False)
+
+    @property
+    @abstractmethod
+    def range(self) -> tuple[float, float]:
+        """The least and the largest v for which d is inside the window whatever u is."""
+
+    @abstractmethod
+    def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """bit, bool, and z, int64, for int64 r and u."""
+
+    @property
+    def slack(self) -> int:
+        """The largest u."""
+        return self.draws * ((1 << self.m) - 1)
+
+    @property
+    def lower(self) -> int:
+        """r = round(2^16 v) - this."""
+        return 0
 
     def holds(self, least: float, most: float) -> bool:
         """Whether values from `least` to `most` surely stay inside the window."""
         low, high = self.range
         return low <= least and most <= high
 
-    @property
-    def range(self) -> tuple[float, float]:
-        """The least and the largest v for which d is inside the window whatever u is."""
-        half, slack = 1 << (self.k - 1), self.draws * ((1 << self.m) - 1)
-        low, high = (-half, half - slack) if self.protocol == "masked" else (-half + slack, half)
-        return (low + self._lower) * UNIT, (high - 1 + self._lower) * UNIT
-
     def ring(self, v: Tensor) -> Tensor:
         """r, int64, of finite real values (beyond 2^62: 2^62)."""
-        r = torch.round(v.double() * 2.0**SCALE) - self._lower
+        r = torch.round(v.double() * 2.0**SCALE) - self.lower
         return r.clamp(-(2.0**62), 2.0**62).long()
 
-    def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """bit, bool, and z, int64, for int64 r and u."""
-        d = r + u if self.protocol == "masked" else r - u
-        turns = torch.zeros_like(r) if self.k == 64 else (d + (1 << (self.k - 1))) >> self.k << self.k
-        least = 1 << self.m if self.protocol == "masked" else 0
-        return d - turns >= least, r - turns if self.protocol == "masked" else r
+    def turns(self, d: Tensor) -> Tensor:
+        """d - S(d), int64."""
+        return torch.zeros_like(d) if self.k == 64 else (d + (1 << (self.k - 1))) >> self.k << self.k

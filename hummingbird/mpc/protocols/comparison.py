@@ -1,0 +1,95 @@
+"""What a layer that compares asks of a protocol: masked.py and gmw.py answer, and nothing else knows which one runs.
+
+Shares carry a number with them, known when the net is planned: how many of their low bits are valid. A protocol says
+how many of these it reads, for which values it is right, what it costs, and what it decides (law.py).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost
+from hummingbird.bits import BitWindow
+from hummingbird.cost import Cost
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc.protocols.law import Law
+
+AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 bits are then at a request's limit
+
+
+@dataclass
+class Comparison(ABC):
+    """A window on shares; `valid` and `ring` are set by the planner.
+
+    valid: low bits of the input's shares that are right. ring: low bits of the result that later layers need.
+    """
+
+    window: BitWindow
+    valid: int = 64
+    ring: int = 64
+
+    name: ClassVar[str]
+    least_width: ClassVar[int]  # bits that a window keeps if it keeps any
+    # Whether every party may round its own share before the comparison: it is then right in fewer low bits.
+    takes_rounded_shares: ClassVar[bool]
+
+    @property
+    def drops(self) -> bool:
+        """No bits: the layer is an identity."""
+        return self.window.w == 0
+
+    @property
+    @abstractmethod
+    def reads(self) -> int | None:
+        """Integer bits, sign included, that are read of a value; None: all that it has (a window up to bit 64)."""
+
+    @abstractmethod
+    def needs(self, scale: int) -> int:
+        """Low bits of the input's shares that must be right, at this scale."""
+
+    @abstractmethod
+    def range(self, scale: int) -> int:
+        """The comparison is for values of magnitudes below 2^range, less 2^(m - 16) for each party but one."""
+
+    @abstractmethod
+    def check(self, scale: int) -> None:
+        """ConfigError unless the window fits shares with this scale."""
+
+    @abstractmethod
+    def law(self, scale: int, parties: int) -> Law:
+        """The plaintext rule of this comparison on shares of this scale."""
+
+    @abstractmethod
+    def variant(self, scale: int) -> str:
+        """How the sign is decided, for people."""
+
+    @abstractmethod
+    def _run(self, session: sessions.Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+        """`relu` of a flat share, at most AT_ONCE elements."""
+
+    @abstractmethod
+    def _price(self, n: int, scale: int, parties: int) -> Cost:
+        """Cost of `_run` on n elements."""
+
+    def relu(self, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+        """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
+
+        Cost: `cost`. Windows of no bits are not handled here: their layers are identities.
+        """
+        session = sessions.current()
+        parts = [self._run(session, part, scale) for part in share.reshape(-1).split(AT_ONCE)]
+        y, z = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
+        return y.view(share.shape), z.view(share.shape)
+
+    def cost(self, n: int, scale: int, parties: int) -> Cost:
+        """Price of `relu` on n elements."""
+        if self.drops:
+            return cost.FREE
+        whole, rest = divmod(n, AT_ONCE)
+        parts = self._price(AT_ONCE, scale, parties) * whole
+        return parts + self._price(rest, scale, parties) if rest or not whole else parts
