@@ -20,7 +20,8 @@ from hummingbird.version import VERSION as __version__
 if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.convert import convert_model, register_converter, validate_model
-    from hummingbird.mpc.session import cryptensor, init, uninit
+    from hummingbird.mpc.launch import init, uninit
+    from hummingbird.mpc.sharing import cryptensor
     from hummingbird.search import search_bits
     from hummingbird.search.study import Study
     from hummingbird.twin.simulate import simulate
@@ -31,13 +32,13 @@ _HOMES = {
     "BitWindow": "bits",
     "Study": "search.study",
     "convert_model": "convert",
-    "cryptensor": "mpc.session",
-    "init": "mpc.session",
+    "cryptensor": "mpc.sharing",
+    "init": "mpc.launch",
     "meter": "wire.meter",
     "register_converter": "convert",
     "search_bits": "search",
     "simulate": "twin.simulate",
-    "uninit": "mpc.session",
+    "uninit": "mpc.launch",
     "validate_model": "convert",
 }
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import hummingbird
 from hummingbird.errors import HummingbirdError
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc import launch
 
 TOLERANCE = 0.01  # three layers of 2^-16 rounding on logits of order one stay far below
 
@@ -47,7 +47,7 @@ if __name__ == "__main__":
     try:
         code = main()
     except HummingbirdError as error:
-        sessions.abort(error)
+        launch.abort(error)
         print(f"error: {error}")
         code = 1
     sys.exit(code)

@@ -150,11 +150,11 @@ def _crypten(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
 
 def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
     import hummingbird
-    from hummingbird.mpc import session as sessions
+    from hummingbird.mpc import launch
 
     for text in args.windows:
         window = window_of(text)
-        session = sessions.init(store=store_of(args.store, text) if args.store else None)
+        session = launch.init(store=store_of(args.store, text) if args.store else None)
         private = hummingbird.convert_model(net, window, protocol=args.worker)
         shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
 
@@ -167,7 +167,7 @@ def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
 
         sample, y = _median_run(work, ready, args.repeats)
         yield window, sample, y if args.opening else y.get_plain_text()
-        sessions.uninit()
+        launch.uninit()
 
 
 def window_of(text: str) -> BitWindow:

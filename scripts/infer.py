@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird.errors import InputError
+from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.net import PrivateNet
@@ -85,7 +86,7 @@ def main() -> None:
         raise InputError("--batch and --images must be at least 1")
     if os.environ.get("RANK", "0") == "0":  # the party that writes
         check_outputs(args)
-    session = sessions.init(**session_options(args))
+    session = launch.init(**session_options(args))
     owner = int(args.weights) if args.weights.isdigit() else None
     data = DATASETS[args.dataset]
     torch.manual_seed(0)  # random weights must be the same at every party

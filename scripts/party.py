@@ -71,17 +71,17 @@ def run_party(main: Callable[[], None]) -> None:
     """Run a party's program; an error is printed in two lines, told to the other parties, and ends the process with
     code 1.
     """
-    from hummingbird.mpc import session as sessions
+    from hummingbird.mpc import launch
 
     try:
         main()
-        sessions.uninit()
+        launch.uninit()
     except (HummingbirdError, ValueError, OSError) as error:
         # First of all: a launcher may end this process as soon as another party has heard of it. And in one write, so
         # that parties on one terminal do not write into each other's lines.
         sys.stderr.write(f"[party {os.environ.get('RANK', '0')}] error: {_words(error)}\n")
         sys.stderr.flush()
-        sessions.abort(error)
+        launch.abort(error)
         sys.exit(1)
 
 

@@ -23,7 +23,7 @@ import torch
 import hummingbird
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
 from hummingbird.lookup import Lookups
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc import launch
 from hummingbird.pir import Client, Server, Service, Source
 from hummingbird.table import text_table
 from models import load_checkpoint
@@ -106,8 +106,8 @@ def serve(args: argparse.Namespace) -> None:
     if args.store is not None:
         hint = "material in a store is dealt for a net's slices only: use a dealer"
         raise ConfigError("lookups need a dealer online", where="--store", hint=hint)
-    options = session_options(args) | {"timeout": args.timeout or sessions.DEFAULT_TIMEOUT}
-    session = sessions.init(**options)
+    options = session_options(args) | {"timeout": args.timeout or launch.DEFAULT_TIMEOUT}
+    session = launch.init(**options)
     if session.parties != 2:
         raise ConfigError(f"{session.parties} parties", where="recommend", hint="torchrun --nproc_per_node=2")
     net = build(args)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.errors import InputError
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc import launch
 from scripts.party import run_party
 
 UNIT = 2.0**-16
@@ -40,7 +40,7 @@ def refused(function: object, words: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    session = sessions.init(timeout=60)
+    session = launch.init(timeout=60)
     hummingbird.register_converter(Own, lambda module: module)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     mine = x if session.rank == 1 else None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hummingbird
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, InputError, TrustError
-from hummingbird.mpc import _crypten
+from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import BinarySharedTensor, MPCTensor, cfg, crypten, ptype
 from scripts.party import run_party
@@ -30,7 +30,7 @@ FLOAT = 2.0**-21
 
 def table() -> dict[str, tuple[float, float]]:
     """Every function of tests/crypten_cases.py: its error beside its bound."""
-    session, results = sessions.init(timeout=100), {}
+    session, results = launch.init(timeout=100), {}
     for name, case in cases().items():
         shared = [
             hummingbird.cryptensor(x if session.rank == i % session.parties else None, src=i % session.parties)
@@ -47,7 +47,7 @@ def table() -> dict[str, tuple[float, float]]:
 
 def nets() -> dict[str, tuple[float, float]]:
     """Every module and loss of tests/crypten_nets.py, and training."""
-    session = sessions.init(timeout=100)
+    session = launch.init(timeout=100)
     parts = (crypten_nets.modules, crypten_nets.losses, crypten_nets.training)
     found = {}
     for name, error, bound in (item for part in parts for item in part(session.rank, session.parties)):
@@ -57,7 +57,7 @@ def nets() -> dict[str, tuple[float, float]]:
 
 def binary() -> list[str]:
     """Xor-shared words against Python's integers; the names of what differs."""
-    session = sessions.init(timeout=100)
+    session = launch.init(timeout=100)
     words = torch.tensor([[0, 1, -1, 2**63 - 1], [-(2**63), 12345678901, -77, 2**40]])
     others = torch.tensor([[5, -1, -1, -(2**63)], [2**63 - 1, 12345678901, 77, -3]])
     row = torch.tensor([3, -4, 0, 2**62])
@@ -209,7 +209,7 @@ _SETTINGS = {
 
 def refusals() -> dict[str, str]:
     """What is refused otherwise than it should be; the session goes on after each."""
-    session, wrong = sessions.init(timeout=100), {}
+    session, wrong = launch.init(timeout=100), {}
     x = hummingbird.cryptensor(X if session.rank == 0 else None)
     words = x.to(ptype.binary)
     with tempfile.TemporaryDirectory() as folder, hummingbird.meter() as m:
@@ -236,7 +236,7 @@ def refusals() -> dict[str, str]:
 
 def communication() -> list[str]:
     """CrypTen's communicator, its files, and what is made of random numbers."""
-    session, wrong = sessions.init(timeout=100), []
+    session, wrong = launch.init(timeout=100), []
     rank, parties = session.rank, session.parties
     communicator = _crypten.PartyCommunicator.get()
     assert communicator is not None
@@ -345,7 +345,7 @@ def _seeded() -> Tensor:
 
 def unequal() -> str:
     """The parties share tensors of different shapes by CrypTen's own function."""
-    session = sessions.init(timeout=100)
+    session = launch.init(timeout=100)
     try:
         crypten.cryptensor(torch.zeros(3 + session.rank), src=0)
     except HummingbirdError as error:

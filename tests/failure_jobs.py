@@ -23,6 +23,7 @@ from torch import nn
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from scripts import infer
 from scripts.party import run_party
@@ -91,11 +92,11 @@ def _own_exception(rank: int) -> None:
 def _version(rank: int) -> None:
     """init() again, with another version at party 1."""
     hummingbird.uninit()
-    true, sessions.VERSION = sessions.VERSION, "9.9.9" if rank == 1 else sessions.VERSION
+    true, launch.VERSION = launch.VERSION, "9.9.9" if rank == 1 else launch.VERSION
     try:
         hummingbird.init(timeout=TIMEOUT, dealer=os.environ["DEALER"])
     finally:
-        sessions.VERSION = true
+        launch.VERSION = true
 
 
 def _twice(rank: int) -> None:
@@ -158,7 +159,7 @@ def failures(*names: str) -> None:
             seen[name] = ("nothing", "", 0.0)
         except Exception as error:
             seen[name] = (type(error).__name__, str(error), time.perf_counter() - started)
-            sessions.abort(error)
+            launch.abort(error)
     print(json.dumps(seen))
 
 
@@ -174,7 +175,7 @@ def again() -> None:
         except HummingbirdError as error:
             out.append(str(error))
     for dealer in (None, os.environ["DEALER"], None):
-        session = sessions.init(timeout=30, dealer=dealer)
+        session = launch.init(timeout=30, dealer=dealer)
         out.append(infer_once(session.rank, weights=1).tolist())
         hummingbird.uninit()
         hummingbird.uninit()
@@ -193,7 +194,7 @@ def script() -> None:
 
 def forever(timeout: str) -> None:
     """Inference until somebody dies; large enough for messages that another thread sends. Says when it is under way."""
-    session = sessions.init(timeout=float(timeout), dealer=os.environ.get("DEALER"))
+    session = launch.init(timeout=float(timeout), dealer=os.environ.get("DEALER"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()).eval()
     private = hummingbird.convert_model(model)
@@ -223,7 +224,7 @@ def meet(timeout: str) -> None:
 
 def blocked() -> None:
     """Party 0 gives up while it is sending to a party that reads nothing: sys.exit, no word to anybody."""
-    session = sessions.init(timeout=60, dealer=os.environ["DEALER"])
+    session = launch.init(timeout=60, dealer=os.environ["DEALER"])
     session.channel.exchange_text("go")
     if session.rank == 0:
         session.channel._send(1, [torch.zeros(50_000_000, dtype=torch.uint8)])
@@ -245,7 +246,7 @@ def arguments(*lines: str) -> None:
             seen.append(("nothing", "", 0.0))
         except Exception as error:
             seen.append((type(error).__name__, str(error), time.perf_counter() - started))
-            sessions.abort(error)
+            launch.abort(error)
     print(json.dumps(seen))
 
 

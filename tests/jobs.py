@@ -15,7 +15,7 @@ import hummingbird
 from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
 from hummingbird.errors import HummingbirdError, TrustError
-from hummingbird.mpc import _crypten
+from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc import slices as cutting
 from hummingbird.mpc.provider import DealerProvider
@@ -38,7 +38,7 @@ def unequal(m: Meter) -> list[str]:
 
 def operations(weights: str, protocol: str) -> dict[str, Any]:
     """Every operation, privately, against torch."""
-    session = sessions.init(timeout=60)
+    session = launch.init(timeout=60)
     owner: str | int = weights if weights == "public" else int(weights)
     results = {}
     for name, case in cases().items():
@@ -70,7 +70,7 @@ def _remains(shapes: set[tuple[int, ...]], known: list[torch.Tensor]) -> list[st
 
 def private_weights() -> list[dict[str, float]]:
     """One party's weights: the other's are ignored, both hold shares that look random, and no real weight remains."""
-    sessions.init(timeout=60)
+    launch.init(timeout=60)
     return [_weights_of(owner) for owner in range(2)]
 
 
@@ -116,7 +116,7 @@ def _weights_of(owner: int) -> dict[str, float]:
 
 def fixed_weights() -> dict[str, Any]:
     """Weights of the last party over several batches, and a second net with the same weights in the same session."""
-    session = sessions.init(timeout=60)
+    session = launch.init(timeout=60)
     owner, exchanged = session.parties - 1, []
     exchange = session.channel.exchange
 
@@ -166,7 +166,7 @@ def fixed_weights() -> dict[str, Any]:
 
 def crypten_functions() -> dict[str, Any]:
     """CrypTen's own functions on our tensors, communicator and provider: name -> (largest error, bound)."""
-    session = sessions.init(timeout=60)
+    session = launch.init(timeout=60)
     parties, unit, results = session.parties, 2.0**-16, {}
     torch.manual_seed(3)
     x, y, image, kernel = torch.randn(6, 5) * 1.5, torch.randn(5, 4), torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
@@ -308,7 +308,7 @@ def crypten_functions() -> dict[str, Any]:
 
 def resnet(weights: str) -> dict[str, float]:
     """The paper's ResNet-18 on two random images: the largest error of a logit, and the largest logit."""
-    session = sessions.init(timeout=60)
+    session = launch.init(timeout=60)
     torch.manual_seed(0)
     net = get_model("resnet18", 10)
     x = torch.rand(2, 3, 32, 32)
@@ -328,7 +328,7 @@ def resnet(weights: str) -> dict[str, float]:
 
 def slices(weights: str) -> dict[str, float]:
     """Batches in slices of two images, twice: the second one is supplied ahead."""
-    session = sessions.init(timeout=60)
+    session = launch.init(timeout=60)
     torch.manual_seed(4)
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3),

@@ -24,7 +24,7 @@ import torch
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import HummingbirdError, PeerError
-from hummingbird.mpc import meeting
+from hummingbird.mpc import rendezvous
 from hummingbird.mpc.correlations import Request, check, corrections, layout
 from hummingbird.mpc.dealer import folder, ledger
 from hummingbird.mpc.dealer.client import DealerClient
@@ -312,12 +312,12 @@ def parties(root: Path) -> dict[str, Parser]:
 
     def next_slot(channel: Any) -> object:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(meeting, "StoreDealer", lambda *_, **__: Store())
-            patch.setattr(meeting, "agree", lambda *_: None)
-            return meeting.open_store(channel, "x", 1.0)
+            patch.setattr(rendezvous, "StoreDealer", lambda *_, **__: Store())
+            patch.setattr(rendezvous, "agree", lambda *_: None)
+            return rendezvous.open_store(channel, "x", 1.0)
 
     def agree(channel: Any) -> None:
-        meeting.agree(channel, "net", {"net": "00"})
+        rendezvous.agree(channel, "net", {"net": "00"})
 
     def address(data: bytes) -> None:
         service.check_address(data.decode(errors="replace"), None)
@@ -338,7 +338,7 @@ def parties(root: Path) -> dict[str, Parser]:
         "channel's text": Parser(sent, text, valid=False),
         "facts": Parser([b'{"net": "00", "bits": "x"}'], said(agree), valid=False),
         "next slot": Parser([b"7"], said(next_slot)),
-        "X25519 key": Parser([b"09" + b"00" * 31], said(lambda c: meeting.zero_sharing_seeds(c, 16))),
+        "X25519 key": Parser([b"09" + b"00" * 31], said(lambda c: rendezvous.zero_sharing_seeds(c, 16))),
         "address": Parser(addresses, address),
         **{f"TLS {name}": pem(name) for name in files},
     }

@@ -14,6 +14,7 @@ from torch import nn
 
 import hummingbird
 from hummingbird.bits import BitWindow
+from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.dealer.ahead import request_text
@@ -63,7 +64,7 @@ def stored(path: str, count: str, weights: str = "public", window: str = "20:0",
         _say(f"slot {slot}")
 
     StoreDealer.mark = told  # type: ignore[method-assign]
-    session = sessions.init(timeout=TIMEOUT, store=path)
+    session = launch.init(timeout=TIMEOUT, store=path)
     _say("joined")
     bits = BitWindow(*(int(part) for part in window.split(":")))
     private = hummingbird.convert_model(net(), bits, int(weights) if weights.isdigit() else weights, protocol)
@@ -108,7 +109,7 @@ def rehearsed() -> None:
     ]
     sessions.Session.take = noted  # type: ignore[method-assign]
     for (model, shape, options), plan in zip(_nets(), plans, strict=True):
-        session = sessions.init(timeout=30, dealer=os.environ["DEALER"])
+        session = launch.init(timeout=30, dealer=os.environ["DEALER"])
         taken.clear()
         private = hummingbird.convert_model(model.eval(), **options)
         assert _texts(taken) == _texts(plan.setup), f"setup at party {session.rank}"

@@ -276,10 +276,10 @@ def test_big_messages_over_tls(authorities: tuple[Authority, Authority]) -> None
 
 def test_an_address_that_other_hosts_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from hummingbird.errors import EnvironmentProblem
-    from hummingbird.mpc import meeting
+    from hummingbird.mpc import rendezvous
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert meeting._own_address(2) == "127.0.0.1"  # all on this host
+    assert rendezvous._own_address(2) == "127.0.0.1"  # all on this host
     with pytest.raises(EnvironmentProblem, match="loopback"):
-        meeting._own_address(3)
+        rendezvous._own_address(3)

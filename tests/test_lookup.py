@@ -19,6 +19,7 @@ from hummingbird import convert, cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.lookup import Asked, Lookups
+from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import scale_of, share_of
 from hummingbird.mpc.session import Session
@@ -50,7 +51,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Any]]]:
 
         return parties.together([lambda rank=rank: call(rank) for rank in range(2)], timeout)
 
-    with sessions.stand_in(opened[0]):  # for CrypTen, which wants to know of a session in this process
+    with launch.stand_in(opened[0]):  # for CrypTen, which wants to know of a session in this process
         monkeypatch.setattr(sessions, "current", lambda: here.session)
         yield run
     for session in opened:

@@ -16,7 +16,7 @@ import hummingbird
 from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc import launch
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.twin.observe import magnitudes
 from hummingbird.twin.simulate import InputRange
@@ -95,7 +95,7 @@ def as_party(count: int, rank: int, do: Callable[[], Any]) -> Any:
     """What one of `count` parties does alone, without a word to the others."""
     opened = parties.sessions(count)
     try:
-        with sessions.stand_in(opened[rank]):
+        with launch.stand_in(opened[rank]):
             return do()
     finally:
         for session in opened:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird import ring
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.mpc import session as sessions
+from hummingbird.mpc import launch
 from hummingbird.mpc._crypten import from_share, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.prg import SEED_BYTES, derive
@@ -57,7 +57,7 @@ def watched(exchange: Callable[..., Any], state: Any) -> Callable[..., Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    session, (net, x) = sessions.init(timeout=60), make()
+    session, (net, x) = launch.init(timeout=60), make()
     exchange, rank, parties = session.channel.exchange, session.rank, session.parties
     result = {}
     for protocol in ("masked", "gmw"):

@@ -12,15 +12,11 @@ Cost: `cost.truncate`, 64 bits per element, 1 round.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from hummingbird.mpc.correlations import Request, quotients
 from hummingbird.mpc.protocols.truncation import OFFSET
-
-if TYPE_CHECKING:
-    from hummingbird.mpc.session import Session
+from hummingbird.mpc.session import Session
 
 LARGEST = 1 << 28  # divisors that a dealer takes
 

@@ -17,6 +17,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
@@ -111,7 +112,7 @@ class Linear(Layer):
 
     def share_weights(self) -> None:
         if self.owner is not None and self.bias is not None:
-            self.bias = sessions.share_secret(self.bias, tuple(self.bias.shape), self.owner)
+            self.bias = sharing.share_secret(self.bias, tuple(self.bias.shape), self.owner)
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + self.fraction

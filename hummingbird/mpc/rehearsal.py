@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share
 from hummingbird.mpc.correlations import Request
@@ -90,7 +91,7 @@ def rehearse(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: in
         raise InputError("the weights are shared already", where="rehearse", hint="convert the net again")
     recorder = _Recorder(tuple(input_shape))
     session = sessions.Session(rank, parties, _Silence(rank, parties), recorder)
-    with meter.paused(), sessions.stand_in(session):
+    with meter.paused(), launch.stand_in(session):
         twin = copy.deepcopy(net, {id(net._prepared_for): None})
         twin.prepare()
         setup, recorder.requests = recorder.requests, []

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
+from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share, scale_of, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
@@ -104,7 +105,7 @@ class Parties:
         return ring.decode(opened, outputs[0][1])
 
     def _enter(self, rank: int) -> None:
-        self._present[rank].enter_context(sessions.stand_in(self._sessions[rank]))
+        self._present[rank].enter_context(launch.stand_in(self._sessions[rank]))
 
     def _wait(self, seat: _Seat) -> None:
         self._present[seat.rank].close()

@@ -5,14 +5,10 @@ Open u = x ^ a and v = y ^ b; then xy = c ^ ub ^ av ^ uv with c = ab (Goldreich,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from hummingbird.mpc.correlations import Request
-
-if TYPE_CHECKING:
-    from hummingbird.mpc.session import Session
+from hummingbird.mpc.session import Session
 
 
 def open_bits(session: Session, *masked: Tensor) -> list[Tensor]:

@@ -18,15 +18,11 @@ take 129 bits and 2 rounds, and a truncation among three parties one more (wrap 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.mpc.correlations import Request
-
-if TYPE_CHECKING:
-    from hummingbird.mpc.session import Session
+from hummingbird.mpc.session import Session
 
 OFFSET = 1 << 62  # makes every value within +-2^62 non-negative
 

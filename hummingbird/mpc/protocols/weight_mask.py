@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc import sharing
 from hummingbird.mpc.correlations import Request
 
 
@@ -47,7 +48,7 @@ class FixedWeight(nn.Module):
         """This party's summand of d; the weight itself is forgotten."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
-        share = sessions.share_secret(self.code, self.shape, self.owner)
+        share = sharing.share_secret(self.code, self.shape, self.owner)
         request = Request("fixed", {"shape": list(self.shape), "key": self.key})
         (self.mask,) = session.take(request)
         self.code = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import datetime
-import json
 import os
 import socket
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from hummingbird.errors import AgreementError, EnvironmentProblem, PeerError
+from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.store import StoreDealer
@@ -187,37 +187,3 @@ def join_dealer(
         cipher=cipher,
         device=device,
     )
-
-
-def agree(channel: Channel, what: str, facts: dict[str, str]) -> None:
-    """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
-    for peer, text in sorted(channel.exchange_text(json.dumps(facts)).items()):
-        theirs = _facts(text)
-        differences = []
-        for key in sorted(set(facts) | set(theirs)):
-            mine, other = str(facts.get(key)), str(theirs.get(key))
-            if mine != other:
-                start = len(os.path.commonprefix([mine, other]))
-                mine, other = _around(mine, start), _around(other, start)
-                differences.append(f"{key}: party {channel.rank} has {mine}, party {peer} has {other}")
-        if differences:
-            raise AgreementError(
-                f"the parties disagree on {'; on '.join(differences)}",
-                where=what,
-                hint="all parties must run the same program with the same arguments and files",
-            )
-
-
-def _around(text: str, place: int) -> str:
-    """A long text, cut to what surrounds a place in it."""
-    first, last = max(0, place - 60), place + 40
-    return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
-
-
-def _facts(text: str) -> dict[str, str]:
-    """What another party says in `agree`; anything else that it may have sent differs from every fact."""
-    try:
-        facts = json.loads(text)
-    except (ValueError, RecursionError):
-        facts = None
-    return facts if isinstance(facts, dict) else {"program": "another one"}

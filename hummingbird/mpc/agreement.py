@@ -1,0 +1,43 @@
+"""What parties must have in common: facts that are compared before anything is computed."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from hummingbird.errors import AgreementError
+from hummingbird.wire.channel import Channel
+
+
+def agree(channel: Channel, what: str, facts: dict[str, str]) -> None:
+    """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
+    for peer, text in sorted(channel.exchange_text(json.dumps(facts)).items()):
+        theirs = _facts(text)
+        differences = []
+        for key in sorted(set(facts) | set(theirs)):
+            mine, other = str(facts.get(key)), str(theirs.get(key))
+            if mine != other:
+                start = len(os.path.commonprefix([mine, other]))
+                mine, other = _around(mine, start), _around(other, start)
+                differences.append(f"{key}: party {channel.rank} has {mine}, party {peer} has {other}")
+        if differences:
+            raise AgreementError(
+                f"the parties disagree on {'; on '.join(differences)}",
+                where=what,
+                hint="all parties must run the same program with the same arguments and files",
+            )
+
+
+def _around(text: str, place: int) -> str:
+    """A long text, cut to what surrounds a place in it."""
+    first, last = max(0, place - 60), place + 40
+    return ("..." if first else "") + text[first:last] + ("..." if last < len(text) else "")
+
+
+def _facts(text: str) -> dict[str, str]:
+    """What another party says in `agree`; anything else that it may have sent differs from every fact."""
+    try:
+        facts = json.loads(text)
+    except (ValueError, RecursionError):
+        facts = None
+    return facts if isinstance(facts, dict) else {"program": "another one"}

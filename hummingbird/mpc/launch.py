@@ -1,0 +1,240 @@
+"""How a party joins a run of the parties, and every way in which it leaves.
+
+`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties, agrees
+pairwise on seeds for zero sharings (X25519, so that a listener on the wire cannot derive them), joins the dealer, and
+puts our parts in place of CrypTen's. Without torchrun's variables it makes a session of one party, which computes the
+same and hides nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
+from hummingbird.kernels import heap
+from hummingbird.mpc import _crypten, fixed_point, functions, refusals
+from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.division import divide
+from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.provider import DealerProvider
+from hummingbird.mpc.rendezvous import environment, join_dealer, meet, open_store, zero_sharing_seeds
+from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
+from hummingbird.mpc.sharing import cryptensor
+from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
+from hummingbird.version import VERSION
+from hummingbird.wire.channel import Channel
+from hummingbird.wire.service import Tls
+
+DEFAULT_TIMEOUT = 120.0
+_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py"
+
+
+def init(
+    *,
+    dealer: str | None = None,
+    store: str | os.PathLike[str] | None = None,
+    tls: Tls | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    device: torch.device | str = "cpu",
+) -> Session:
+    """Join the run that torchrun describes, or, with a warning, make a session of one party.
+
+    dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
+        collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
+        for runs on one host.
+    store: instead of a dealer, what `python -m hummingbird deal` has dealt in advance: this party's folder, or the one
+        that holds party-RANK; {rank} is replaced. Whoever can read two parties' folders can read their secrets.
+    tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
+        is plain: use it on one host or on a network that encrypts.
+    timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
+    device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
+        expanded (prg.py).
+
+    Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
+    CrypTen's validation mode.
+    """
+    global _leaving
+    if is_initialized():
+        raise EnvironmentProblem(
+            "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
+        )
+    if dealer is not None and store is not None:
+        raise ConfigError(
+            "a dealer and a store are given", where="init", hint="randomness comes from one of them: give exactly one"
+        )
+    refusals.refuse_foreign_session()
+    _crypten.refuse_validation()
+    rank, parties = environment()
+    device = _checked_options(dealer, tls, timeout, device)
+    if parties == 1 and dealer is not None:
+        raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
+    heap.keep()
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
+    size = CIPHERS[cipher]
+    seeds: dict[str, bytes]
+    client: Dealer
+    if parties == 1:
+        warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
+        channel = Channel(0, 1, {}, {}, timeout)
+        own = new_seed(size)
+        seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
+        if store is None:
+            client = LocalDealer(0, 1, [new_seed(size)], device)
+        else:
+            client = open_store(channel, store, timeout, device)
+    else:
+        channel, token = meet(rank, parties, tls, timeout)
+        _watch()
+        try:
+            session = Session(rank, parties, channel, None)  # type: ignore[arg-type]
+            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
+            facts["cipher"] = cipher
+            session.agree("init", {"hummingbird version": VERSION, **facts})
+            seeds = zero_sharing_seeds(channel, size)
+            if store is None:
+                client = join_dealer(channel, dealer, token, tls, timeout, cipher, device)
+            else:
+                client = open_store(channel, store, timeout, device)
+        except BaseException as error:
+            _leave(error, channel)
+            raise
+    made, _leaving = Session(rank, parties, channel, client, device), False
+    enter(made)
+    atexit.unregister(uninit)
+    atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
+    _mend()
+    _crypten.install(channel, seeds, DealerProvider(made.take), _truncate_shared, device)
+    return made
+
+
+def _mend() -> None:
+    """Put right what CrypTen computes wrong, and refuse what it cannot do here."""
+    fixed_point.install()
+    functions.install()
+    refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
+
+
+def _checked_options(dealer: object, tls: object, timeout: object, device: object) -> torch.device:
+    """The device, once all options are of the right kind; else ConfigError."""
+    if dealer is not None and not isinstance(dealer, str):
+        raise ConfigError(f"dealer={dealer!r}", where="init", hint='an address, "host:port" or "unix:path"')
+    if tls is not None and not isinstance(tls, Tls):
+        hint = "hummingbird.wire.service.Tls(cert=..., key=..., ca=...)"
+        raise ConfigError(f"tls is a {type(tls).__name__}", where="init", hint=hint)
+    number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not (number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type, operator]
+        raise ConfigError(f"timeout={timeout!r}", where="init", hint="seconds, a positive number")
+    try:
+        found = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda", "meta"):  # meta: shapes only
+        raise ConfigError(f"device={device!r}", where="init", hint='"cpu" or "cuda"')
+    return found
+
+
+def uninit() -> None:
+    """Leave the run in an orderly way; `init` may be called again."""
+    if is_initialized():
+        _leave(None, current().channel)
+
+
+def abort(error: BaseException) -> None:
+    """Leave because of an error, telling the other parties why; does nothing without a session."""
+    if is_initialized():
+        _leave(error, current().channel)
+
+
+def _leave(error: BaseException | None, channel: Channel) -> None:
+    global _leaving
+    _leaving = True
+    try:
+        if error is not None:
+            channel.abort(reason_of(error))
+        if is_initialized():
+            current().close()
+        channel.close()
+    finally:
+        enter(None)
+        _leaving = error is not None
+        _crypten.uninstall()
+
+
+def reason_of(error: BaseException) -> str:
+    """What other parties may read: our own errors in full, foreign ones by type (their text may hold data)."""
+    return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
+
+
+@contextlib.contextmanager
+def stand_in(session: Session) -> Iterator[None]:
+    """Let `current()` be another session for the time of this block, for CrypTen's functions too (mpc/rehearsal.py)."""
+    zeros = dict.fromkeys(("prev", "next", "local"), bytes(SEED_BYTES))  # nobody hears what they would hide
+    before = enter(session)
+    _mend()
+    try:
+        with _crypten.lent(session.channel, zeros, DealerProvider(session.take), _truncate_shared):
+            yield
+    finally:
+        enter(before)
+
+
+def _truncate_shared(x: Any, divisor: int) -> Any:
+    """CrypTen's division by a public integer, in place: exact to one unit."""
+    share, shift = x.share.reshape(-1), divisor.bit_length() - 1
+    if divisor == 1 << shift:
+        share = truncate(current(), share, shift)
+    else:
+        share = divide(current(), share, divisor)
+    x.share = share.view(x.share.shape)
+    return x
+
+
+# Ending -------------------------------------------------------------------------------------------------------------
+
+_watching = False
+_leaving = False  # set while this party leaves, and after it has left because of an error
+
+
+def _watch() -> None:
+    """Make every way out of this process one that the other parties hear of."""
+    global _watching
+    if _watching:
+        return
+    _watching = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        abort(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    # Launchers stop the remaining processes with SIGTERM when one has failed; the default action would end this one
+    # without a word.
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process at once
+    if _leaving:
+        return  # the reason is known already, and must reach the other parties and the user
+    rank = current().rank if is_initialized() else os.environ.get("RANK", "?")
+    raise PeerError(
+        "this party was told to stop (SIGTERM)",
+        where=f"party {rank}",
+        hint="launchers do so when another party has failed: see its message",
+    )
