@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -207,6 +208,19 @@ class BitConfig:
     def save(self, path: str | Path) -> None:
         """Write `to_json()` to a file."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def of(cls, bits: BitConfig | BitWindow | str | os.PathLike[str] | None) -> BitConfig:
+        """A config itself, a window for all layers, a file, or None for exact comparisons; errors of `load`."""
+        if bits is None:
+            return cls(EXACT)
+        if isinstance(bits, BitConfig):
+            return bits
+        if isinstance(bits, BitWindow):
+            return cls(bits)
+        if isinstance(bits, (str, os.PathLike)):
+            return cls.load(Path(bits))
+        raise ConfigError(f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}", where="bits")
 
     @classmethod
     def load(cls, path: str | Path) -> BitConfig:

@@ -10,32 +10,20 @@ Nothing is converted unless everything can be: `validate_model` lists every prob
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from os import PathLike
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
-from hummingbird.graph import OPS, Step, whole
-from hummingbird.mpc import activations as act
+from hummingbird.graph import Step, whole
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc import smooth, splines
-from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
-from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
-from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder
 from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.planner import Built, Planner, digest
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.planner import Planner, digest
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.ring import SCALE
-
-_custom: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
 
 
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:
@@ -52,7 +40,7 @@ def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module]
     if not callable(build):
         hint = "a function from the module to its private form: lambda module: module"
         raise ConfigError(f"expected a function, got {build!r}", where="build", hint=hint)
-    _custom[module_type] = build
+    CUSTOM[module_type] = build
 
 
 def validate_model(net: nn.Module) -> list[Problem]:
@@ -61,12 +49,12 @@ def validate_model(net: nn.Module) -> list[Problem]:
 
 
 def _problems(net: nn.Module, owner: int | None) -> list[Problem]:
-    return graph.problems(net, custom=tuple(_custom)) or _unpriced(net, owner)
+    return graph.problems(net, custom=tuple(CUSTOM)) or _unpriced(net, owner)
 
 
 def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
-    steps = graph.trace(net, custom=tuple(_custom))
+    steps = graph.trace(net, custom=tuple(CUSTOM))
     found = whole.rounded(steps)
     for step in steps:
         if any(tensor.is_meta for tensor in _tensors(step)):
@@ -74,12 +62,12 @@ def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
             found.append(Problem(step.name, "its weights are on the meta device and have no values", hint))
         elif step.op == "custom":
             found += _unbuilt(step)
-        elif step.op not in _BUILDERS and step.op not in _PLAIN:
+        elif step.op not in BUILDERS and step.op not in PLAIN:
             hint = "register_converter can teach one for its module"
             found.append(Problem(step.name, f"no private form of {step.op!r}", hint))
-        elif step.op in _BUILDERS:
+        elif step.op in BUILDERS:
             try:
-                _BUILDERS[step.op](step, Gmw(EXACT), owner)
+                BUILDERS[step.op](step, Gmw(EXACT), owner)
             except InputError as error:
                 found.append(Problem(step.name, error.what, error.hint))
     return found
@@ -97,7 +85,7 @@ def _unbuilt(step: Step) -> list[Problem]:
     """What is wrong with the private form of a custom layer."""
     kind = type(step.attrs["module"])
     try:
-        built = _custom[kind](step.attrs["module"])
+        built = CUSTOM[kind](step.attrs["module"])
         if isinstance(built, nn.Module):
             return []
         outcome = f"returned {type(built).__name__}, not a torch.nn.Module"
@@ -140,12 +128,12 @@ def build(
     parties: int | None = None,
 ) -> PrivateNet:
     """`convert_model` without a word to the other parties; parties: how many there will be, None if not known."""
-    config = _config(bits)
-    owner = _owner(weights)
+    config = BitConfig.of(bits)
+    owner = owner_of(weights)
     named(protocol)
     if problems := _problems(net, owner):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    steps = graph.trace(net, custom=tuple(_custom))
+    steps = graph.trace(net, custom=tuple(CUSTOM))
     if owner is not None and (
         constants := [step.name for step in steps if isinstance(step.attrs.get("value"), Tensor)]
     ):
@@ -156,198 +144,27 @@ def build(
         # They would be each party's own, and the result of their products garbage.
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'
         raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
-    config.check_names([step.name for step in steps if step.op in _COMPARING])
+    config.check_names([step.name for step in steps if step.op in COMPARING])
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
         config.check_use(lambda: graph.fingerprint(steps), protocol, parties)
-    plan = Planner(_builder(protocol, config, owner), protocol).plan(steps)
+    plan = Planner(builder(protocol, config, owner), protocol).plan(steps)
     facts = {
-        "architecture": graph.fingerprint([_bare(step) for step in steps], weights=False),
-        "net": graph.fingerprint(
-            [_bare(step) for step in steps] if owner is not None else steps, weights=owner is None
-        ),
+        "architecture": graph.fingerprint([bare(step) for step in steps], weights=False),
+        "net": graph.fingerprint([bare(step) for step in steps] if owner is not None else steps, weights=owner is None),
         "bits": " ".join(config.windows.to_json().split()),
         "plan": digest(plan),
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }
     settings = f"protocol {protocol}, weights {facts['weights']}"
-    return PrivateNet(plan, [_bare(step) for step in steps], facts, settings, config.input_range)
+    return PrivateNet(plan, [bare(step) for step in steps], facts, settings, config.input_range)
 
 
-def _config(bits: BitConfig | BitWindow | str | PathLike[str] | None) -> BitConfig:
-    if bits is None:
-        return BitConfig(EXACT)
-    if isinstance(bits, BitConfig):
-        return bits
-    if isinstance(bits, BitWindow):
-        return BitConfig(bits)
-    if isinstance(bits, (str, PathLike)):
-        return BitConfig.load(bits)  # type: ignore[arg-type]
-    raise ConfigError(f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}", where="bits")
-
-
-def _owner(weights: str | int) -> int | None:
+def owner_of(weights: str | int) -> int | None:
+    """The rank of the party that owns the weights, None for public ones; ConfigError for anything else."""
     if weights == "public":
         return None
     parties = sessions.current().parties if sessions.is_initialized() else None
     if type(weights) is int and weights >= 0 and (parties is None or weights < parties):
         return weights
     raise ConfigError(f"weights={weights!r}", where="weights", hint='"public", or the rank of the party that owns them')
-
-
-def _bare(step: Step) -> Step:
-    """The step without weights: tensors on the meta device."""
-    attrs = {
-        key: value.to("meta")
-        if isinstance(value, Tensor)
-        else deepcopy(value).to("meta")
-        if isinstance(value, nn.Module)
-        else value
-        for key, value in step.attrs.items()
-    }
-    return Step(step.name, step.op, step.inputs, attrs)
-
-
-def _builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[Step], Built]:
-    """Layer or plain function of a step, and what it asks of its inputs."""
-    comparison = named(protocol)
-
-    def build(step: Step) -> Built:
-        if step.op == "custom":
-            return Built(_custom[type(step.attrs["module"])](step.attrs["module"]), None, SCALE, True)
-        if step.op in _PLAIN:
-            function = None if step.op in ("input", "output") else _bind(step)
-            return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
-        layer = _BUILDERS[step.op](step, comparison(config.window(step.name)), owner)
-        return Built(layer, None, layer.input_limit, False)
-
-    return build
-
-
-def _bind(step: Step) -> Callable[..., Any]:
-    """The graph's own definition, for steps on sizes and on tuples of tensors."""
-    function, attrs = OPS[step.op], step.attrs
-    return lambda *values: function(attrs, *values)
-
-
-# One builder per canonical op: (step, comparison, owner of the weights) -> layer
-# ----------------------------------------
-
-Build = Callable[[Step, Comparison, int | None], Layer]
-
-
-def _conv(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    a = step.attrs
-    transposed = step.op == "conv_transpose"
-    names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
-    options = {name: [int(v) for v in a[name]] for name in names} | {"groups": int(a["groups"])}
-    return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner)
-
-
-def _linear(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner)
-
-
-def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner)
-
-
-def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    dims, keep = step.attrs["dims"], step.attrs["keepdim"]
-    if dims is None:
-        return Local(lambda x: x.sum(), "sum over all", FLOOR)
-    return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}", FLOOR)
-
-
-def _add(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    if "value" in step.attrs:
-        return AddConstant(_constant(step))
-    return Combine(lambda xs: xs[0] + xs[1], "add", 1)
-
-
-def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    if "value" not in step.attrs:
-        return Combine(lambda xs: xs[0] - xs[1], "subtract", 1)
-    return AddConstant(_constant(step), sign=-1) if step.attrs.get("reversed") else AddConstant(-_constant(step))
-
-
-def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    if "value" not in step.attrs:
-        return Multiply()
-    factor = _constant(step)
-    if factor.numel() != 1:
-        hint = "put the factors into a Linear, Conv or BatchNorm layer, or scale the input before it is shared"
-        raise InputError(f"a product with a constant tensor of shape {tuple(factor.shape)}", hint=hint)
-    return Scale(float(factor))
-
-
-def _constant(step: Step) -> Tensor:
-    return torch.as_tensor(step.attrs["value"], dtype=torch.float64)
-
-
-def _max_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    a = step.attrs
-    return MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], comparison)
-
-
-def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    a = step.attrs
-    return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
-
-
-def _squashing(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return act.Smooth(step.op, smooth.squashing(step.op), comparison)
-
-
-def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
-    return lambda step, comparison, owner: Local(function(step.attrs), step.op)
-
-
-def _defined(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    """Reshaping: the graph's own definition, applied to the share."""
-    return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
-
-
-def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Pad(step.attrs["pads"], float(step.attrs["value"]))
-
-
-_COMPARING: dict[str, Build] = {
-    "relu": lambda step, comparison, owner: act.ReLU(comparison),
-    "leaky_relu": lambda step, comparison, owner: act.LeakyReLU(step.attrs["slope"], comparison),
-    "prelu": lambda step, comparison, owner: act.PReLU(step.attrs["weight"], comparison, owner),
-    "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
-    "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
-    "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
-    "sigmoid": _squashing,
-    "tanh": _squashing,
-    "silu": lambda step, comparison, owner: act.EvenSmooth(step.op, smooth.even("silu"), comparison),
-    "gelu": lambda step, comparison, owner: act.EvenSmooth(
-        step.op, smooth.even(f"gelu-{step.attrs['approximate']}"), comparison
-    ),
-    "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
-    "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
-    "max_pool": _max_pool,
-    "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
-}
-_BUILDERS: dict[str, Build] = {
-    **_COMPARING,
-    "conv": _conv,
-    "conv_transpose": _conv,
-    "linear": _linear,
-    "affine": _affine,
-    "avg_pool": _avg_pool,
-    "adaptive_avg_pool": lambda step, comparison, owner: AdaptiveAvgPool(step.attrs["output_size"]),
-    "mean": lambda step, comparison, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
-    "sum": _sum,
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
-    "neg": _local(lambda a: lambda x: -x),
-    "square": lambda step, comparison, owner: Square(),
-    "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
-    "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
-    "pad": _pad,
-    **dict.fromkeys(("flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split"), _defined),
-}
-_PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom"})

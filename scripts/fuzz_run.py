@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import convert, graph
-from hummingbird.bits import BitWindow
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import Ref, Step
+from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor
 from hummingbird.mpc.layer import FLOOR
@@ -235,12 +236,12 @@ def _some(x: Tensor) -> str:
 
 
 def _error_of(made: Recipe, known: Truth, index: int, x: Tensor) -> str:
-    steps, owner = _cut(known.steps, index), convert._owner(made.weights)
-    config = convert._config(_windows(made, known.largest_inside))
+    steps, owner = _cut(known.steps, index), convert.owner_of(made.weights)
+    config = BitConfig.of(_windows(made, known.largest_inside))
     try:
-        plan = Planner(convert._builder(made.protocol, config, owner), made.protocol).plan(steps)
+        plan = Planner(builders.builder(made.protocol, config, owner), made.protocol).plan(steps)
         facts = {"weights": "public" if owner is None else f"private to party {owner}"}
-        private = PrivateNet(plan, [convert._bare(step) for step in steps], facts, "")
+        private = PrivateNet(plan, [builders.bare(step) for step in steps], facts, "")
         error = (_run(made, private, x).double() - known.values[index]).abs().max()
     except HummingbirdError as problem:
         return f"refused: {problem.what}"

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from hummingbird import convert, graph
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
+from hummingbird.mpc import builders
 from hummingbird.twin.exact import Parties
 from scripts.files import check_writable
 from scripts.program import end
@@ -62,7 +63,7 @@ The others are refused, with every reason by name; here is the first.
 | net | reason |
 |---|---|
 """
-COMPARING = frozenset(convert._COMPARING)
+COMPARING = frozenset(builders.COMPARING)
 
 
 @dataclass

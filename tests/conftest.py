@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hummingbird
-from hummingbird import convert
+from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from tests.dealers import Running
 from tests.nursery import Nursery, open_dealer, open_nursery
@@ -61,12 +61,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
 def nothing_is_left() -> Iterator[None]:
     """Every test begins and ends without a session and with the converters it found."""
     assert not sessions.is_initialized()
-    before = dict(convert._custom)
+    before = dict(builders.CUSTOM)
     torch.manual_seed(0)
     yield
     assert not sessions.is_initialized()
-    convert._custom.clear()
-    convert._custom.update(before)
+    builders.CUSTOM.clear()
+    builders.CUSTOM.update(before)
 
 
 @pytest.fixture(scope="module")

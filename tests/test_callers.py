@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird import pir
 from hummingbird.errors import ConfigError, InputError, ModelError, TrustError
+from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from scripts import recommend
 from tests.parties import succeed
@@ -230,7 +231,7 @@ def test_register_converter_takes_a_type_and_a_function(
 ) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         hummingbird.register_converter(kind, build)
-    assert hummingbird.convert._custom == {}
+    assert builders.CUSTOM == {}
 
 
 @pytest.mark.parametrize(
@@ -267,15 +268,15 @@ class Wrong(nn.Module):
     [(lambda x: x.get_plain_text(), "returned Tensor"), (lambda x: None, "returned NoneType")],
 )
 def test_what_a_private_form_returns_is_checked(alone: sessions.Session, out: Any, words: str) -> None:
-    before = dict(hummingbird.convert._custom)
+    before = dict(builders.CUSTOM)
     try:
         hummingbird.register_converter(Own, lambda module: Wrong(out))
         private = hummingbird.convert_model(nn.Sequential(Own(), nn.Linear(8, 2)))
         with pytest.raises(InputError, match=f"{words}.*expected a CrypTen tensor"):
             private(hummingbird.cryptensor(rows()))
     finally:
-        hummingbird.convert._custom.clear()
-        hummingbird.convert._custom.update(before)
+        builders.CUSTOM.clear()
+        builders.CUSTOM.update(before)
 
 
 def test_weights_of_a_custom_layer_cannot_be_private(nothing_is_left: None) -> None:

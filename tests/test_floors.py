@@ -97,6 +97,68 @@ def test_the_floor_test_can_fail() -> None:
     assert not upward("from hummingbird.wire import meter\nfrom hummingbird import ring, cost", "mpc")
 
 
+def name_of(path: Path) -> str:
+    """`hummingbird.mpc.net` for hummingbird/mpc/net.py."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def needs(source: str, known: set[str]) -> set[str]:
+    """The modules that one imports when it is loaded, or for its types."""
+    body = ast.parse(source).body
+    loaded = [part for node in body for part in (node.body if isinstance(node, ast.If) else [node])]
+    targets = [name for node in loaded if isinstance(node, (ast.Import, ast.ImportFrom)) for name, _ in imported(node)]
+    return {name if name in known else name.rpartition(".")[0] for name in targets} & known
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; none: an empty list."""
+    left = dict(graph)
+    while free := [name for name, before in left.items() if not before & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """For types neither: who reads one of them must not have to read the other first."""
+    known = {name_of(path) for path in FILES}
+    graph = {name_of(path): needs(path.read_text(), known) - {name_of(path)} for path in FILES}
+    assert not (found := circle(graph)), found
+
+
+def test_the_circle_test_can_fail() -> None:
+    typing = "if TYPE_CHECKING:\n    from hummingbird.b import B"
+    a, b = needs(typing, {"hummingbird.a", "hummingbird.b"}), needs("import hummingbird.a", {"hummingbird.a"})
+    assert a == {"hummingbird.b"} and b == {"hummingbird.a"}
+    assert circle({"hummingbird.a": a, "hummingbird.b": b, "c": {"hummingbird.a"}}) != []
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def foreign(source: str, own: str) -> list[str]:
+    """Private names of other packages that a module reads: imported, or as attributes of what it has imported."""
+    tree = ast.parse(source)
+    packages = {name.rpartition(".")[2]: name for name, _ in imported(tree) if name.startswith("hummingbird.")}
+    found = [name for name in packages.values() if name.rpartition(".")[2].startswith("_")]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if isinstance(node.value, ast.Name) and node.value.id in packages:
+                found.append(f"{packages[node.value.id]}.{node.attr}")
+    return [name for name in found if name.split(".")[1] != own]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_private_names_stay_in_their_package(path: Path) -> None:
+    allowed = {"hummingbird.mpc._crypten"}  # the seam to CrypTen, a module
+    found = [name for name in foreign(path.read_text(), part(path)) if ".".join(name.split(".")[:3]) not in allowed]
+    assert not found, found
+
+
+def test_the_test_of_private_names_can_fail() -> None:
+    source = "from hummingbird import convert\nfrom hummingbird.he.plan import _cut\nconvert._custom\nconvert.__doc__"
+    assert foreign(source, "twin") == ["hummingbird.he.plan._cut", "hummingbird.convert._custom"]
+    assert foreign(source, "he") == ["hummingbird.convert._custom"]
+
+
 def test_the_package_itself_loads_nothing_early() -> None:
     """`import hummingbird` must stay cheap: neither torch nor CrypTen, which windows and the dealer do not need."""
     code = "import sys, hummingbird; hummingbird.BitWindow(8, 0); print({'torch', 'crypten'} & set(sys.modules))"

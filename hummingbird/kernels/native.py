@@ -13,14 +13,11 @@ import warnings
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hummingbird.errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from hummingbird.kernels.twin import Cut
 
 ISAS = ("portable", "avx2", "avx512")
 _ABI = 6  # the same number as hb_abi() in csrc/kernels.cpp
@@ -244,9 +241,11 @@ def conv2d(
     return out
 
 
-def twin_relu(v: torch.Tensor, key: int, cut: Cut, both: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """See `twin.reference_twin_relu`; v is float32 or bfloat16."""
-    y, z = torch.empty_like(v), torch.empty_like(v) if both and cut.wraps else None
+def twin_relu(
+    v: torch.Tensor, key: int, cut: tuple[int, int, int, int, int, bool], both: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See `twin.reference_twin_relu`; v is float32 or bfloat16, cut a `twin.Cut`."""
+    y, z = torch.empty_like(v), torch.empty_like(v) if both and cut[-1] else None
     half, out = v.dtype == torch.bfloat16, None if z is None else z.data_ptr()
     _library.hb_twin_relu(v.data_ptr(), v.numel(), half, key, *cut, y.data_ptr(), out)
     return y, v if both and z is None else z

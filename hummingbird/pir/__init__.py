@@ -15,11 +15,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hummingbird.pir.auditing import audit
     from hummingbird.pir.batch import BatchCode
     from hummingbird.pir.batched import BatchedEmbedding, plan_servers
     from hummingbird.pir.client import Client
     from hummingbird.pir.embedding import PrivateEmbedding, PrivateEmbeddingBag
-    from hummingbird.pir.integrity import IntegrityError, Owner, audit
+    from hummingbird.pir.integrity import IntegrityError, Owner
     from hummingbird.pir.plan import Plan
     from hummingbird.pir.server import Server, local_servers
     from hummingbird.pir.service import Service
@@ -37,7 +38,7 @@ _HOMES = {
     "Server": "server",
     "Service": "service",
     "Source": "table",
-    "audit": "integrity",
+    "audit": "auditing",
     "local_servers": "server",
     "plan_servers": "batched",
 }

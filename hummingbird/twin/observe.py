@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird import convert, graph
+from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.protocols.law import Law
@@ -69,7 +69,7 @@ def magnitudes(
     """
     check_protocol(protocol, parties)
     check_images(images, batch)
-    folded, config = FoldedNet(net), convert._config(bits)
+    folded, config = FoldedNet(net), BitConfig.of(bits)
     windows = Windows(folded.traced, protocol)
     config.check_names(windows.names)
     config.check_use(lambda: graph.fingerprint(folded.traced), protocol, parties)

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from hummingbird import convert
 from hummingbird.bits import EXACT
 from hummingbird.graph import Step
+from hummingbird.mpc import builders
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear, Scale
@@ -64,4 +64,4 @@ def after(step: Step) -> After | None:
 
 
 def _layer(step: Step) -> Layer:
-    return convert._BUILDERS[step.op](step, Gmw(EXACT), None)
+    return builders.BUILDERS[step.op](step, Gmw(EXACT), None)

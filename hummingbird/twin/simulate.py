@@ -20,7 +20,7 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph.live import live
-from hummingbird.mpc import inputs
+from hummingbird.mpc import builders, inputs
 from hummingbird.mpc.net import PlanStep
 from hummingbird.twin.compare import Compare
 from hummingbird.twin.exact import Parties
@@ -65,7 +65,7 @@ def simulate(
         raise ConfigError(f"seed={seed!r}", where="simulate", hint="None, or an integer from 0 to 2^63 - 1")
     if mode == "exact" and clamp:
         raise ConfigError("clamp with mode='exact'", where="simulate", hint="clamping is for training: mode='fast'")
-    config = convert._config(bits)
+    config = BitConfig.of(bits)
     private = convert.build(net, config, protocol=protocol, parties=parties)
     if mode == "exact":
         return ExactTwin(net, config, protocol, parties, seed)
@@ -103,7 +103,7 @@ class FastTwin(nn.Module):
         self.net = net
         self.training = net.training
         self._protocol, self._parties, self._compare = protocol, parties, compare
-        self._calls = live(net, tuple(convert._custom))
+        self._calls = live(net, tuple(builders.CUSTOM))
         self._windows: Windows | None = None
         self._folded: FoldedNet | None = None
         self._folded_of: list[Any] = []
@@ -120,9 +120,9 @@ class FastTwin(nn.Module):
 
         Raises ConfigError as `simulate` does; the twin then keeps the windows it has.
         """
-        config = convert._config(bits)
+        config = BitConfig.of(bits)
         config.check_names(self.comparing_layers)
-        steps = partial(graph.trace, self.net, custom=tuple(convert._custom))
+        steps = partial(graph.trace, self.net, custom=tuple(builders.CUSTOM))
         config.check_use(lambda: graph.fingerprint(steps()), self._protocol, self._parties)
         if self._windows is None:
             self._windows = Windows(steps(), self._protocol)

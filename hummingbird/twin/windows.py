@@ -14,6 +14,7 @@ from hummingbird import convert, graph
 from hummingbird.bits import EXACT, BitConfig
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph.steps import Step, refs
+from hummingbird.mpc import builders
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
@@ -35,7 +36,7 @@ def traced(net: nn.Module) -> list[Step]:
     """`graph.trace` of a net that has a private form; ModelError with all problems for one that has not."""
     if problems := convert.validate_model(net):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    return graph.trace(net, custom=tuple(convert._custom))
+    return graph.trace(net, custom=tuple(builders.CUSTOM))
 
 
 class Windows:
@@ -43,8 +44,8 @@ class Windows:
 
     def __init__(self, steps: Sequence[Step], protocol: str) -> None:
         self.protocol = protocol
-        self.steps = [convert._bare(step) for step in steps]
-        make = convert._builder(protocol, BitConfig(EXACT), None)
+        self.steps = [builders.bare(step) for step in steps]
+        make = builders.builder(protocol, BitConfig(EXACT), None)
         self._built: dict[str, Built] = {}
         for step in steps:
             built = self._built[step.name] = make(step)

@@ -1,0 +1,187 @@
+"""The private layer of every canonical step of a net (`hummingbird.graph`): one builder per op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.bits import BitConfig
+from hummingbird.errors import InputError
+from hummingbird.graph import OPS, Step
+from hummingbird.mpc import activations as act
+from hummingbird.mpc import smooth, splines
+from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
+from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
+from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.planner import Built
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.registry import named
+from hummingbird.ring import SCALE
+
+# What `register_converter` has been taught: module type -> builder of its private form.
+CUSTOM: dict[type[nn.Module], Callable[[nn.Module], nn.Module]] = {}
+
+
+def bare(step: Step) -> Step:
+    """The step without weights: tensors on the meta device."""
+    attrs = {
+        key: value.to("meta")
+        if isinstance(value, Tensor)
+        else deepcopy(value).to("meta")
+        if isinstance(value, nn.Module)
+        else value
+        for key, value in step.attrs.items()
+    }
+    return Step(step.name, step.op, step.inputs, attrs)
+
+
+def builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[Step], Built]:
+    """Layer or plain function of a step, and what it asks of its inputs."""
+    comparison = named(protocol)
+
+    def build(step: Step) -> Built:
+        if step.op == "custom":
+            return Built(CUSTOM[type(step.attrs["module"])](step.attrs["module"]), None, SCALE, True)
+        if step.op in PLAIN:
+            function = None if step.op in ("input", "output") else _bind(step)
+            return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
+        layer = BUILDERS[step.op](step, comparison(config.window(step.name)), owner)
+        return Built(layer, None, layer.input_limit, False)
+
+    return build
+
+
+def _bind(step: Step) -> Callable[..., Any]:
+    """The graph's own definition, for steps on sizes and on tuples of tensors."""
+    function, attrs = OPS[step.op], step.attrs
+    return lambda *values: function(attrs, *values)
+
+
+# One builder per canonical op: (step, comparison, owner of the weights) -> layer
+# ----------------------------------------
+
+Build = Callable[[Step, Comparison, int | None], Layer]
+
+
+def _conv(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    transposed = step.op == "conv_transpose"
+    names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
+    options = {name: [int(v) for v in a[name]] for name in names} | {"groups": int(a["groups"])}
+    return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner)
+
+
+def _linear(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner)
+
+
+def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner)
+
+
+def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    dims, keep = step.attrs["dims"], step.attrs["keepdim"]
+    if dims is None:
+        return Local(lambda x: x.sum(), "sum over all", FLOOR)
+    return Local(lambda x: x.sum(dims, keepdim=keep), f"sum over {dims}", FLOOR)
+
+
+def _add(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "value" in step.attrs:
+        return AddConstant(_constant(step))
+    return Combine(lambda xs: xs[0] + xs[1], "add", 1)
+
+
+def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "value" not in step.attrs:
+        return Combine(lambda xs: xs[0] - xs[1], "subtract", 1)
+    return AddConstant(_constant(step), sign=-1) if step.attrs.get("reversed") else AddConstant(-_constant(step))
+
+
+def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    if "value" not in step.attrs:
+        return Multiply()
+    factor = _constant(step)
+    if factor.numel() != 1:
+        hint = "put the factors into a Linear, Conv or BatchNorm layer, or scale the input before it is shared"
+        raise InputError(f"a product with a constant tensor of shape {tuple(factor.shape)}", hint=hint)
+    return Scale(float(factor))
+
+
+def _constant(step: Step) -> Tensor:
+    return torch.as_tensor(step.attrs["value"], dtype=torch.float64)
+
+
+def _max_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return MaxPool(a["kernel"], a["stride"], a["padding"], a["dilation"], a["ceil_mode"], comparison)
+
+
+def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
+
+
+def _squashing(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return act.Smooth(step.op, smooth.squashing(step.op), comparison)
+
+
+def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
+    return lambda step, comparison, owner: Local(function(step.attrs), step.op)
+
+
+def _defined(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    """Reshaping: the graph's own definition, applied to the share."""
+    return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
+
+
+def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return Pad(step.attrs["pads"], float(step.attrs["value"]))
+
+
+# The ops that compare: their layers have windows.
+COMPARING: dict[str, Build] = {
+    "relu": lambda step, comparison, owner: act.ReLU(comparison),
+    "leaky_relu": lambda step, comparison, owner: act.LeakyReLU(step.attrs["slope"], comparison),
+    "prelu": lambda step, comparison, owner: act.PReLU(step.attrs["weight"], comparison, owner),
+    "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
+    "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
+    "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
+    "sigmoid": _squashing,
+    "tanh": _squashing,
+    "silu": lambda step, comparison, owner: act.EvenSmooth(step.op, smooth.even("silu"), comparison),
+    "gelu": lambda step, comparison, owner: act.EvenSmooth(
+        step.op, smooth.even(f"gelu-{step.attrs['approximate']}"), comparison
+    ),
+    "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
+    "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
+    "max_pool": _max_pool,
+    "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
+}
+BUILDERS: dict[str, Build] = {
+    **COMPARING,
+    "conv": _conv,
+    "conv_transpose": _conv,
+    "linear": _linear,
+    "affine": _affine,
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": lambda step, comparison, owner: AdaptiveAvgPool(step.attrs["output_size"]),
+    "mean": lambda step, comparison, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
+    "sum": _sum,
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "neg": _local(lambda a: lambda x: -x),
+    "square": lambda step, comparison, owner: Square(),
+    "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
+    "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "pad": _pad,
+    **dict.fromkeys(("flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split"), _defined),
+}
+# Ops without a layer.
+PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom"})
