@@ -46,7 +46,7 @@ PARTIES = 2
 HEAD = """# torchvision's classification nets
 
 Made by `python -m scripts.torchvision_table --out docs/torchvision.md` with torchvision {version}: {converted} of
-{total} nets convert. All but those marked ran privately between two parties, `masked`, exact comparisons, public
+{total} nets convert. {ran} ran privately between two parties, `masked`, exact comparisons, public
 weights, on {images} images ({kind}), in the smallest of the sizes {sides} that it takes. Weights are
 random, since none can be downloaded here; batch norms have the statistics of {calibration} images, these among
 them: a net without training is badly conditioned on others (EfficientNet-B4: logits up to 260, and bfloat16 errs by
@@ -204,7 +204,8 @@ def page(rows: Sequence[Row], settings: dict[str, Any]) -> str:
     """The page: nets that convert, then those that do not."""
     taken = [row for row in rows if not row.reason]
     sides = ", ".join(map(str, SIDES))
-    head = HEAD.format(converted=len(taken), total=len(rows), sides=sides, calibration=CALIBRATION, **settings)
+    ran = "All but those marked" if any(row.note for row in taken) else "All of them"
+    head = HEAD.format(converted=len(taken), total=len(rows), ran=ran, sides=sides, calibration=CALIBRATION, **settings)
     text = head + "".join(f"{row}\n" for row in taken)
     refused = [row for row in rows if row.reason]
     return text + (REFUSED + "".join(f"{row}\n" for row in refused) if refused else "")
