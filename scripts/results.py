@@ -16,7 +16,7 @@ A folder of checkpoints holds, for a net and its data, as resnet18-cifar10:
     STEM-8-64.bits.json                at a budget of 8/64
     STEM-6-64.bits.json                at a budget of 6/64, and where they are there:
     STEM-5-64.bits.json, STEM-4-64.bits.json
-    STEM-tuned.pt, STEM-tuned.bits.json    fine-tuned at 6/64        python -m search.finetune
+    STEM-tuned.pt, STEM-tuned.bits.json    fine-tuned at 6/64    python -m search.finetune
 
 Every figure is measured here, but for the seconds of a search, which its configuration tells. Test images choose
 nothing: windows come from validation images, which the net was not trained on.
@@ -66,7 +66,7 @@ SETTINGS: dict[str, tuple[str, str | None]] = {
     "4/64": (".pt", "-4-64.bits.json"),
     "6/64 fine-tuned": ("-tuned.pt", "-tuned.bits.json"),
 }
-OPTIONAL = frozenset({"5/64", "4/64"})
+OPTIONAL = frozenset({"5/64", "4/64", "6/64 fine-tuned"})
 BATCH = 250
 CRYPTEN_IMAGES = 200
 
