@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,9 @@ def _conv(x: MPCTensor, a: dict[str, Any]) -> MPCTensor:
     return out if a["bias"] is None else out + a["bias"].view(-1, *[1] * len(a["stride"]))
 
 
-def evaluate(step: Step, values: list[Any], x: MPCTensor) -> Any:
+def evaluate(step: Step, inputs: Sequence[Any]) -> Any:
     """One step on CrypTen tensors."""
     a = step.attrs
-    inputs = [values[ref.index] for ref in step.inputs if isinstance(ref, graph.Ref)]
-    if step.op == "input":
-        return x
     if step.op == "conv":
         return _conv(inputs[0], a)
     if step.op == "linear":
@@ -123,20 +120,24 @@ def evaluate(step: Step, values: list[Any], x: MPCTensor) -> Any:
         return inputs[0].flatten(a["start"], a["end"])
     if step.op == "square":
         return inputs[0].square()
-    if step.op == "output":
+    if step.op in ("input", "output"):
         return inputs[0]
     raise InputError(f"the baseline has no {step.op!r}", where=step.name)
 
 
 def infer(steps: list[Step], x: MPCTensor) -> MPCTensor:
     """The whole net, every step a row of the meter; ReLUs are priced."""
-    values: list[Any] = []
     parties = crypten.communicator.get().get_world_size()
-    for step in steps:
-        priced = relu_cost(values[step.inputs[0].index].nelement(), parties) if step.op == "relu" else cost.FREE
+
+    def compute(number: int, step: Step, inputs: tuple[Any, ...]) -> Any:
+        priced = relu_cost(inputs[0].nelement(), parties) if step.op == "relu" else cost.FREE
         with meter.layer(step.name, step.op, priced):
-            values.append(evaluate(step, values, x))
-    return values[-1]
+            return evaluate(step, inputs)
+
+    net = graph.Interpreter(steps)
+    values = net.start(x)
+    net.run(values, compute)
+    return values[len(steps) - 1]
 
 
 def main() -> None:

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph import OPS, Step
+from hummingbird.graph.interpreter import arguments
 
 UNIT = 2.0**-16
 HALF = UNIT / 2
@@ -167,20 +168,15 @@ def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], lis
     values: list[Any] = []
     found: list[Any] = []
 
-    def looked(item: Any, table: Sequence[Any]) -> Any:
-        if isinstance(item, Ref):
-            return table[item.index]
-        return tuple(looked(part, table) for part in item) if isinstance(item, tuple) else item
-
     for step in steps:
-        arguments = [x.double()] if step.op == "input" else [looked(item, values) for item in step.inputs]
+        given = (x.double(),) if step.op == "input" else arguments(step, values)
         if step.op == "input":
-            found.append(torch.full_like(arguments[0], HALF))
+            found.append(torch.full_like(given[0], HALF))
         elif step.op in MOVES:
-            found.append(OPS[step.op](step.attrs, *(looked(item, found) for item in step.inputs)))
+            found.append(OPS[step.op](step.attrs, *arguments(step, found)))
         else:
-            errors = [looked(item, found) for item in step.inputs]
-            found.append(BOUNDS[step.op](step.attrs, rounding, *itertools.chain(*zip(arguments, errors, strict=True))))
-        value = OPS[step.op](step.attrs, *arguments)
+            errors = arguments(step, found)
+            found.append(BOUNDS[step.op](step.attrs, rounding, *itertools.chain(*zip(given, errors, strict=True))))
+        value = OPS[step.op](step.attrs, *given)
         values.append(value.double() if step.op == "argmax" else value)  # as a number: 3 is 3.0
     return values, found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.graph import OPS, Ref, Step, trace
+from hummingbird.graph.steps import map_refs
 from hummingbird.mpc._crypten import from_share, scale_of, share_of
 from hummingbird.mpc.net import PrivateNet
 from scripts import fuzz_nets, fuzz_run
@@ -95,12 +96,10 @@ def test_errors_of_inputs_stay_below_what_the_walk_says(sign: int) -> None:
 def doubled(steps: list[Step], index: int) -> list[Step]:
     """The net with the value of step `index` doubled wherever it is read: its scale is off by one bit."""
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(value.index + (value.index >= index))
-        return tuple(moved(item) for item in value) if isinstance(value, tuple) else value
+    def moved(ref: Ref) -> Ref:
+        return Ref(ref.index + (ref.index >= index))
 
-    later = [replace(step, inputs=moved(step.inputs)) for step in steps[index + 1 :]]
+    later = [replace(step, inputs=map_refs(step.inputs, moved)) for step in steps[index + 1 :]]
     return [*steps[: index + 1], Step("off", "mul", (Ref(index),), {"value": 2.0}), *later]
 
 

@@ -17,12 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, InputError, ModelError
+from hummingbird.graph.steps import refs
 from hummingbird.he import memory, noise
 from hummingbird.he.convert import make_plan
 from hummingbird.he.crossing import SLICE
 from hummingbird.he.params import choose
 from hummingbird.he.plan import Plan
-from hummingbird.he.public import REMOTE, Public
+from hummingbird.he.public import REMOTE, Public, client_steps
 from tests.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, images, made
 
 ALL = {**LINEAR, **PRODUCTS, **AIDED}
@@ -360,6 +361,27 @@ def test_a_client_predicts_its_memory_from_what_it_is_told(name: str) -> None:
     plan = make_plan(*made(AIDED[name]))
     told = Public.from_json(plan.public.to_json())
     assert 0 < memory.at_client(told) == memory.predicted(plan).client <= memory.predicted(plan).process
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_client_holds_what_it_still_reads_or_sends(name: str) -> None:
+    """After every turn, by the definition: the values it has that a later turn, or the end, reads or sends."""
+    public = make_plan(*made(ALL[name]), "polynomial" if name in PRODUCTS else "client-aided").public
+    ways = [*(turn.steps for turn in public.turns), public.last]
+    read = [{ref.index for index in way for ref in refs(public.steps[index].inputs)} for way in ways]
+    sent = [{send.value for send in turn.sends} for turn in public.turns]
+    steps = client_steps(public)
+    values, known = steps.start(None), set[int]()
+    for number, turn in enumerate(public.turns):
+        steps.run(values, lambda *_: None, turn.steps)
+        assert sent[number] <= set(values)
+        steps.drop(values, len(public.steps) + number)
+        back = {back.value for back in turn.returns}
+        values.update(dict.fromkeys(back))
+        known |= {*turn.steps, *back}
+        assert set(values) == known & set().union(*read[number + 1 :], *sent[number + 1 :])
+    steps.run(values, lambda *_: None, public.last)
+    assert set(values) == {public.last[-1]}
 
 
 def test_tiles_bound_the_server() -> None:

@@ -1,8 +1,20 @@
-"""A trained PyTorch net as a list of steps in one canonical vocabulary: `trace`, `problems`, `run`, `fingerprint`."""
+"""A trained PyTorch net as a list of steps in one canonical vocabulary: `trace`, `problems`, `run`, `Interpreter`."""
 
+from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.run import OPS, run, run_all
 from hummingbird.graph.steps import Ref, Step, fingerprint
 from hummingbird.graph.trace import problems, trace
 from hummingbird.graph.unwrap import unwrapped
 
-__all__ = ["OPS", "Ref", "Step", "fingerprint", "problems", "run", "run_all", "trace", "unwrapped"]
+__all__ = [
+    "OPS",
+    "Interpreter",
+    "Ref",
+    "Step",
+    "fingerprint",
+    "problems",
+    "run",
+    "run_all",
+    "trace",
+    "unwrapped",
+]

@@ -16,34 +16,31 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.graph import elementwise
-from hummingbird.graph.steps import Ref, Step
+from hummingbird.graph.interpreter import Interpreter
+from hummingbird.graph.steps import Step
 
 Attrs = dict[str, Any]
 
 
 def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
     """The net's output for one input; InputError for a wrong number of inputs or a wrong rank."""
-    output: Tensor = run_all(steps, *inputs)[-1]
+    net = Interpreter(steps)
+    values = net.start(*inputs)
+    net.run(values, _evaluate)
+    output: Tensor = values[len(steps) - 1]
     return output
 
 
 def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
-    """The value of every step: tensors, tuples of tensors (chunk, split), sizes and ints."""
-    expected = sum(step.op == "input" for step in steps)
-    if len(inputs) != expected:
-        raise InputError(f"the net takes {expected} input(s), got {len(inputs)}", where="inputs")
-    waiting = iter(inputs)
-    values: list[Any] = []
+    """The value of every step: tensors, tuples of tensors (chunk, split), sizes and ints; errors as of `run`."""
+    net = Interpreter(steps, keep=True)
+    values = net.start(*inputs)
+    net.run(values, _evaluate)
+    return [values[number] for number in range(len(steps))]
 
-    def value(item: Any) -> Any:
-        if isinstance(item, Ref):
-            return values[item.index]
-        return tuple(value(part) for part in item) if isinstance(item, tuple) else item
 
-    for step in steps:
-        arguments = (next(waiting),) if step.op == "input" else tuple(value(item) for item in step.inputs)
-        values.append(OPS[step.op](step.attrs, *arguments))
-    return values
+def _evaluate(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
+    return OPS[step.op](step.attrs, *arguments)
 
 
 def _input(a: Attrs, x: Tensor) -> Tensor:

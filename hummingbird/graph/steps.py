@@ -6,7 +6,7 @@ Step i reads steps 0..i-1 only, so a walk from front to back is an evaluation, a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,31 +62,30 @@ def refs(value: Any) -> Iterator[Ref]:
             yield from refs(item)
 
 
+def map_refs(value: Any, function: Callable[[Ref], Any]) -> Any:
+    """A step's inputs with `function(ref)` in place of every Ref, through nested tuples; the rest stays."""
+    if isinstance(value, Ref):
+        return function(value)
+    return tuple(map_refs(item, function) for item in value) if isinstance(value, tuple) else value
+
+
 def compact(steps: Sequence[Step], forward: Mapping[int, int] | None = None) -> list[Step]:
     """Read step forward[i] wherever step i was read, drop what the last step does not need, number again.
 
     The input stays, even where nothing reads it: an evaluation gives it a value.
     """
     forward = forward or {}
-
-    def seen(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(forward.get(value.index, value.index))
-        return tuple(seen(item) for item in value) if isinstance(value, tuple) else value
-
-    steps = [replace(step, inputs=seen(step.inputs)) for step in steps]
+    steps = [_renumbered(step, lambda index: forward.get(index, index)) for step in steps]
     needed = {len(steps) - 1} | {index for index, step in enumerate(steps) if step.op == "input"}
     for index in reversed(range(len(steps))):
         if index in needed:
             needed.update(ref.index for ref in refs(steps[index].inputs))
     number = {old: new for new, old in enumerate(sorted(needed))}
+    return [_renumbered(steps[old], number.__getitem__) for old in number]
 
-    def renumbered(value: Any) -> Any:
-        if isinstance(value, Ref):
-            return Ref(number[value.index])
-        return tuple(renumbered(item) for item in value) if isinstance(value, tuple) else value
 
-    return [replace(steps[old], inputs=renumbered(steps[old].inputs)) for old in number]
+def _renumbered(step: Step, number: Callable[[int], int]) -> Step:
+    return replace(step, inputs=map_refs(step.inputs, lambda ref: Ref(number(ref.index))))
 
 
 def fingerprint(steps: Sequence[Step], *, weights: bool = True) -> str:

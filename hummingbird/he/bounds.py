@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph import OPS, Ref, Step, elementwise
+from hummingbird.graph import OPS, Step, elementwise
+from hummingbird.graph.interpreter import arguments
 from hummingbird.he.magnitudes import Magnitude
 
 MARGIN = 4.0  # of largest values seen: 2 bits
@@ -39,7 +40,7 @@ def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[fl
             centre: Any = torch.zeros(1, *shape, dtype=torch.float64)
             radius: Any = torch.full_like(centre, bound)
         else:
-            centre, radius = _step(step, centres, radii)
+            centre, radius = _step(step, arguments(step, centres), arguments(step, radii))
         centres.append(centre)
         radii.append(radius)
     return [_largest(centre, radius) for centre, radius in zip(centres, radii, strict=True)]
@@ -51,15 +52,9 @@ def _largest(centre: Any, radius: Any) -> float:
     return float((centre.abs() + radius).max())
 
 
-def _step(step: Step, centres: Sequence[Any], radii: Sequence[Any]) -> tuple[Any, Any]:
+def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
+    """Centre and radius of a value from those of its inputs: c, r, tuples."""
     a, op = step.attrs, OPS[step.op]
-
-    def read(item: Any, values: Sequence[Any]) -> Any:
-        if isinstance(item, Ref):
-            return values[item.index]
-        return tuple(read(part, values) for part in item) if isinstance(item, tuple) else item
-
-    c, r = (tuple(read(item, values) for item in step.inputs) for values in (centres, radii))
     if step.op in _LINEAR or (step.op in ("add", "sub", "mul") and "value" in a):
         if step.op in ("add", "sub"):
             value = op(a, c[0])

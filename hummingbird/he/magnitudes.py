@@ -19,8 +19,8 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.errors import InputError, Problem
-from hummingbird.graph import OPS, Ref, Step
-from hummingbird.graph.steps import refs
+from hummingbird.graph import OPS, Interpreter, Ref, Step
+from hummingbird.graph.steps import map_refs, refs
 
 PATTERN = 4  # inputs of the pattern
 _MOVED = 4  # inputs whose values are moved
@@ -77,12 +77,12 @@ def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
 
 
 def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
-    values: list[Any] = []
-    for step in steps:
-        arguments = (inputs,) if step.op == "input" else tuple(_read(item, values) for item in step.inputs)
+    """The value of every step, as `graph.run_all` has them; InputError, naming the step, where there is none."""
+
+    def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
         try:
             with torch.no_grad():
-                values.append(OPS[step.op](step.attrs, *arguments))
+                value = OPS[step.op](step.attrs, *arguments)
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             what = (
                 f"the net does not take images of shape {tuple(inputs.shape[1:])}: {str(error).partition(chr(10))[0]}"
@@ -90,17 +90,15 @@ def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
             raise InputError(
                 what, where=step.name, hint="input_shape is that of one image, without the batch"
             ) from None
-        value = values[-1]
         if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
             what = "its values are no numbers on the inputs that the plan is measured with"
             raise InputError(what, where=step.name, hint="give samples= of your data")
-    return values
+        return value
 
-
-def _read(item: Any, values: Sequence[Any]) -> Any:
-    if isinstance(item, Ref):
-        return values[item.index]
-    return tuple(_read(part, values) for part in item) if isinstance(item, tuple) else item
+    net = Interpreter(steps, keep=True)
+    values = net.start(inputs)
+    net.run(values, compute)
+    return [values[number] for number in range(len(steps))]
 
 
 def _by_image(value: Tensor, single: Tensor, images: int) -> bool:
@@ -132,14 +130,12 @@ def _gain(step: Step, value: Tensor, values: list[Any], ref: Ref) -> float:
     signs = prg.Stream(prg.derive(bytes(prg.SEED_BYTES), step.name)).bits(*few.shape)
     moved = {ref.index: few + (signs.double() * 2 - 1) * size}
 
-    def argument(item: Any) -> Any:
-        if isinstance(item, Ref):
-            known = values[item.index]
-            return moved.get(item.index, known[:_MOVED] if isinstance(known, Tensor) else _first(known))
-        return tuple(argument(part) for part in item) if isinstance(item, tuple) else item
+    def argument(read: Ref) -> Any:
+        known = values[read.index]
+        return moved.get(read.index, known[:_MOVED] if isinstance(known, Tensor) else _first(known))
 
     with torch.no_grad():
-        out = OPS[step.op](step.attrs, *(argument(item) for item in step.inputs))
+        out = OPS[step.op](step.attrs, *map_refs(step.inputs, argument))
     if isinstance(out, tuple):
         return 1.0
     moved_by = out - value[:_MOVED]

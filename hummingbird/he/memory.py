@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from hummingbird.graph.steps import Ref, refs
+from hummingbird.graph import Ref, Step
 from hummingbird.he.crossing import SLICE
 from hummingbird.he.maps import VIEWS
 from hummingbird.he.plan import Plan
-from hummingbird.he.public import Public, last_uses
+from hummingbird.he.public import Public, client_steps
 
 _SHARING = VIEWS - {"cat", "stack"} | {"output"}  # whose result shares the memory of their first input
 
@@ -70,12 +70,12 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
     """Bytes of a client's values in each turn: while it sends, while it receives; and after the last, at most."""
     client = _Client(public)
     for number, turn in enumerate(public.turns):
-        client.run(turn.steps, number)
+        client.run(turn.steps)
         sending = client.held() + sum(client.copied(send.value) for send in turn.sends)
-        client.drop(number)
+        client.sent(number)
         client.returned([back.value for back in turn.returns], [back.shape for back in turn.returns])
         yield sending, max(client.held(), client.most)
-    client.run(public.last, len(public.turns))
+    client.run(public.last)
     yield client.most, client.most
 
 
@@ -83,51 +83,47 @@ class _Client:
     """Live values of a client and the bytes behind them."""
 
     def __init__(self, public: Public) -> None:
-        self.public, self.uses = public, last_uses(public)
-        self.values: dict[int, Any] = {}
+        self.public, self.steps = public, client_steps(public)
+        self.values = self.steps.start(torch.empty(1, *public.input_shape, device="meta"))
         self.storage: dict[int, int] = {}  # of a value, the value that owns its memory
         self.bytes: dict[int, int] = {}
-        self.done: set[int] = set()
         self.most = 0
+        self._owns(0, self.values[0])
 
-    def held(self) -> int:
-        """Bytes of all live values."""
-        return sum(self.bytes[owner] for owner in {self.storage[index] for index in self.values})
+    def held(self, *made: int) -> int:
+        """Bytes of all live values, and of values just made."""
+        return sum(self.bytes[owner] for owner in {self.storage[index] for index in (*self.values, *made)})
 
     def copied(self, index: int) -> int:
         """Bytes of the copy that puts the images of a value last; only the net's input is not kept that way."""
         return self.bytes[self.storage[index]] if self.public.steps[self.storage[index]].op == "input" else 0
 
-    def run(self, steps: Iterable[int], turn: int) -> None:
+    def run(self, steps: Iterable[int]) -> None:
         self.most = 0
-        for index in steps:
-            step = self.public.steps[index]
-            self.values[index] = value = self.public.meta(index, self.values)
-            shown = next(iter(step.inputs), None) if step.op in _SHARING else None
-            if isinstance(shown, Ref):  # of a dishonest description it may be anything
-                self.storage[index] = self.storage[shown.index]
-            else:
-                self.storage[index], self.bytes[index] = index, self._size(value)
-            self.most = max(self.most, self.held())
-            self.done.add(index)
-            for ref in refs(step.inputs):
-                self._drop(ref.index, turn)
+        self.steps.run(self.values, self._compute, steps)
 
-    def drop(self, turn: int) -> None:
-        """What is not needed once a turn is under way."""
-        for index in list(self.values):
-            self._drop(index, turn + 1)
+    def _compute(self, index: int, step: Step, given: tuple[Any, ...]) -> Any:
+        value = self.public.meta(step, given)
+        shown = next(iter(step.inputs), None) if step.op in _SHARING else None
+        if isinstance(shown, Ref):  # of a dishonest description it may be anything
+            self.storage[index] = self.storage[shown.index]
+        else:
+            self._owns(index, value)
+        self.most = max(self.most, self.held(index))
+        return value
+
+    def sent(self, turn: int) -> None:
+        """Drop what is not needed once a turn is under way."""
+        self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
         """Room for what comes back."""
         for index, shape in zip(values, shapes, strict=True):
             self.values[index] = torch.empty(1, *shape, device="meta")
-            self.storage[index], self.bytes[index] = index, self._size(self.values[index])
+            self._owns(index, self.values[index])
 
-    def _drop(self, index: int, turn: int) -> None:
-        read, sent = self.uses[index]
-        if (read is None or read in self.done) and sent < turn:
-            self.values.pop(index, None)
+    def _owns(self, index: int, value: Any) -> None:
+        self.storage[index], self.bytes[index] = index, self._size(value)
 
     def _size(self, value: Any) -> int:
         if isinstance(value, tuple):

@@ -27,7 +27,7 @@ import torch
 
 from hummingbird.errors import Problem
 from hummingbird.graph import Ref, Step, elementwise
-from hummingbird.graph.steps import compact, refs
+from hummingbird.graph.steps import compact, map_refs, refs
 from hummingbird.he.maps import SUMS, VIEWS, is_weighted, linear_map
 
 CLIENT, SERVER, FREE = "client", "server", "free"
@@ -58,17 +58,13 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
     out: list[Step] = []
     number: dict[int, int] = {}
 
-    def seen(item: Any) -> Any:
-        if isinstance(item, Ref):
-            return Ref(number[item.index])
-        return tuple(seen(part) for part in item) if isinstance(item, tuple) else item
-
     def emit(name: str, op: str, *inputs: Any, **attrs: Any) -> Ref:
         out.append(Step(name, op, inputs, attrs))
         return Ref(len(out) - 1)
 
     for index, step in enumerate(steps):
-        x = seen(step.inputs[0]) if step.inputs else None
+        inputs = map_refs(step.inputs, lambda ref: Ref(number[ref.index]))
+        x = inputs[0] if inputs else None
         if step.op == "reshape":  # a size may stand for the batch; the rest of the shape is known
             emit(step.name, "reshape", x, -1, *shapes[index])
         elif step.op == "prelu":
@@ -83,7 +79,7 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
                 if bit == "1":
                     power, reached = emit(f"{step.name}.{reached + 1}", "mul", power, x), reached + 1
         else:
-            out.append(replace(step, inputs=seen(step.inputs)))
+            out.append(replace(step, inputs=inputs))
         number[index] = len(out) - 1
     return compact(out)
 

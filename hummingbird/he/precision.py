@@ -20,6 +20,7 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph.steps import map_refs
 from hummingbird.he.crossing import Return
 
 LEAST = 6  # bits
@@ -91,12 +92,10 @@ class Shadow:
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
         """Run a step where it reads a value that has errors; `values`: those of all images."""
 
-        def read(item: Any) -> Any:
-            if isinstance(item, Ref):
-                return self._values.get(item.index, self._few(values[item.index]))
-            return tuple(read(part) for part in item) if isinstance(item, tuple) else item
+        def read(ref: Ref) -> Any:
+            return self._values.get(ref.index, self._few(values[ref.index]))
 
-        self._values[index] = OPS[step.op](step.attrs, *(read(item) for item in step.inputs))
+        self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
     def check(self, index: int, value: Tensor, where: str) -> None:
         """InputError naming the images whose `value` the errors change by more than 2^-LEAST of its size."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph import OPS, Interpreter, Ref, Step
+from hummingbird.graph.interpreter import arguments
 from hummingbird.graph.steps import refs
 from hummingbird.he import packing as packings
 from hummingbird.he.crossing import MOST_SCALE, Return, Send, Turn
@@ -154,7 +155,7 @@ class Public:
             for index in self.last if turn is None else turn.steps:
                 if index in values:
                     raise ValueError(f"step {index} runs twice")
-                values[index] = self.meta(index, values)
+                values[index] = self.meta(self.steps[index], arguments(self.steps[index], values))
             if turn is None:
                 break
             if not turn.sends or not turn.returns or (turn.scale is None) != (self.mode == "client-aided"):
@@ -185,15 +186,16 @@ class Public:
         ):
             raise ValueError(f"the return of {self.steps[back.value].name!r}")
 
-    def meta(self, index: int, values: Mapping[int, Any]) -> Any:
-        """The value of a client's step for one image, on the meta device; ValueError where it is none of a net."""
-        step = self.steps[index]
+    def meta(self, step: Step, given: tuple[Any, ...]) -> Any:
+        """The value of a client's step for one image, on the meta device; ValueError where it is none of a net.
+
+        given: its arguments; the input has none.
+        """
         if step.op == "input":
             return torch.empty(1, *self.input_shape, device="meta")
         try:
-            arguments = _arguments(step.inputs, values)
-            _check_work(step, arguments)
-            out = OPS[step.op](step.attrs, *arguments)
+            _check_work(step, given)
+            out = OPS[step.op](step.attrs, *given)
         except (RuntimeError, IndexError, NotImplementedError, MemoryError) as error:
             raise ValueError(f"{step.name!r} does not run: {str(error)[:200]}") from None
         for part in out if isinstance(out, tuple) else (out,):
@@ -204,18 +206,16 @@ class Public:
         return out
 
 
-def last_uses(public: Public) -> list[tuple[int | None, int]]:
-    """For each value, the last of the client's steps to read it, and the last turn to send it, or -1."""
-    reads: list[int | None] = [None] * len(public.steps)
-    sends = [-1] * len(public.steps)
-    for number, turn in enumerate(public.turns):
-        for send in turn.sends:
-            sends[send.value] = number
-    for steps in (*(turn.steps for turn in public.turns), public.last):
-        for index in steps:
-            for ref in refs(public.steps[index].inputs):
-                reads[ref.index] = index
-    return [(read, sent) for read, sent in zip(reads, sends, strict=True)]
+def client_steps(public: Public) -> Interpreter[Step]:
+    """The client's steps, in the order of its turns.
+
+    What turn t sends is read by a step of its own, number len(public.steps) + t, after those of the turn: values live
+    until they are encrypted. It is not run; `drop` says that it is over.
+    """
+    first = len(public.steps)
+    sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]
+    order = [number for t, turn in enumerate(public.turns) for number in (*turn.steps, first + t)]
+    return Interpreter((*public.steps, *sends), (*order, *public.last))
 
 
 def _check_text(text: str | bytes) -> None:
@@ -243,22 +243,16 @@ def _check_lists(fields: Any) -> None:
         raise ValueError(f"more than {_MOST_DIMS} dimensions or {_MOST_SIZE} primes")
 
 
-def _check_work(step: Step, arguments: Sequence[Any]) -> None:
+def _check_work(step: Step, given: Sequence[Any]) -> None:
     """ValueError for a step that makes too many tensors, before it runs."""
     if step.op == "chunk":
         parts = step.attrs["chunks"]
     elif step.op == "split" and isinstance(step.attrs["sizes"], int):
-        parts = arguments[0].shape[step.attrs["dim"]] / step.attrs["sizes"]
+        parts = given[0].shape[step.attrs["dim"]] / step.attrs["sizes"]
     else:
         return
     if parts > _MOST_PARTS:
         raise ValueError(f"{step.name!r} makes {parts} tensors")
-
-
-def _arguments(item: Any, values: Mapping[int, Any]) -> Any:
-    if isinstance(item, Ref):
-        return values[item.index]
-    return tuple(_arguments(part, values) for part in item) if isinstance(item, tuple) else item
 
 
 def _agree(shape: tuple[int, ...], value: Any, name: str) -> None:

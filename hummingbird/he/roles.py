@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import OPS, Ref
-from hummingbird.graph.steps import refs
+from hummingbird.graph import OPS, Step
 from hummingbird.he import packing
 from hummingbird.he.ckks import Coins, SecretKey, expand
 from hummingbird.he.crossing import Return, Turn
@@ -43,7 +42,7 @@ from hummingbird.he.masking import masked
 from hummingbird.he.memory import predicted
 from hummingbird.he.plan import Plan, Program
 from hummingbird.he.precision import Precision, Shadow, named
-from hummingbird.he.public import Public, last_uses
+from hummingbird.he.public import Public, client_steps
 from hummingbird.prg import SEED_BYTES
 
 _MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large as it is
@@ -132,19 +131,18 @@ class Batch:
         self.public, self._key, self.images, self._first = public, key, len(images), first
         self.precision = Precision(len(images), public.slots)
         self._shadow: Shadow | None = None
-        self._values: dict[int, Any] = {0: images.float()}
+        self._steps = client_steps(public)
+        self._values: dict[int, Any] = self._steps.start(images.float())
         self._turn, self._arrived = 0, 0  # the turn that is next; where the tensor that is coming back began
         self._waiting: Iterator[tuple[int, int, Return]] = iter(())
-        self._last_use = last_uses(public)
         self._order: dict[int, Tensor] = {}
         self._scales = torch.zeros(len(images), dtype=torch.int64)
-        self._done: set[int] = set()
 
     def uploads(self, number: int) -> Iterator[Upload]:
         """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete."""
         self._expect(number)
         public, turn = self.public, self.public.turns[number]
-        self._run(turn.steps)
+        self._steps.run(self._values, self._compute, turn.steps)
         self._turn = number + 1
         for send in turn.sends:
             self._check_errors(send.value)
@@ -157,8 +155,7 @@ class Batch:
             seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start), public.form)
             yield Upload(number, start, seed, body)
         del flat
-        for index in list(self._values):
-            self._drop(index)
+        self._steps.drop(self._values, len(public.steps) + number)
         self._waiting = turn.down()
         self._arrived = 0
 
@@ -196,7 +193,7 @@ class Batch:
     def result(self) -> Tensor:
         """The net's outputs (images, *output), float32 unless they are indices, after the last turn."""
         self._expect(len(self.public.turns))
-        self._run(self.public.last)
+        self._steps.run(self._values, self._compute, self.public.last)
         self._check_errors(self.public.last[-1])
         output = self._values[self.public.last[-1]]
         self._check_finite(
@@ -210,26 +207,18 @@ class Batch:
             what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
             raise InputError(what, where="Batch", hint="all slices up, all slices down, then the next turn")
 
-    def _run(self, steps: tuple[int, ...]) -> None:
-        for index in steps:
-            step = self.public.steps[index]
-            if step.op != "input":
-                try:
-                    with torch.no_grad():
-                        self._values[index] = OPS[step.op](step.attrs, *self._arguments(step.inputs))
-                        if self._shadow is not None:
-                            self._shadow.run(index, step, self._values)
-                except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as error:
-                    what = f"{step.op} does not run on what came back: {str(error)[:200]}"
-                    raise InputError(what, where=step.name, hint="is it the right server?") from None
-            self._done.add(index)
-            for ref in refs(step.inputs):
-                self._drop(ref.index)
-
-    def _arguments(self, item: Any) -> Any:
-        if isinstance(item, Ref):
-            return self._values[item.index]
-        return tuple(self._arguments(part) for part in item) if isinstance(item, tuple) else item
+    def _compute(self, index: int, step: Step, given: tuple[Any, ...]) -> Any:
+        if step.op == "input":
+            return given[0]
+        try:
+            with torch.no_grad():
+                value = OPS[step.op](step.attrs, *given)
+                if self._shadow is not None:
+                    self._shadow.run(index, step, self._values)
+        except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as error:
+            what = f"{step.op} does not run on what came back: {str(error)[:200]}"
+            raise InputError(what, where=step.name, hint="is it the right server?") from None
+        return value
 
     @staticmethod
     def _flat(value: Tensor) -> Tensor:
@@ -278,12 +267,6 @@ class Batch:
                 out.append(packing.encode(rows, public.packing, degree, scales))
             first += len(part)
         return torch.cat(out)
-
-    def _drop(self, index: int) -> None:
-        """Forget a value that no later step reads and no later turn sends, the current one included."""
-        read, sent = self._last_use[index]
-        if (read is None or read in self._done) and sent < self._turn:
-            self._values.pop(index, None)
 
 
 class Server:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.graph import Ref, Step, run_all
+from hummingbird.graph import Interpreter, Step, run_all
 from hummingbird.graph.steps import refs
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc import slices
@@ -91,10 +91,7 @@ class PrivateNet(nn.Module):
         self._requests: dict[tuple[tuple[int, ...], int], list[Request]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of an image
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
-        last_use = {ref.index: number for number, step in enumerate(self.plan) for ref in refs(step.inputs)}
-        self._dead: list[list[int]] = [[] for _ in self.plan]
-        for index, number in last_use.items():
-            self._dead[number].append(index)
+        self._interpreter = Interpreter(self.plan)
         for step in self.plan:
             if step.layer is not None:
                 _attach(self, step.name, step.layer)
@@ -235,24 +232,19 @@ class PrivateNet(nn.Module):
     def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
         """One slice through all layers."""
         costs = self.costs(tuple(x.size()), session.parties)
-        values: dict[int, Any] = {}
 
-        def value(item: Any) -> Any:
-            if isinstance(item, Ref):
-                return values[item.index]
-            return tuple(value(part) for part in item) if isinstance(item, tuple) else item
-
-        for number, (step, planned) in enumerate(zip(self.plan, costs, strict=True)):
-            arguments = (x,) if step.op == "input" else tuple(value(item) for item in step.inputs)
+        def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
             if step.layer is None:
-                values[number] = step.function(*arguments) if step.function else arguments[0]
-            else:
-                with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
-                    values[number] = self._call(step, arguments)
-                if not isinstance(step.layer, Layer):
-                    _check_foreign(step, values[number])
-            for index in self._dead[number]:
-                del values[index]
+                return step.function(*arguments) if step.function else arguments[0]
+            planned = costs[number]
+            with meter.layer(step.name, step.op, planned.cost, window=planned.window, elements=planned.elements):
+                value = self._call(step, arguments)
+            if not isinstance(step.layer, Layer):
+                _check_foreign(step, value)
+            return value
+
+        values = self._interpreter.start(x)
+        self._interpreter.run(values, compute)
         return values[len(self.plan) - 1]
 
     @staticmethod

@@ -24,7 +24,7 @@ from torch import nn
 
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
-from hummingbird.graph.steps import refs
+from hummingbird.graph.steps import map_refs, refs
 from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, Rescale
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
@@ -118,7 +118,7 @@ class Planner:
         for index, (step, built) in enumerate(zip(self._steps, self._built, strict=True)):
             form = self._form(index, step, built)
             scale, low = self._result(step, built, form)
-            inputs = self._arguments(step.inputs, built, form)
+            inputs = self._inputs(step, built, form)
             self._place[index] = len(self._plan)
             self._plan.append(PlanStep(step.name, step.op, built.layer, built.function, inputs, scale, index, low))
         return self._plan
@@ -176,10 +176,8 @@ class Planner:
             return (SCALE, step.valid - extra) if step.scale > built.limit else (step.scale, step.valid)
         return min(step.scale, built.limit if built.whole else SCALE), 64
 
-    def _arguments(self, value: Any, built: Built, form: str) -> Any:
-        if isinstance(value, Ref):
-            return self._fitted(value.index, built, form)
-        return tuple(self._arguments(item, built, form) for item in value) if isinstance(value, tuple) else value
+    def _inputs(self, step: Step, built: Built, form: str) -> Any:
+        return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
 
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
         """The value of a graph step in this form, rescaled where it is in another."""

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hummingbird.graph import OPS, Ref, Step
-from hummingbird.graph.steps import refs
+from hummingbird.graph import OPS, Interpreter, Step
 from hummingbird.twin import rounding
 from hummingbird.twin.windows import traced
 
@@ -44,11 +43,7 @@ class FoldedNet:
             replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()})
             for step in map(rounding.rounded_step, self.traced)
         ]
-        self._input = next(number for number, step in enumerate(self._steps) if step.op == "input")
-        last: dict[int, int] = {}
-        for number, step in enumerate(self._steps):
-            last |= {ref.index: number for ref in refs(step.inputs)}
-        self._dead = [[index for index, end in last.items() if end == number] for number in range(len(self._steps))]
+        self._interpreter = Interpreter(self._steps)
         self._places = {step.name: number for number, step in enumerate(self._steps)}
 
     def _placed(self, value: Any) -> Any:
@@ -63,33 +58,24 @@ class FoldedNet:
 
     def start(self, x: Tensor) -> State:
         """Before the first step, with this batch as the net's input."""
-        return State(0, {self._input: x.to(self.device, torch.float32)})
+        return State(0, self._interpreter.start(x.to(self.device, torch.float32)))
 
     def advance(self, state: State, instead: Mapping[str, Callable[..., Any]], stop: str | None = None) -> State:
         """Go on up to the step of this name, or to the end; `instead[name](tensor, weight of a PReLU)` for those
         that compare. The state given stays as it is.
         """
-        values = dict(state.values)
 
-        def value(item: Any) -> Any:
-            if isinstance(item, Ref):
-                return values[item.index]
-            return tuple(value(part) for part in item) if isinstance(item, tuple) else item
-
-        end = len(self._steps) if stop is None else self._places[stop]
-        for number in range(state.place, end):
-            step = self._steps[number]
-            arguments = (values[number],) if step.op == "input" else tuple(value(item) for item in step.inputs)
+        def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
             if step.name not in instead:
-                values[number] = OPS[step.op](step.attrs, *arguments)
-                if step.name in self._after:
-                    values[number] = self._after[step.name](arguments[0], values[number])
-            elif step.op == "prelu":
-                values[number] = instead[step.name](*arguments, step.attrs["weight"])
-            else:
-                values[number] = instead[step.name](*arguments)
-            for index in self._dead[number]:
-                del values[index]
+                value = OPS[step.op](step.attrs, *arguments)
+                return self._after[step.name](arguments[0], value) if step.name in self._after else value
+            if step.op == "prelu":
+                return instead[step.name](*arguments, step.attrs["weight"])
+            return instead[step.name](*arguments)
+
+        values = dict(state.values)
+        end = len(self._steps) if stop is None else self._places[stop]
+        self._interpreter.run(values, compute, range(state.place, end))
         return State(end, values)
 
     def finish(self, state: State, instead: Mapping[str, Callable[..., Any]]) -> Any:
