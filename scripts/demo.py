@@ -66,7 +66,7 @@ def main() -> None:
         "\nprivate, plain: accuracy on encrypted and on plain images.  kB/image: sent online by one party.\n"
         "rounds: messages that wait for each other, per batch of 100.\n"
         "offline: seconds for random numbers, which do not depend on the images.\n"
-        f"\nDone in {time.perf_counter() - started:.0f} s. Next: README.md, and a net of your own."
+        f"\nDone in {time.perf_counter() - started:.0f} s. Next: docs/quickstart.md, with a net of your own."
     )
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")

@@ -35,7 +35,7 @@ from hummingbird.wire import turns
 from scripts.fuzz_bounds import walk
 from scripts.fuzz_make import Recipe, recipe
 
-# README, "Limits": the magnitude below which every value of a net must stay. Exact windows; with other windows the
+# docs/limits.md: the magnitude below which every value of a net must stay. Exact windows; with other windows the
 # headroom of the recipe takes its place.
 RANGE = 2.0**FLOOR
 TOLERANCE = 0.01  # of the largest output

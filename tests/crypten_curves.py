@@ -249,7 +249,7 @@ def windows() -> Iterator[tuple[str, Case]]:
 
 
 def smooth() -> Iterator[tuple[str, Case]]:
-    """Approximations; README's "Limits" names their ranges. Each bound is the method's own error, or twice what was
+    """Approximations; docs/limits.md names their ranges. Each bound is the method's own error, or twice what was
     measured on the range where none is known (CrypTen's logarithm: 8 Householder terms twice).
     """
     wide = torch.cat(

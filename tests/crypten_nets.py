@@ -37,7 +37,7 @@ MODULES: dict[str, tuple[Callable[[], Any], Callable[[], nn.Module], Tensor, flo
     "max pool": (lambda: cnn.MaxPool2d(3, 2, 1), lambda: nn.MaxPool2d(3, 2, 1), IMAGE, UNIT),
     "adaptive average": (lambda: cnn.AdaptiveAvgPool2d(2), lambda: nn.AdaptiveAvgPool2d(2), IMAGE, 4 * UNIT),
     "adaptive maximum": (lambda: cnn.AdaptiveMaxPool2d((3, 3)), lambda: nn.AdaptiveMaxPool2d(3), IMAGE, UNIT),
-    # 1 / sqrt(variance) by three steps of Newton's: within 1 % of it, and of what is divided by it (README, "Limits").
+    # 1 / sqrt(variance) by three steps of Newton's: within 1 % of it, and of what is divided by it (docs/limits.md).
     "batch norm 1d": (lambda: cnn.BatchNorm1d(5), lambda: nn.BatchNorm1d(5), grid(8, 5), 0.02),
     "batch norm 2d": (lambda: cnn.BatchNorm2d(3), lambda: nn.BatchNorm2d(3), IMAGE, 0.03),
     "flatten": (cnn.Flatten, nn.Flatten, IMAGE, UNIT),

@@ -1,4 +1,4 @@
-"""docs/encrypted.md, docs/lookup.md and the README's short forms: what they show runs, and their figures are true."""
+"""docs/encrypted.md, docs/lookup.md and the quickstart's short forms: what they show runs, their figures are true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from hummingbird import pir
 from hummingbird.he.params import TABLES
 from hummingbird.kernels import dpf
-from tests.test_readme import OTHER, ROOT, blocks, run, text_of
+from tests.test_readme import OTHER, QUICKSTART, ROOT, blocks, run, text_of
 
 ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"
 
@@ -46,9 +46,9 @@ def test_the_encrypted_example_runs(tmp_path: Path) -> None:
     assert float(out.rpartition("largest error ")[2]) < 1e-3 and "encrypted" in out
 
 
-def test_the_short_forms_in_the_readme_run(tmp_path: Path) -> None:
+def test_the_short_forms_in_the_quickstart_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
-    snippets = [b for b in blocks(ROOT / "README.md", "python") if OTHER.match(b)]
+    snippets = [b for b in blocks(QUICKSTART, "python") if OTHER.match(b)]
     assert len(snippets) == 2
     (tmp_path / "short.py").write_text("import torch\n" + "".join(snippets))
     out = run([sys.executable, "short.py"], tmp_path)

@@ -10,8 +10,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -24,7 +25,9 @@ import scripts.bench_pir_service
 import scripts.bench_relu
 import scripts.bench_resnet
 import scripts.bench_simulate
+import scripts.crypten_baseline
 import scripts.demo
+import scripts.fuzz_nets
 import scripts.infer
 import scripts.recommend
 import scripts.results
@@ -47,27 +50,23 @@ from hummingbird.version import VERSION
 from models import get_model, load_checkpoint
 from scripts.data import load
 from tests import parties
+from tests.test_floors import FLOORS, PACKAGE
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [
+README, BENCHMARKS, COMMAND_PAGE, LIMITS, QUICKSTART = (
     ROOT / name
-    for name in (
-        "README.md",
-        "SECURITY.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "checkpoints/README.md",
-        "docs/protocol.md",
-        "docs/bit-config.md",
-        "docs/encrypted.md",
-        "docs/lookup.md",
-        "docs/results.md",
-        "docs/torchvision.md",
-    )
+    for name in ("README.md", "docs/benchmarks.md", "docs/commands.md", "docs/limits.md", "docs/quickstart.md")
+)
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "checkpoints/README.md")),
+    *PAGES,
 ]
 TOP = "hummingbird|search|scripts|models|checkpoints|docs|tests"
 OTHER = re.compile(r"from hummingbird import (he|pir)\n")  # run in test_documents.py
 MEASURED = re.compile(r"<!-- measured -->\n(.*)<!-- /measured -->", re.DOTALL)
+MEASURING = (README, BENCHMARKS)
+FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a snippet that is a file of the reader's own
 
 
 def text_of(path: Path) -> str:
@@ -79,12 +78,28 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text_of(path), re.MULTILINE | re.DOTALL)
 
 
-def shell_lines() -> list[str]:
-    """Every command of every `sh` block, and of the checkpoints' table."""
-    shown = [line for path in DOCUMENTS for block in blocks(path, "sh") for line in block.splitlines()]
+def shell_lines(paths: Sequence[Path] = DOCUMENTS) -> list[str]:
+    """Every command of the pages' `sh` blocks, and of the checkpoints' table."""
+    shown = [line for path in paths for block in blocks(path, "sh") for line in block.splitlines()]
     lines = [line.split("  #")[0].strip() for line in shown]
-    lines += re.findall(r"`([A-Z_]+=\S+ python -m [^`]*)`", text_of(ROOT / "checkpoints/README.md"))
+    if ROOT / "checkpoints/README.md" in paths:
+        lines += re.findall(r"`([A-Z_]+=\S+ python -m [^`]*)`", text_of(ROOT / "checkpoints/README.md"))
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def measured_rows(path: Path) -> list[str]:
+    """The lines of the measured table of a page, below its head."""
+    table = MEASURED.search(text_of(path))
+    assert table
+    head, rule, *rows = table[1].splitlines()
+    assert head == "| what | CrypTen 0.4.1 | HummingBird as published | here |" and set(rule) <= set("|-:")
+    return rows
+
+
+def anchors(path: Path) -> set[str]:
+    """The targets of links to a page's headings: lower case, no punctuation, hyphens for spaces (as GitHub does it)."""
+    headings = re.findall(r"^#+ (.+)$", text_of(path), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def code_spans(path: Path) -> list[str]:
@@ -114,7 +129,9 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
     "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
+    "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
     "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
@@ -163,10 +180,32 @@ def test_links_and_paths_exist(path: Path) -> None:
     assert not missing
 
 
-def test_links_to_headings_exist() -> None:
-    for target, anchor in re.findall(r"\]\(([\w./-]+\.md)#([\w-]+)\)", text_of(ROOT / "README.md")):
-        headings = [h.lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text_of(ROOT / target), re.MULTILINE)]
-        assert anchor in headings
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_headings_exist(path: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text_of(path))
+    missing = [link for link in links if link[1] not in anchors(path.parent / link[0] if link[0] else path)]
+    assert not missing
+
+
+def test_the_index_lists_every_page() -> None:
+    linked = re.findall(r"\]\((\w[\w.-]*\.md)\)", text_of(ROOT / "docs/index.md"))
+    assert sorted([*linked, "index.md"]) == [path.name for path in PAGES]
+
+
+def test_the_commands_page_has_every_program() -> None:
+    shown = {program(shlex.split(line))[0] for line in shell_lines([COMMAND_PAGE]) if not line.startswith("make ")}
+    files = [*(ROOT / "scripts").glob("*.py"), *(ROOT / "search").glob("*.py")]
+    programs = {f"{path.parent.name}.{path.stem}" for path in files if '__name__ == "__main__"' in text_of(path)}
+    assert shown == set(HELP) and programs <= shown
+
+
+def test_the_picture_of_the_rooms_has_every_room_on_its_floor() -> None:
+    shown: list[set[str]] = [set() for _ in FLOORS]
+    for node in ElementTree.parse(ROOT / "docs/architecture.svg").iter("{http://www.w3.org/2000/svg}text"):
+        if (number := node.get("data-floor")) is not None:
+            shown[int(number)] |= set((node.text or "").split(" · "))
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert shown == [floor & rooms for floor in FLOORS] and set().union(*shown) == rooms
 
 
 def test_every_make_target_exists() -> None:
@@ -175,14 +214,14 @@ def test_every_make_target_exists() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-@pytest.mark.parametrize("line", [line for line in shell_lines() if "python -m" in line or "torchrun" in line])
+@pytest.mark.parametrize("line", [line for line in shell_lines() if re.search(r"\b(python|torchrun) ", line)])
 def test_every_flag_is_accepted(line: str) -> None:
     words = shlex.split(line)
     if words[0] == "torchrun":
-        at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+        at = next(i for i, word in enumerate(words) if word == "-m" or word.endswith(".py"))
         assert flags(words[:at]) <= TORCHRUN
-        if words[at] == "example.py":
-            return
+    if any(re.fullmatch(r"\w+\.py", word) for word in words):  # a file of the reader's own, which the pages show
+        return
     name, rest = program(words)
     known = set(re.findall(r"--[a-z][\w-]*", HELP[name]()))
     assert flags(rest) <= known
@@ -213,18 +252,17 @@ def test_lines_parse() -> None:
     assert seen >= 12
 
 
-def test_only_the_measured_table_may_await_figures() -> None:
-    readme = text_of(ROOT / "README.md")
-    table = MEASURED.search(readme)
-    assert table and "| what | CrypTen 0.4.1 | HummingBird as published | here |" in table[1]
-    assert "TBD" not in MEASURED.sub("", readme)
-    assert not any(word in text_of(path) for path in DOCUMENTS[1:] for word in ("TBD", "TODO"))
+def test_only_the_measured_tables_may_await_figures() -> None:
+    assert not any(word in text_of(path) for path in DOCUMENTS for word in ("TBD", "TODO") if path not in MEASURING)
+    assert not any(word in MEASURED.sub("", text_of(path)) for path in MEASURING for word in ("TBD", "TODO"))
+
+
+def test_the_readme_s_figures_are_those_of_the_benchmarks() -> None:
+    assert len(measured_rows(README)) == 5 and set(measured_rows(README)) <= set(measured_rows(BENCHMARKS))
 
 
 def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
-    table = MEASURED.search(text_of(ROOT / "README.md"))
-    assert table
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[1].splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in measured_rows(BENCHMARKS)]
     rows = {what: [cell.partition(" ")[0].replace(",", "") for cell in cells] for what, *cells in lines}
     n = 10**6
     crypten = cost.crypten_relu(n, 2)
@@ -258,7 +296,7 @@ def run(words: list[str], folder: Path, timeout: float = 100.0) -> str:
 
 @pytest.mark.slow
 def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
-    script = blocks(ROOT / "README.md", "python")[0]
+    script = blocks(README, "python")[0]
     assert sum(bool(line) for line in script.splitlines()) == 10
     (tmp_path / "example.py").write_text(script)
     launcher = next(line for line in shell_lines() if line.startswith("torchrun") and line.endswith(" example.py"))
@@ -267,9 +305,23 @@ def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
     assert private == plain and len(json.loads(plain)) == 8
 
 
+@pytest.mark.slow
+def test_the_quickstart_runs(tmp_path: Path) -> None:
+    """Its three files, by its two lines: what is printed says that the private answers are the plain ones."""
+    for script in blocks(QUICKSTART, "python"):
+        if name := FILE.match(script):
+            (tmp_path / name[1]).write_text(script)
+    prepare, launch = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[0].splitlines())
+    assert run([sys.executable, *prepare[1:]], tmp_path) == "[]\n"
+    out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path)
+    images, right, agree = map(int, re.findall(r"(\d+) images: (\d+) right, (\d+) as in the clear", out)[0])
+    assert images == 497 and right >= 0.9 * images and agree >= 0.98 * images and "predicted kB" in out
+
+
 def test_the_other_snippets_run_with_one_party(tmp_path: Path) -> None:
-    snippets = [b for b in blocks(ROOT / "README.md", "python")[1:] if "Tls(" not in b and not OTHER.match(b)]
-    assert len(snippets) == 3
+    shown = [b for b in blocks(QUICKSTART, "python") if not FILE.match(b) and not OTHER.match(b)]
+    snippets = [b for b in shown if "Tls(" not in b]
+    assert len(snippets) == 3 and blocks(README, "python")[1:] == []
     start = "import hummingbird\nhummingbird.init()\n"
     use = """
 own = hummingbird.convert_model(torch.nn.Sequential(torch.nn.Linear(4, 2), Exp()).eval())
@@ -294,9 +346,9 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     dealer = subprocess.Popen([sys.executable, *words[1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
     try:
-        session = next(b for b in blocks(ROOT / "README.md", "python") if "Tls(" in b)
+        session = next(b for b in blocks(QUICKSTART, "python") if "Tls(" in b)
         session = session.replace("dealer.example:9000", address)
-        example = blocks(ROOT / "README.md", "python")[0].replace("session = hummingbird.init()", session)
+        example = blocks(README, "python")[0].replace("session = hummingbird.init()", session)
         program = f"import os; os.chdir({str(tmp_path)!r})\n{example}"
         ended = parties.succeed(["-c", program], 2)
     finally:
@@ -378,7 +430,7 @@ def test_spline_table_is_what_the_converter_makes() -> None:
         "1/x, once for each softmax over 1000 places": softmax.reciprocal(1000).comparisons,
     }
     smooth = [layer.comparisons for name, layer in private.items() if name != "Hardsigmoid"]
-    assert f"splines: {min(smooth)} to {max(smooth)} comparisons" in text_of(ROOT / "README.md")
+    assert f"splines: {min(smooth)} to {max(smooth)} comparisons" in text_of(LIMITS)
 
 
 # The bit configuration ------------------------------------------------------------------------------------------------

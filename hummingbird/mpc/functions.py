@@ -10,7 +10,7 @@ In CrypTen 0.4.1, without a word:
   `softmax` over more than 250 equal numbers.
 
 Values are private, so nobody can notice one outside of the range of an approximation. Those above hold for all values
-now. `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which README's "Limits" names.
+now. `log`, `sqrt`, `inv_sqrt`, `reciprocal`, `cos` and `sin` keep a range, which docs/limits.md names.
 """
 
 from __future__ import annotations
