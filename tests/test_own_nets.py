@@ -119,6 +119,10 @@ def test_find_bits_needs_no_labels_and_takes_a_loader(data: list[str], capsys: p
             "finetune --data my_data:images --validation my_data:bare --bits b.json --out x.pt",
             "accuracy needs labels (at my_data:bare)",
         ),
+        (
+            "finetune --data my_data:four --validation my_data:images --bits b.json --out x.pt",
+            "labels from 0 to 3, but the net has 3 classes",
+        ),
         ("estimate --input 1x1x6x6 --weights my_net.py", "my_net.py is no weights-only checkpoint"),
         ("estimate --input 1x1x6x6 --weights absent.pt", "cannot read absent.pt: No such file or directory"),
     ],

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
+from hummingbird.search.cached import check_labels
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
@@ -18,12 +19,21 @@ def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
 
     Raises InputError for a model that does not give one row of logits for each image.
     """
-    device = next((weight.device for weight in model.parameters()), images.device)
+    device = _device(model, images)
     model.eval()
-    with torch.inference_mode():
-        return torch.cat([_logits(model, x.to(device)).argmax(1).cpu() for x in images.split(batch)])
+    return torch.cat([_logits(model, x.to(device)).argmax(1).cpu() for x in images.split(batch)])
 
 
+def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """InputError for labels (N,) of images (N, ...) that are no classes of the model, which is left in eval mode."""
+    check_labels(labels, len(images), _logits(model.eval(), images[:1].to(_device(model, images))).shape[1])
+
+
+def _device(model: nn.Module, images: Tensor) -> torch.device:
+    return next((weight.device for weight in model.parameters()), images.device)
+
+
+@torch.inference_mode()
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
     logits: Tensor = model(x)
     if logits.ndim != 2 or len(logits) != len(x):

@@ -40,7 +40,8 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
         --objective bytes --budget 500kB --out bits.json
 
-my_net.net() returns the net, my_data.images("validation") a pair of images (N, ...) and labels (N,).
+my_net.net() returns the net, my_data.images("validation") images (N, ...), or a pair of images and labels (N,); a
+data set or a DataLoader will do.
 """
 NOTES = """
 A search keeps its answers in OUT.state. After Ctrl-C or a kill the same command with --resume ends as it would have.
@@ -63,7 +64,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(sub)
-    add_subject_arguments(sub, "--data", labels="for --criterion accuracy, and to print accuracies")
+    add_subject_arguments(sub, "--data", "images that choose the windows, with labels if accuracy is to be told")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))
 
 

@@ -32,7 +32,8 @@ _EPILOG = """example, with my_net.py and my_data.py in the current folder:
     python -m hummingbird frontier --model my_net:net --weights net.pt --data my_data:images validation \\
         --budgets exact eco 8/64 6/64 --uniform --out-folder windows --json frontier.json --plot frontier.png
 
-my_net.net() returns the net, my_data.images("validation") a pair of images (N, ...) and labels (N,).
+my_net.net() returns the net, my_data.images("validation") a pair of images (N, ...) and labels (N,); a data set or a
+DataLoader will do.
 """
 NOTES = """
 --out-folder gets a file for every budget that windows meet: 6-64.json, and uniform-6-64.json with --uniform. Every
@@ -55,7 +56,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(sub)
-    add_subject_arguments(sub, "--data", labels="needed")
+    add_subject_arguments(sub, "--data", "images that choose the windows, and their labels")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))
 
 

@@ -39,7 +39,8 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model my_net:net --weights net.pt --owner 1 \\
         --data my_data:images test --json result.json
 
-my_net.net() returns the net, my_data.images("test") images (N, ...), or a pair of images and labels (N,).
+my_net.net() returns the net, my_data.images("test") images (N, ...), or a pair of images and labels (N,); a data
+set or a DataLoader will do.
 """
 
 
@@ -54,7 +55,7 @@ def add_parser(commands: Any) -> None:
     )
     group = sub.add_argument_group("net and images")
     add_model_arguments(group)
-    add_images_argument(group, "--data", "images (N, ...), or (images, labels), at party 0; labels are for accuracies")
+    add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
     text = "the party whose secret the weights are (default: they are public, and every party has them)"
     sub.add_argument("--owner", type=int, metavar="RANK", help=text)

@@ -33,8 +33,8 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def add_images_argument(parser: argparse._ActionsContainer, option: str, what: str, *, required: bool = True) -> None:
-    """An option such as --data, which `images_of` reads; what: the images that are meant."""
-    text = f"a function that returns {what}, and its arguments, VALUE or KEY=VALUE"
+    """An option such as --data, which `images_of` reads; what: the images that are meant, and what labels are for."""
+    text = f"{what}: a function that returns them, and its arguments"
     parser.add_argument(option, required=required, nargs="+", metavar=_WORDS, help=text)
 
 

@@ -46,11 +46,11 @@ def labels_of(labels: Tensor | None, where: str) -> Tensor:
     return labels
 
 
-def add_subject_arguments(parser: argparse.ArgumentParser, data: str, *, labels: str) -> None:
-    """--model to --seed, which `subject_of` reads. data: the option of the images; labels: what they are needed for."""
+def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str) -> None:
+    """--model to --seed, which `subject_of` reads. data: the option of the images; what: the images that are meant."""
     group = parser.add_argument_group("net and images")
     add_model_arguments(group)
-    add_images_argument(group, data, f"images (N, ...), or (images, labels); labels are {labels}")
+    add_images_argument(group, data, what)
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
     add_inference_arguments(parser)
 

@@ -40,7 +40,8 @@ HELP = "Compare a net with and without windows, and measure how much room the wi
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:
     python -m hummingbird validate --model my_net:net --weights net.pt --bits bits.json --data my_data:images test
 
-my_net.net() returns the net, my_data.images("test") a pair of images (N, ...) and labels (N,).
+my_net.net() returns the net, my_data.images("test") a pair of images (N, ...) and labels (N,); a data set or a
+DataLoader will do.
 """
 
 
@@ -54,7 +55,7 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(sub)
-    add_subject_arguments(sub, "--data", labels="needed")
+    add_subject_arguments(sub, "--data", "images to measure on, and their labels")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args)))
 
 
