@@ -24,7 +24,6 @@ from hummingbird.commands.program import without_folders
 from hummingbird.commands.sources import add_images_argument, add_model_arguments, images_of, net_of
 from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.compare import PROTOCOLS
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire.meter import Meter
@@ -67,7 +66,7 @@ def add_parser(commands: Any) -> None:
     windows.add_argument("--window", metavar="K:M", help="one window for all layers instead, e.g. 20:12")
     sub.add_argument(
         "--protocol",
-        default=PROTOCOLS[0],
+        default="masked",
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
     )
     sub.add_argument("--layers", action="store_true", help="print the meter's table layer by layer")

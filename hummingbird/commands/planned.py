@@ -9,7 +9,6 @@ from pathlib import Path
 from hummingbird.bits import BitConfig
 from hummingbird.commands.sources import add_model_arguments, net_of
 from hummingbird.convert import convert_model
-from hummingbird.mpc.compare import PROTOCOLS
 from hummingbird.mpc.net import PrivateNet
 
 
@@ -20,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser, shape_help: str) -> None:
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    parser.add_argument("--protocol", default=PROTOCOLS[0], help="masked (default) or gmw")
+    parser.add_argument("--protocol", default="masked", help="masked (default) or gmw")
 
 
 def private_net(args: argparse.Namespace) -> PrivateNet:

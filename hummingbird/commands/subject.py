@@ -59,7 +59,7 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     """--device, and --protocol to --seed: the private inference that is simulated."""
     group = parser.add_argument_group("private inference, simulated")
     group.add_argument("--device", default=default_device(), help="default: %(default)s")
-    group.add_argument("--protocol", choices=PROTOCOLS, default=PROTOCOLS[0], help="default: %(default)s")
+    group.add_argument("--protocol", choices=tuple(PROTOCOLS), default="masked", help="default: %(default)s")
     group.add_argument("--parties", type=int, default=2, metavar="N", help="default: %(default)s")
     group.add_argument("--seed", type=int, default=0, help="of the randomness in the windows (default: %(default)s)")
 
