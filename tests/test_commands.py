@@ -208,7 +208,7 @@ def test_help(capsys: pytest.CaptureFixture[str], name: str, words: list[str]) -
     flat = " ".join(text.split())
     assert not [word for word in words if word not in flat]
     if not name:  # every command says what it does
-        assert all(re.search(rf"^ +{word} +[A-Z]", text, re.MULTILINE) for word in words)
+        assert all(re.search(rf"^ +{word}\s+[A-Z]", text, re.MULTILINE) for word in words)
 
 
 def test_the_examples_in_the_help_are_right(capsys: pytest.CaptureFixture[str]) -> None:
