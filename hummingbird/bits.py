@@ -146,7 +146,8 @@ class BitConfig:
             raise ConfigError(
                 f"windows that were found for net {_short(self.provenance['net'])}, but this is net {own[:16]}",
                 where="bits",
-                hint="load the weights that they were found for, or find windows for these: python -m search.find_bits",
+                hint="load the weights that they were found for, or find windows for these: `python -m hummingbird "
+                "find-bits`",
             )
         found = self.provenance.get("protocol", protocol), self.provenance.get("parties", parties)
         # A session of one party computes for itself.
@@ -155,8 +156,8 @@ class BitConfig:
             options = f"--protocol {protocol}" + ("" if parties is None else f" --parties {parties}")
             warnings.warn(
                 f"windows that were found for protocol {found[0]} with {found[1]} parties are used for {used}: answers "
-                f"may change. `python -m search.validate --bits FILE {options} --model MODEL --weights FILE --dataset "
-                "NAME` measures how many",
+                f"may change. `python -m hummingbird validate --bits FILE {options} --model MODULE:FUNCTION --data "
+                "MODULE:FUNCTION` measures how many",
                 stacklevel=4,
             )
 

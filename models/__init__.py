@@ -1,4 +1,4 @@
-"""Plain torch networks to try private inference on, by name; nothing here knows of hummingbird.
+"""Plain torch networks to try private inference on, by name; the nets know nothing of hummingbird.
 
 net = get_model("resnet18", 10)                      # (B, 3, 32, 32) -> (B, 10)
 net = get_model("resnet18", 200, image_size=64)      # (B, 3, 64, 64) -> (B, 200)
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from models.checkpoint import load_checkpoint
+from hummingbird.commands.checkpoint import load_checkpoint
 from models.cryptonets import cryptonets
 from models.digits import digits
 from models.mobilenet import mobilenetv2

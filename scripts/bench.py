@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from hummingbird.bits import BitConfig
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.party import run_party
+from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.table import text_table
 from scripts.contest import BESIDE, PARTS, Sample, store_of, window_of
-from scripts.files import check_outputs
 from scripts.link import Link, obstacle, places
-from scripts.party import ROOT, launch, machine, run_party
+from scripts.party import ROOT, launch
 from scripts.plot import draw
 
 CRYPTEN = "CrypTen 0.4.1"

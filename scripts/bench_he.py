@@ -26,13 +26,13 @@ if not __package__:  # run as a file: the project's folder must be importable
 
 from tqdm import tqdm
 
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from scripts import he_ablation, he_kernels, he_nets
-from scripts.files import check_writable
-from scripts.party import ROOT, machine
-from scripts.program import end
+from scripts.party import ROOT
 
 Rows = list[dict[str, Any]]
 SECTIONS = ("nets", "torch", "sockets", "mobilenet", "kernels", "ablation")

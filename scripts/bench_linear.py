@@ -27,12 +27,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird import graph, ring
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import end, machine
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from models import MODELS, get_model
-from scripts.files import check_outputs
-from scripts.party import machine
-from scripts.program import end
 
 TORCHVISION = ("mobilenet_v2", "resnet18_imagenet", "resnet50_imagenet")  # 224 x 224
 

@@ -30,15 +30,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.kernels import dpf, native, rows
 from hummingbird.kernels.prf import PRFS
 from hummingbird.kernels.rows import WIDTHS, Table
 from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
-from scripts.files import check_writable
-from scripts.party import machine
-from scripts.program import end
 
 PATHS = ("avx512+gfni", "avx2+gfni", "avx2", "portable")
 DECODERS = ("xor", *(f"sum{width}" for width in WIDTHS))

@@ -34,13 +34,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir import Client
 from hummingbird.pir.link import Remote
 from hummingbird.table import text_table
-from scripts.bench import machine
-from scripts.files import check_writable
-from scripts.program import end
 
 ROOT = Path(__file__).resolve().parent.parent
 THREADS = 128  # requests under way at the client

@@ -30,13 +30,12 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import hummingbird
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.table import text_table
 from models import MODELS, get_model
 from scripts.contest import window_of
-from scripts.files import check_writable
-from scripts.party import machine
-from scripts.program import end
 
 TYPES = {"float32": torch.contiguous_format, "bfloat16": torch.channels_last}
 MODES = ("eval", "training")

@@ -22,6 +22,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hummingbird import cost, graph
+from hummingbird.commands.files import check_outputs
+from hummingbird.commands.program import end
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph import Step
@@ -29,8 +31,6 @@ from hummingbird.mpc._crypten import MPCTensor, crypten
 from hummingbird.wire import meter
 from models import MODELS, get_model, load_checkpoint
 from scripts.data import DATASETS, load
-from scripts.files import check_outputs
-from scripts.program import end
 
 
 def _watch() -> None:

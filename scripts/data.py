@@ -17,34 +17,17 @@ import lzma
 import math
 import os
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from hummingbird.commands.training import Dataset
 from hummingbird.errors import EnvironmentProblem, InputError
 
 SPLITS = ("train", "validation", "test")
 _CACHE = Path("~/.cache/hummingbird")
 _DIGITS_TRAIN = 1297  # of 1797 images; the other 500 are the test split
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What is known of a data set before reading it; mean and std are of the training pixels in [0, 1].
-
-    shift and flip say how training images may be moved: up to `shift` pixels each way, mirrored or not. One
-    training image in `held_out` is in the split "validation", for choices that the test images must not make; 0: none.
-    """
-
-    shape: tuple[int, int, int]
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    shift: int
-    flip: bool
-    held_out: int = 0
 
 
 DATASETS: dict[str, Dataset] = {

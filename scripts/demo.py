@@ -15,18 +15,25 @@ from typing import Any
 if not __package__:  # run as a file: the project's folder must be importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hummingbird.commands.files import check_outputs
 from hummingbird.errors import HummingbirdError
 from hummingbird.table import text_table
-from scripts.files import check_outputs
 from scripts.party import ROOT, torchrun
 
-NET = ["--model", "digits", "--checkpoint", str(ROOT / "checkpoints" / "digits.pt")]
-BITS = ROOT / "checkpoints" / "digits.bits.json"
-RUNS: list[tuple[str, str, list[str]]] = [
-    ("CrypTen 0.4.1, exact", "scripts.crypten_baseline", []),
-    ("hummingbird, exact", "scripts.infer", []),
-    ("hummingbird, 8 of 64 bits", "scripts.infer", ["--bits", str(BITS)]),
-]
+WEIGHTS = str(ROOT / "checkpoints" / "digits.pt")
+BITS = str(ROOT / "checkpoints" / "digits.bits.json")
+
+
+def runs(count: int) -> list[tuple[str, str, list[str]]]:
+    """Label, program and options of every run on `count` images."""
+    baseline = ["--model", "digits", "--checkpoint", WEIGHTS, "--images", str(count)]
+    net = ["--model", "models:get_model", "digits", "10", "--weights", WEIGHTS]
+    infer = [*net, "--data", "scripts.data:load", "digits", "test", "--samples", str(count)]
+    return [
+        ("CrypTen 0.4.1, exact", "scripts.crypten_baseline", baseline),
+        ("hummingbird, exact", "hummingbird infer", infer),
+        ("hummingbird, 8 of 64 bits", "hummingbird infer", [*infer, "--bits", BITS]),
+    ]
 
 
 def main() -> None:
@@ -42,9 +49,10 @@ def main() -> None:
         "In hummingbird's runs a third process deals random numbers: it sees no image, no share, no result.\n"
     )
     rows: list[dict[str, Any]] = []
-    for number, (label, module, options) in enumerate(RUNS, 1):
-        print(f"{number}/{len(RUNS)}  {label}", flush=True)
-        rows.append({"run": label, **torchrun(2, module, [*NET, "--images", str(args.images), *options])})
+    programs = runs(args.images)
+    for number, (label, program, options) in enumerate(programs, 1):
+        print(f"{number}/{len(programs)}  {label}", flush=True)
+        rows.append({"run": label, **torchrun(2, program, options)})
     exact = rows[0]
     cells = [
         (

@@ -26,13 +26,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end
 from hummingbird.table import text_table
-from scripts.files import check_writable
 from scripts.fuzz_bounds import UNIT
 from scripts.fuzz_grammar import KINDS
 from scripts.fuzz_make import PAIRS
 from scripts.fuzz_run import VERDICTS, Result, details, judge
-from scripts.program import end
 
 CHUNK = 8  # nets that a process takes at a time
 FAILED = ("wrong", "raw")

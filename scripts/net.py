@@ -1,15 +1,16 @@
-"""A net of `models` as the options of a program name it: built, loaded and put on a device, or one error."""
+"""A net of `models` as the options of a program name it, or one error."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from torch import nn
 
 from hummingbird.errors import InputError
-from models import MODELS, get_model, load_checkpoint
+from models import MODELS, get_model
 from scripts.data import DATASETS
+
+WEIGHTS_HINT = "python -m scripts.train makes one"
 
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
@@ -38,27 +39,6 @@ def build(options: argparse.Namespace) -> nn.Module:
         return get_model(options.model, dataset.classes, **dict(options.option))
     except (TypeError, ValueError) as problem:
         raise InputError(str(problem), where="--option") from problem
-
-
-def read_weights(net: nn.Module, path: Path, where: str) -> None:
-    """Load a checkpoint, the value of the option `where`; InputError for a file not there, or of another net."""
-    try:
-        load_checkpoint(path, net)
-    except OSError as problem:
-        hint = "python -m scripts.train makes one"
-        raise InputError(f"cannot read {path}: {problem.strerror}", where=where, hint=hint) from problem
-    except ValueError as problem:
-        what, _, hint = str(problem).partition("\nhint: ")
-        raise InputError(what, where=where, hint=hint) from problem
-
-
-def place(net: nn.Module, device: str) -> nn.Module:
-    """The net on --device; InputError for a device that torch does not know, or that is not there."""
-    try:
-        return net.to(device)
-    except (RuntimeError, AssertionError) as problem:
-        what = str(problem).partition("\n")[0]
-        raise InputError(what, where=f"--device {device}", hint="cpu always works") from problem
 
 
 def _key_value(text: str) -> tuple[str, str | int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hummingbird.errors import EnvironmentProblem
+from hummingbird.commands.plots import drawing
 from scripts.contest import BESIDE, PARTS
 
 LABELS = {
@@ -24,18 +24,6 @@ LABELS = {
     "dealer": "dealer, meanwhile or before",
 }
 COLOURS = dict(zip(PARTS, ("#4c72b0", "#dd8452", "#b0b0b0", "#c44e52", "#8172b3"), strict=True))
-
-
-def drawing() -> Any:
-    """matplotlib.pyplot, for files only; EnvironmentProblem without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise EnvironmentProblem("--plot needs matplotlib", hint="pip install matplotlib") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

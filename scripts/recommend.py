@@ -21,6 +21,7 @@ if not __package__:  # run as a file, `torchrun scripts/recommend.py`: the proje
 import torch
 
 import hummingbird
+from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
 from hummingbird.lookup import Lookups
 from hummingbird.mpc import session as sessions
@@ -29,7 +30,7 @@ from hummingbird.table import text_table
 from models import load_checkpoint
 from models.recommender import PADDING, Recommender
 from scripts.movielens_data import HISTORY, Questions, load_questions
-from scripts.party import ROOT, add_session_arguments, run_party, session_options
+from scripts.party import ROOT
 
 MOVIES = 9742  # of ml-latest-small
 BAGS = (1, HISTORY)  # a question: the candidate's row, and the weighted sum of the history's

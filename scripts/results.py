@@ -42,16 +42,16 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird.bits import BitConfig
+from hummingbird.commands.accuracy import predict
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.frontier import uniform_window
+from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts import results_lookup, results_page
 from scripts.data import DATASETS, load
-from scripts.files import check_writable
-from scripts.party import machine, torchrun
-from scripts.program import command_of, end
-from scripts.training import predict
-from search.frontier import uniform_window
+from scripts.party import torchrun
 
 Row = dict[str, Any]
 
@@ -169,9 +169,16 @@ def search_row(case: Case, setting: str) -> Row:
     }
 
 
-def options(case: Case, weights: str, count: int, data: str | None) -> list[str]:
-    """Of both programs that run as parties, in the project's own folder: paths are absolute."""
-    net = ["--model", case.model, "--dataset", case.dataset, "--checkpoint", str(case.file(weights))]
+def infer_options(case: Case, weights: str, count: int, data: str | None) -> list[str]:
+    """Options of `hummingbird infer`. Parties run in the project's own folder: paths are absolute."""
+    net = ["--model", "models:get_model", case.model, str(DATASETS[case.dataset].classes)]
+    images = ["--data", "scripts.data:load", case.dataset, "test", *([f"data={Path(data).resolve()}"] if data else [])]
+    return [*net, "--weights", str(case.file(weights)), *images, "--samples", str(count), "--batch", "50"]
+
+
+def baseline_options(case: Case, count: int, data: str | None) -> list[str]:
+    """Options of `scripts.crypten_baseline` for the exact net, with absolute paths too."""
+    net = ["--model", case.model, "--dataset", case.dataset, "--checkpoint", str(case.file(".pt"))]
     return [*net, "--images", str(count), "--batch", "50", *(["--data", str(Path(data).resolve())] if data else [])]
 
 
@@ -184,7 +191,7 @@ def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
     """
     (weights, windows), count = SETTINGS[setting], args.images
     bits = ["--bits", str(case.file(windows))] if windows else []
-    figures = torchrun(2, "scripts.infer", [*options(case, weights, count, args.data), *bits])
+    figures = torchrun(2, "hummingbird infer", [*infer_options(case, weights, count, args.data), *bits])
     found = repeated(case.net(setting), case.bits(setting), case.images[:count], 2 * args.repeats)
     twin = [percent(each, case.labels[:count]) for each in found]
     mean, deviation = statistics.mean(twin), statistics.stdev(twin)
@@ -205,7 +212,7 @@ def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
 def crypten_row(case: Case, args: argparse.Namespace) -> Row:
     """CrypTen as it is shipped on the exact net, on fewer images: its time per image is the same for every batch."""
     count = min(args.images, CRYPTEN_IMAGES)
-    figures = torchrun(2, "scripts.crypten_baseline", options(case, ".pt", count, args.data))
+    figures = torchrun(2, "scripts.crypten_baseline", baseline_options(case, count, args.data))
     per_image = 1e3 * figures["seconds"] / count
     return {"kind": "private", "net": case.stem, "setting": "CrypTen", **figures, "milliseconds_per_image": per_image}
 

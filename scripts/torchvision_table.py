@@ -32,10 +32,10 @@ from torch import nn
 from tqdm import tqdm
 
 from hummingbird import convert, graph
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
 from hummingbird.twin.exact import Parties
-from scripts.files import check_writable
-from scripts.program import end
 from scripts.torchvision_images import calibrate, photographs, random_images
 
 SIDES = (64, 75, 96, 128, 224)  # of images; the first that a net takes

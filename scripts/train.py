@@ -1,4 +1,4 @@
-"""Train one of the networks of `models` and save its weights; scripts/training.py has the recipe.
+"""Train one of the networks of `models` and save its weights; hummingbird/commands/training.py has the recipe.
 
 After every epoch the state of the training goes to OUT.state, so that it can be stopped and resumed: the weights are
 those of a run that was not disturbed, on the same machine with the same number of threads.
@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from hummingbird.commands.accuracy import evaluate
+from hummingbird.commands.checkpoint import read_weights, weights_file
+from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.program import end
+from hummingbird.commands.sources import place
+from hummingbird.commands.training import RATES, SCHEDULES, Recipe, Training
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from scripts.data import DATASETS, load
-from scripts.files import check_writable, write_together
-from scripts.net import add_model_arguments, build, place, read_weights
-from scripts.program import end
-from scripts.training import RATES, SCHEDULES, Recipe, Training, evaluate, weights_file
+from scripts.net import WEIGHTS_HINT, add_model_arguments, build
 
 _EPILOG = """examples:
   the digits checkpoint of this repository (ten seconds on one CPU core, no download):
@@ -158,7 +161,7 @@ def run(options: argparse.Namespace) -> None:
     command = {**chosen, **asdict(recipe), "device": options.device, "start": str(options.start)}
     kept = read_state(state, command) if options.resume else None
     if options.start is not None:
-        read_weights(model, options.start, "--start")
+        read_weights(model, options.start, "--start", WEIGHTS_HINT)
     place(model, options.device)
     train_images, train_labels = load(options.dataset, "train", options.data)
     test_images, test_labels = load(options.dataset, "test", options.data)

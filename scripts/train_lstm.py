@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hummingbird.commands.checkpoint import weights_file
+from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.program import end
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.lstm import WordLSTM
-from scripts.files import check_writable, write_together
-from scripts.program import end
 from scripts.text_data import load_text
 from scripts.train import interrupted, read_state, state_of, train
-from scripts.training import weights_file
 
 _EPILOG = """examples:
   the language model of this repository (about a quarter of an hour on one CPU core):

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from hummingbird.commands.checkpoint import weights_file
+from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.program import end
 from hummingbird.errors import InputError
 from models import load_checkpoint
 from models.recommender import Recommender
-from scripts.files import check_writable, write_together
 from scripts.movielens_data import Questions, load_questions
-from scripts.program import end
-from scripts.training import weights_file
 
 _EPILOG = """example:
   the recommender of this repository (half a minute on one CPU core):

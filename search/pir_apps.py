@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from hummingbird.commands.checkpoint import read_weights
 from models import recommender
 from models.lstm import WordLSTM
 from scripts.movielens_data import Questions, load_questions
-from scripts.net import read_weights
 from scripts.text_data import load_text
 from scripts.train_lstm import WINDOW, perplexity, windows
 from scripts.train_recommender import auc, scores

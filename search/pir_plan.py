@@ -22,15 +22,15 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hummingbird.commands import plots
+from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.prf import PRFS
 from hummingbird.pir.price import Price, Speed, pareto
 from hummingbird.search.budget import read_budget
 from hummingbird.table import text_table
-from scripts.files import check_writable, write_together
-from scripts.party import machine
-from scripts.program import command_of, end
-from search import pir_plots, plots
+from search import pir_plots
 from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
 from search.pir_grid import COMPANIONS, KINDS, Profile, Recipe, found, recipes, share_dropped
 from search.pir_speed import measure

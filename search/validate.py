@@ -1,42 +1,13 @@
-"""What a net loses with given windows, and how much room they leave, on a data set and without any party.
-
-p of n images right has a standard error of sqrt(p (1 - p) / n): other images of the same kind. The loss is measured on
-the same images, so that its error is smaller: with b predictions turned from right to wrong and c from wrong to right,
-(c - b) / n has sqrt(b + c - (c - b)^2 / n) / n (McNemar, "Note on the sampling error of the difference between
-correlated proportions", 1947). Comparisons with m > 0 prune by chance (HummingBird, section 4): R runs with different
-seeds have a mean with a standard error of s / sqrt(R), s their standard deviation.
-
-Images beyond the range that the windows were made for (`input_range`) are told: their values may leave the windows.
-
-A sign is right as long as |x| < 2^(k-1), in ring units (2^16 is one). A layer's margin is log2(2^(k-1) / largest |x|),
-of x compared with the windows in place.
-"""
+"""Compare a net of `models` with and without windows on a data set, as `python -m hummingbird validate` does."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-from torch import Tensor, nn
-from tqdm import tqdm
-
-import hummingbird
-from hummingbird.bits import BitConfig
-from hummingbird.errors import InputError
-from hummingbird.ring import SCALE
-from hummingbird.table import text_table
-from hummingbird.twin.observe import magnitudes
-from scripts.files import check_writable, write_together
-from scripts.party import machine
-from scripts.program import end
-from scripts.training import predict
-from search.options import add_net_arguments, load_net_and_images
+from hummingbird.commands import validate
+from search.options import add_net_arguments, subject_of
 
 _EPILOG = """example:
     python -m search.validate --model digits --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json \\
@@ -44,177 +15,23 @@ _EPILOG = """example:
 """
 
 
-def standard_error(accuracy: float, n: int) -> float:
-    """Of an accuracy, a share of n images."""
-    return math.sqrt(accuracy * (1 - accuracy) / n)
-
-
-def paired_error(lost: float, won: float, n: int) -> float:
-    """Standard error of the change (won - lost) / n of an accuracy on the same n images."""
-    return math.sqrt(max(0.0, lost + won - (won - lost) ** 2 / n)) / n
-
-
-def mean_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of runs with different seeds; of a single run not known, NaN."""
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Accuracies, shares of `images`, and predictions that windows change, per run; means of `runs` runs."""
-
-    images: int
-    runs: int
-    accuracy_plain: float
-    accuracy: float
-    accuracy_error_of_runs: float | None  # None: one run
-    changed: float
-    right_to_wrong: float
-    wrong_to_right: float
-
-
-@dataclass(frozen=True)
-class Room:
-    """A layer's window and the largest |x| that it compared; both ends are real numbers."""
-
-    layer: str
-    k: int
-    m: int
-    largest: float
-    limit: float  # 2^(k-1) in ring units
-    margin_bits: float | None  # None: nothing is compared, or nothing but zeros
-    warning: str
-
-
-def outcome(net: nn.Module, config: BitConfig, images: Tensor, labels: Tensor, args: argparse.Namespace) -> Outcome:
-    """Predictions of the net, and of `args.repeat` twins of different seeds, with tqdm's bar. Errors of `simulate`."""
-    hummingbird.simulate(net, config, args.protocol, args.parties)  # warns of another protocol
-    runs = [
-        hummingbird.simulate(net, config.windows, args.protocol, args.parties, seed=args.seed + run)
-        for run in range(args.repeat)
-    ]
-    bar = tqdm([net, *runs], desc="runs", unit="run", leave=False)
-    plain, *predicted = (predict(model, images) for model in bar)
-    right, total = plain == labels, len(labels)
-    hits = [int((found == labels).sum()) for found in predicted]
-    error = mean_error([hit / total for hit in hits])
-    return Outcome(
-        total,
-        len(runs),
-        int(right.sum()) / total,
-        sum(hits) / total / len(runs),
-        None if math.isnan(error) else error,
-        sum(int((found != plain).sum()) for found in predicted) / len(runs),
-        sum(int((right & (found != labels)).sum()) for found in predicted) / len(runs),
-        sum(int((~right & (found == labels)).sum()) for found in predicted) / len(runs),
-    )
-
-
-def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[Room]:
-    """How far each layer's window reaches; largest: |x| by layer, in ring units.
-
-    A warning for |x| beyond the window, and with m = 0, which is to change nothing, for less than `margin` bits.
-    """
-    found = []
-    for name, most in largest.items():
-        window = config.window(name)
-        bits = window.k - 1 - math.log2(most) if window.w and most else None
-        seen, limit = most / 2**SCALE, 2.0 ** (window.k - 1 - SCALE)
-        warning = ""
-        if bits is not None and bits < 0:
-            warning = f"|x| reaches {seen:.4g}, beyond the window's {limit:g}: such values have wrong signs"
-        elif bits is not None and bits < margin and window.m == 0:
-            warning = f"{bits:.2f} bits from |x| = {seen:.4g} to the window's {limit:g}: other images may leave it"
-        found.append(Room(name, window.k, window.m, seen, limit, bits, warning))
-    return found
-
-
-def beyond(images: Tensor, config: BitConfig) -> str:
-    """A warning if images (N, ...) leave the range that the windows were made for, else ""."""
-    most = config.input_range
-    sizes = images.flatten(1).abs().amax(1)
-    if most is None or not (far := int((sizes > most).sum())):
-        return ""
-    reach = f"|x| reaches {float(sizes.max()):.4g}, beyond the {most:.4g} that the windows were made for"
-    return f"{far} of {len(images)} images: {reach}"
-
-
-def show(result: Outcome, found: Sequence[Room], images: str) -> None:
-    """Print accuracies, flips, the layers and the warnings."""
-    n, lost, won = result.images, result.right_to_wrong, result.wrong_to_right
-    plain, spread = result.accuracy_plain, result.accuracy_error_of_runs
-    runs = "one run" if spread is None else f"mean of {result.runs} runs, standard error {100 * spread:.3f}"
-    change, error = 100 * (won - lost) / n, 100 * paired_error(lost, won, n)
-    print(f"images        {n:,} of {images}")
-    print(f"plain         {100 * plain:.2f} %, standard error {100 * standard_error(plain, n):.2f}")
-    print(f"with windows  {100 * result.accuracy:.2f} % ({runs})")
-    print(f"change        {change:+.2f} %, standard error {error:.2f} on the same images")
-    print(f"flips         {result.changed:.1f} a run: {lost:.1f} right to wrong, {won:.1f} wrong to right\n")
-    rows = []
-    for room in found:
-        margin = "-" if room.margin_bits is None else f"{room.margin_bits:.2f}"
-        limit = f"{room.limit:g}" if room.k else "identity"
-        rows.append((room.layer, f"[{room.k}:{room.m})", f"{room.largest:.4g}", limit, margin))
-    print(text_table(("layer", "window", "largest |x|", "2^(k-1)", "margin bits"), rows))
-    for room in found:
-        if room.warning:
-            print(f"warning: {room.layer}: {room.warning}")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
         prog="python -m search.validate",
-        description="Compare a net with and without windows, and measure how much room the windows leave.",
+        description=validate.HELP,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--bits", required=True, type=Path, metavar="FILE", help="the windows")
-    made.add_argument(
-        "--repeat", type=int, default=5, metavar="R", help="runs with different seeds (default: %(default)s)"
-    )
-    made.add_argument(
-        "--margin", type=float, default=0.5, help="warn below so many bits, where m = 0 (default: %(default)s)"
-    )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the figures, a row for each layer")
+    validate.add_arguments(made)
     add_net_arguments(made)
     return made
-
-
-def run(args: argparse.Namespace) -> None:
-    """Measure, print and write."""
-    if args.repeat < 1:
-        raise InputError(f"{args.repeat} runs", where="--repeat", hint="1 or more; 2 or more tell how runs differ")
-    if args.json is not None:
-        check_writable(args.json, "--json")
-    config = BitConfig.load(args.bits)
-    net, images, labels = load_net_and_images(args)
-    result = outcome(net, config, images, labels, args)
-    with tqdm(total=len(images), desc="magnitudes", unit="image", leave=False) as bar:
-        largest = magnitudes(
-            net,
-            images,
-            config.windows,
-            protocol=args.protocol,
-            parties=args.parties,
-            seed=args.seed,
-            progress=lambda done, _: bar.update(done - bar.n),
-        )
-    found = rooms(largest, config, args.margin)
-    show(result, found, f"{args.dataset} {args.split}")
-    if warning := beyond(images, config):
-        print(f"warning: {warning}")
-    if args.json is not None:
-        labelled = {key: getattr(args, key) for key in ("model", "dataset", "split", "protocol", "parties", "seed")}
-        labelled |= {"input_range": config.input_range, "largest_input": float(images.abs().max())}
-        rows = [{**labelled, **asdict(result), **asdict(room), **machine()} for room in found]
-        write_together({args.json: (json.dumps(rows, indent=2) + "\n").encode()})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
     args = parser().parse_args(arguments)
-    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+    return validate.main(args, lambda: subject_of(args))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird.commands.party import run_party
 from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
-from scripts.party import run_party
 
 UNIT = 2.0**-16
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 import hummingbird
+from hummingbird.commands.party import run_party
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, InputError, TrustError
 from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import BinarySharedTensor, MPCTensor, cfg, crypten, ptype
-from scripts.party import run_party
 from tests import crypten_nets
 from tests.crypten_cases import UNIT, X, Y
 from tests.crypten_curves import cases

@@ -21,15 +21,17 @@ import torch
 from torch import nn
 
 import hummingbird
+from hummingbird.__main__ import parser
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands import infer
+from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import session as sessions
-from scripts import infer
-from scripts.party import run_party
 from tests import store_jobs
 
 SECRET = "4711.25"  # party 0's, in the text of an exception that no other party may read
 TIMEOUT = 8.0
+DIGITS = ["--model", "models:get_model", "digits", "10", "--data", "scripts.data:load", "digits", "test"]
 
 
 def net(seed: int = 0, width: int = 8) -> nn.Sequential:
@@ -234,14 +236,14 @@ def blocked() -> None:
 
 
 def arguments(*lines: str) -> None:
-    """scripts/infer.py with one line of arguments after the other: prints the errors, as `failures` does."""
+    """`infer` with one line of arguments after the other: prints the errors, as `failures` does."""
     seen = []
+    words = ["infer", *DIGITS, "--timeout", str(TIMEOUT), "--dealer", os.environ["DEALER"]]
     for line in lines:
-        sys.argv = ["infer.py", "--model", "digits", "--timeout", str(TIMEOUT), "--dealer", os.environ["DEALER"]]
-        sys.argv += line.split()
+        args = parser(["infer"]).parse_args([*words, *line.split()])
         started = time.perf_counter()
         try:
-            infer.main()
+            infer.run(args)
             seen.append(("nothing", "", 0.0))
         except Exception as error:
             seen.append((type(error).__name__, str(error), time.perf_counter() - started))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from scripts import training
+from hummingbird.commands import training
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, step: int) -> None:

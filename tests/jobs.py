@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import hummingbird
 from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
+from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, TrustError
 from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
@@ -22,7 +23,6 @@ from hummingbird.mpc.provider import DealerProvider
 from hummingbird.prg import Stream
 from hummingbird.wire.meter import Meter
 from models import get_model
-from scripts.party import run_party
 from tests.operations import cases
 
 

@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands.checkpoint import load_checkpoint
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc import meeting
 from hummingbird.mpc.correlations import Request, check, corrections, layout
@@ -42,7 +43,6 @@ from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
 from models import get_model
-from models.checkpoint import load_checkpoint
 from tests.correlation_checks import CASES
 from tests.dealers import Authority
 

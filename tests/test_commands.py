@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import hummingbird
-from hummingbird.__main__ import main
+from hummingbird.__main__ import COMMANDS, main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.version import VERSION
 from tests.parties import ROOT
@@ -185,13 +185,18 @@ def test_arguments_that_make_no_sense_are_refused_with_the_usage(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("", ["info", "check", "estimate", "dealer"]),
+        ("", list(COMMANDS)),
         ("info", ["versions"]),
         ("check", ["--timeout", "two parties and a dealer"]),
         (
             "estimate",
             ["--model", "--input", "--bits", "--parties", "--bandwidth", "--rtt", "--private-weights", "examples"],
         ),
+        ("infer", ["--model", "--weights", "--data", "--owner", "--bits", "--store", "--dealer", "--json", "torchrun"]),
+        ("find-bits", ["--model", "--weights", "--data", "--budget", "--group", "--out", "--resume", "convert_model"]),
+        ("frontier", ["--model", "--weights", "--data", "--budgets", "--out-folder", "--plot", "6-64.json"]),
+        ("finetune", ["--model", "--weights", "--data", "--validation", "--test", "--bits", "X.bits.json"]),
+        ("validate", ["--model", "--weights", "--data", "--bits", "--repeat", "--json"]),
         ("dealer", ["--listen", "--tls-cert", "--tls-key", "--tls-ca", "--once", "must not collude"]),
     ],
 )
@@ -203,7 +208,7 @@ def test_help(capsys: pytest.CaptureFixture[str], name: str, words: list[str]) -
     flat = " ".join(text.split())
     assert not [word for word in words if word not in flat]
     if not name:  # every command says what it does
-        assert all(re.search(rf"^ +{word} +[A-Z]", text, re.MULTILINE) for word in words)
+        assert all(re.search(rf"^ +{word}\s+[A-Z]", text, re.MULTILINE) for word in words)
 
 
 def test_the_examples_in_the_help_are_right(capsys: pytest.CaptureFixture[str]) -> None:

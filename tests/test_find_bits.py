@@ -19,14 +19,16 @@ import pytest
 import torch
 
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands import plots
+from hummingbird.commands.searching import state_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.search import ComparingLayer
 from hummingbird.search.budget import read_budget
 from hummingbird.search.cached import CachedEvaluator
 from models import get_model, load_checkpoint
-from search import options, plots
-from search.find_bits import main, parser, state_of
+from search import options
+from search.find_bits import main, parser
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ROOT / "checkpoints" / "digits.pt"

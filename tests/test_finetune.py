@@ -15,13 +15,14 @@ import torch
 import hummingbird
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands import finetune
+from hummingbird.commands.accuracy import evaluate
+from hummingbird.commands.tuning import Judge, windows_beside
 from hummingbird.errors import ConfigError
 from hummingbird.twin.windows import traced
 from models import get_model, load_checkpoint
 from scripts.data import load
-from scripts.training import evaluate
-from search import finetune
-from search.finetune import Judge, main, windows_beside
+from search.finetune import main
 from tests.interrupts import interrupt
 
 pytest.importorskip("sklearn")

@@ -21,10 +21,10 @@ FLOORS = [
     {"wire"},
     {"mpc", "he", "pir"},
     {"convert", "report", "simulate", "twin", "search", "lookup"},
-    {"__init__", "__main__", "net_commands", "selftest"},
+    {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir"}  # never import each other
-PRINTING = {"__main__.py", "net_commands.py", "selftest.py", "mpc/dealer/command.py", "he/command.py", "pir/command.py"}
+PRINTING = {"__main__.py", "selftest.py", "mpc/dealer/command.py", "he/command.py", "pir/command.py"}  # and commands/
 
 
 def part(path: Path) -> str:
@@ -126,6 +126,16 @@ RANDOM_CALLS = re.compile(
 )
 
 
+# These hide nothing from anybody: the order of training, the weights of a net that comes without any, and a file that
+# is read without running its instructions, which a test below looks at.
+HARMLESS = {
+    "commands/training.py": {"randperm", "randint", "rand", "Generator", "manual_seed"},
+    "commands/finetune.py": {"manual_seed"},
+    "commands/infer.py": {"manual_seed"},
+    "commands/checkpoint.py": {"load"},
+}
+
+
 def forbidden(source: str) -> list[str]:
     """Pickle, torch.load, and randomness that is not prg.py's."""
     tree, bad = ast.parse(source), []
@@ -149,9 +159,23 @@ def test_no_pickle_and_no_weak_randomness(path: Path) -> None:
     if path.name == "selftest.py":
         pytest.skip("its net and its images are test data, the same at every party on purpose")
     found = forbidden(path.read_text())
+    harmless = HARMLESS.get(str(path.relative_to(PACKAGE)), set())
+    found = [use for use in found if use.rpartition(".")[2] not in harmless]
     if path.relative_to(PACKAGE).parts[0] == "twin":  # a simulation hides nothing: torch's generators are fast
         found = [use for use in found if not use.endswith((".random_", ".Generator", ".manual_seed"))]
     assert found == []
+
+
+def unsafe_loads(source: str) -> list[int]:
+    """Lines with a torch.load that may run what the file says."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    loads = [call for call in calls if ast.unparse(call.func) == "torch.load"]
+    return [call.lineno for call in loads if "weights_only=True" not in map(ast.unparse, call.keywords)]
+
+
+def test_weights_are_loaded_without_pickle() -> None:
+    assert unsafe_loads((PACKAGE / "commands" / "checkpoint.py").read_text()) == []
+    assert unsafe_loads("torch.load(file)") == unsafe_loads("torch.load(file, weights_only=False)") == [1]
 
 
 def test_the_randomness_test_can_fail() -> None:
@@ -192,7 +216,9 @@ def test_the_library_does_not_print(path: Path) -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
-    assert not calls or str(path.relative_to(PACKAGE)) in PRINTING, f"print in lines {calls}"
+    assert not calls or str(path.relative_to(PACKAGE)) in PRINTING or part(path) == "commands", (
+        f"print in lines {calls}"
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

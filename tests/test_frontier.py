@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.commands import plots
+from hummingbird.commands.frontier import BUDGETS, planned, uniform_window
 from hummingbird.convert import convert_model
 from hummingbird.search.study import Study
 from models import get_model, load_checkpoint
 from scripts.data import load
-from search import plots
-from search.frontier import BUDGETS, main, parser, planned, uniform_window
+from search.frontier import main, parser
 from tests.test_find_bits import ROOT, SHAPE, SMALL, WEIGHTS, interrupt_at, result
 
 pytest.importorskip("sklearn")

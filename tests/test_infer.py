@@ -13,7 +13,8 @@ import pytest
 from tests.dealers import Authority
 from tests.parties import ROOT, free_port, run, succeed
 
-DIGITS = ["--model", "digits", "--checkpoint", "checkpoints/digits.pt"]
+NET = ["--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt"]
+DIGITS = ["-m", "hummingbird", "infer", *NET, "--data", "scripts.data:load", "digits", "test"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -31,7 +32,7 @@ def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
     options = [
         "--bits",
         "checkpoints/digits.bits.json",
-        "--images",
+        "--samples",
         "200",
         "--batch",
         "80",
@@ -39,7 +40,7 @@ def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
         "--json",
         str(result),
     ]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "scripts/infer.py"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     printed = call(*launcher, *DIGITS, *options)
     figures = json.loads(result.read_text())
     assert figures["images"] == 200 and figures["parties"] == 2
@@ -53,13 +54,13 @@ def test_infer_from_a_store(tmp_path: Path) -> None:
     bits, store, result = ["--bits", "checkpoints/digits.bits.json"], str(tmp_path / "store"), tmp_path / "result.json"
     net = ["--model", "models:get_model", "digits", "10", "--input", "8x1x8x8"]
     call("-m", "hummingbird", "deal", *net, *bits, "--protocol", "gmw", "--images", "40", "--out", store)
-    options = [*DIGITS, *bits, "--protocol", "gmw", "--images", "20", "--store", store, "--json", str(result)]
-    party, _ = succeed(["scripts/infer.py", *options], 2)
+    options = [*DIGITS, *bits, "--protocol", "gmw", "--samples", "20", "--store", store, "--json", str(result)]
+    party, _ = succeed(options, 2)
     figures = json.loads(result.read_text())
     assert figures["images"] == 20 and figures["bits_predicted_equal_bits_sent"]
     assert figures["agreement_percent"] >= 95.0 and figures["offline_kilobytes_per_image"] > 100
     assert "the store holds material for 40 images, in slices of 8" in party.out
-    for ended in run(["scripts/infer.py", *options], 2):
+    for ended in run(options, 2):
         assert ended.code == 1 and "material for 2 more slices of 8, 3 are needed" in ended.err, ended.err
 
 
@@ -77,8 +78,8 @@ def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tm
     dealer = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE)
     try:
         # Party 1 owns the weights: the others have no use for the checkpoint.
-        options = ["--weights", "1", "--images", "40", "--dealer", address, "--json", str(result)]
-        succeed(["scripts/infer.py", *DIGITS, *options, *certificates("party-{rank}"), "--timeout", "60"], 3)
+        options = ["--owner", "1", "--samples", "40", "--dealer", address, "--json", str(result)]
+        succeed([*DIGITS, *options, *certificates("party-{rank}"), "--timeout", "60"], 3)
     finally:
         dealer.terminate()
         dealer.communicate(timeout=20)
@@ -99,6 +100,6 @@ def test_demo(tmp_path: Path) -> None:
     assert crypten["rounds_per_batch"] > reduced["rounds_per_batch"]
 
 
-@pytest.mark.parametrize("program", ["infer", "train", "demo", "bench_relu", "bench_resnet", "torchvision_table"])
+@pytest.mark.parametrize("program", ["train", "demo", "bench_relu", "bench_resnet", "torchvision_table"])
 def test_help_teaches(program: str) -> None:
     assert len(call("-m", f"scripts.{program}", "--help")) > 300

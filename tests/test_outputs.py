@@ -15,16 +15,19 @@ PROGRAMS = [
     ("scripts.bench_resnet", "--json"),
     ("scripts.bench_linear", "--json"),
     ("scripts.demo", "--json"),
-    ("scripts.infer", "--json"),
+    ("hummingbird infer", "--json"),
     ("scripts.crypten_baseline", "--json"),
 ]
+REQUIRED = {
+    "hummingbird infer": ["--model", "models:get_model", "digits", "10", "--data", "scripts.data:load", "digits"],
+    "scripts.crypten_baseline": ["--model", "digits"],
+}
 
 
 @pytest.mark.parametrize(("program", "option"), PROGRAMS)
 def test_no_folder_is_an_error_before_the_run(program: str, option: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", program, option, str(tmp_path / "absent" / "file.json")]
-    if program in ("scripts.infer", "scripts.crypten_baseline"):
-        command += ["--model", "digits"]
+    command = [sys.executable, "-m", *program.split(), option, str(tmp_path / "absent" / "file.json")]
+    command += REQUIRED.get(program, [])
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr
     assert f"there is no folder {tmp_path / 'absent'} (at {option})" in ended.stderr

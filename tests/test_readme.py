@@ -28,7 +28,6 @@ import scripts.bench_simulate
 import scripts.crypten_baseline
 import scripts.demo
 import scripts.fuzz_nets
-import scripts.infer
 import scripts.recommend
 import scripts.results
 import scripts.torchvision_table
@@ -117,10 +116,8 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
     return out.getvalue()
 
 
-COMMANDS = ("info", "check", "estimate", "dealer", "deal", "he-server", "he-client", "pir-server")
 HELP: dict[str, Callable[[], str]] = {
-    **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in COMMANDS},
-    "scripts.infer": lambda: scripts.infer.parser().format_help(),
+    **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
     "scripts.train": lambda: scripts.train.parser().format_help(),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
@@ -238,8 +235,10 @@ def test_lines_parse() -> None:
     """Values too, not only names."""
     seen = 0
     for line in shell_lines():
+        if " -m hummingbird " in line:
+            command.parser().parse_args(shlex.split(line.partition(" -m hummingbird ")[2]))
+            seen += 1
         for program_ in (
-            scripts.infer,
             scripts.train,
             search.find_bits,
             search.finetune,

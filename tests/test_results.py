@@ -96,15 +96,16 @@ def test_private_accuracy_must_be_that_of_the_twin(
         assert "error: private accuracy is not the twin's: digits-digits 6/64" in capsys.readouterr().err
     assert f"| CrypTen 0.4.1, exact, 100 images | {plain:.2f} | - | 300.0 | 1.0x | 600 | 1.0x" in page
     assert "| 20.0 | 15.0x | 50 | 12.0x | 400 | 19 |" in page
-    assert asked == ["scripts.infer"] * 6 + ["scripts.crypten_baseline"]
+    assert asked == ["hummingbird infer"] * 6 + ["scripts.crypten_baseline"]
 
 
 def test_parties_get_the_files_of_the_callers_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They start in the project's own folder, which may hold files of the same names."""
     monkeypatch.chdir(folder.parent)
     (case,) = results.cases([Path(folder.name)], None)
-    words = results.options(case, ".pt", 10, "data")
-    assert {str(folder / "digits-digits.pt"), str(folder.parent / "data")} <= set(words)
+    weights, data = str(folder / "digits-digits.pt"), str(folder.parent / "data")
+    assert {weights, f"data={data}"} <= set(results.infer_options(case, ".pt", 10, "data"))
+    assert {weights, data} <= set(results.baseline_options(case, 10, "data"))
     assert case.file("-eco.bits.json").is_absolute()
 
 

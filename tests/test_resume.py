@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from hummingbird.commands.files import write_together
+from hummingbird.commands.training import Recipe, Training
 from hummingbird.errors import InputError
 from scripts.data import Dataset
-from scripts.files import write_together
 from scripts.train import main
-from scripts.training import Recipe, Training
 from tests.interrupts import interrupt
 
 DIGITS = ["--model", "digits", "--dataset", "digits", "--epochs", "3"]

@@ -16,12 +16,14 @@ import pytest
 import torch
 from torch import nn
 
+from hummingbird.commands.accuracy import evaluate
+from hummingbird.commands.checkpoint import weights_file
+from hummingbird.commands.training import Recipe, Training, augment
 from hummingbird.errors import InputError
 from models import get_model, load_checkpoint
 from models.resnet import resnet18
 from scripts.data import DATASETS, Dataset, load
 from scripts.train import main, parser, recipe_of
-from scripts.training import Recipe, Training, augment, evaluate, weights_file
 
 ROOT = Path(__file__).resolve().parent.parent
 

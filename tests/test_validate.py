@@ -14,10 +14,11 @@ import torch
 
 import hummingbird
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands.accuracy import predict
+from hummingbird.commands.validate import mean_error, paired_error, rooms, standard_error
 from models import get_model, load_checkpoint
 from scripts.data import load
-from scripts.training import predict
-from search.validate import main, mean_error, paired_error, rooms, standard_error
+from search.validate import main
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHTS = ROOT / "checkpoints" / "digits.pt"

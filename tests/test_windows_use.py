@@ -85,7 +85,7 @@ def test_another_protocol_or_number_of_parties_is_told_with_a_command() -> None:
     ):
         with pytest.warns(UserWarning, match="found for protocol masked with 2 parties") as caught:
             use()
-        assert "python -m search.validate --bits FILE" in str(caught[0].message) and told in str(caught[0].message)
+        assert "python -m hummingbird validate --bits FILE" in str(caught[0].message) and told in str(caught[0].message)
     own = found_for(NET, protocol="gmw", parties=3)
     hummingbird.simulate(NET, own, "gmw", 3)
     hummingbird.convert_model(NET, own, protocol="gmw")  # without parties nobody knows how many there will be

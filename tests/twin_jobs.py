@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird import ring
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands.party import run_party
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.twin.exact import dealer_seeds, input_shares
-from scripts.party import run_party
 from tests.operations import norm
 
 SEED, CALLS = 11, 2

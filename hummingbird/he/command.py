@@ -140,18 +140,17 @@ def _add_tls(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of both sides (PEM)")
 
 
-def add_parsers(
+def add_server(
     commands: Any,
     add_model_arguments: Callable[[argparse.ArgumentParser], None],
     build: Callable[[argparse.Namespace], nn.Module],
 ) -> None:
-    """Add both commands. build: makes the net that the arguments name."""
-    raw = argparse.RawDescriptionHelpFormatter
+    """Add `he-server` to the command line. build: makes the net that the arguments name."""
     sub = commands.add_parser(
         "he-server",
         help="Evaluate a net on ciphertexts for clients; sees no image and no result.",
         description=_SERVER,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example:\n"
         "  python -m hummingbird he-server --model models:trained cryptonets 10 checkpoints/cryptonets-relu.pt \\\n"
         "      activation=relu --input 1x28x28 --listen unix:he.sock",
@@ -170,11 +169,15 @@ def add_parsers(
     sub.add_argument("--idle", type=_positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
     _add_tls(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))
+
+
+def add_client(commands: Any) -> None:
+    """Add `he-client` to the command line."""
     sub = commands.add_parser(
         "he-client",
         help="Have a server evaluate its net on encrypted images.",
         description=_CLIENT,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="example:\n"
         "  python -m hummingbird he-client --server unix:he.sock --images images.npy --labels labels.npy --out out.npy",
     )

@@ -12,7 +12,6 @@ mean of the weights after each of them.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,13 +21,28 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
-from torchvision.transforms import v2
 
 from hummingbird.errors import InputError
-from scripts.data import Dataset
 
 RATES = {"sgd": 0.1, "adamw": 2e-3}  # largest learning rates from scratch
 SCHEDULES = ("onecycle", "cosine", "constant")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Facts of a set of images: the shape of one, classes, and mean and deviation of the training pixels in [0, 1].
+
+    shift and flip say how training images may be moved: up to `shift` pixels each way, mirrored or not. One
+    training image in `held_out` is in the split "validation", for choices that the test images must not make; 0: none.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    shift: int
+    flip: bool
+    held_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,9 +84,9 @@ class Recipe:
 class Training:
     """A net with its optimizer and its schedule, trained in place one epoch after the other.
 
-    images: (N, C, H, W), normalised; labels: int64 (N,). `epoch` counts the epochs done, `steps` the steps of each.
+    images: (N, ...), normalised; labels: int64 (N,). `epoch` counts the epochs done, `steps` the steps of each.
 
-        training = Training(net, images, labels, DATASETS["digits"], Recipe(epochs=60))
+        training = Training(net, images, labels, Dataset((1, 8, 8), 10, (0.3,), (0.4,), shift=1), Recipe(epochs=60))
         while training.epoch < 60:
             loss = training.run_epoch()
         training.finish()
@@ -82,8 +96,10 @@ class Training:
         self, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, dataset: Dataset, recipe: Recipe
     ) -> None:
         device = next(model.parameters()).device
-        self.half = recipe.amp == "on" or (recipe.amp == "auto" and (device.type == "cuda" or images.shape[1] == 3))
-        self.layout = torch.channels_last if self.half else torch.contiguous_format
+        pictures = images.ndim == 4
+        coloured = pictures and images.shape[1] == 3
+        self.half = recipe.amp == "on" or (recipe.amp == "auto" and (device.type == "cuda" or coloured))
+        self.layout = torch.channels_last if self.half and pictures else torch.contiguous_format
         self.model, self.dataset, self.recipe = model.to(memory_format=self.layout), dataset, recipe
         self.images, self.labels, self.device = images.to(device), labels.to(device), device
         self.batch = min(recipe.batch, len(labels))
@@ -94,7 +110,7 @@ class Training:
         self.criterion = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.mean = AveragedModel(model) if recipe.average else None
-        self.mix = v2.CutMix(num_classes=dataset.classes) if recipe.cutmix else None
+        self.mix = _cutmix(dataset.classes) if recipe.cutmix else None
 
     def _optimizer(self) -> torch.optim.Optimizer:
         recipe, parameters = self.recipe, self.model.parameters()
@@ -185,11 +201,20 @@ class Training:
             torch.cuda.set_rng_state(state["cuda"], self.device)
 
 
+def _cutmix(classes: int) -> Any:
+    from torchvision.transforms import v2
+
+    return v2.CutMix(num_classes=classes)
+
+
 def augment(images: torch.Tensor, dataset: Dataset, generator: torch.Generator) -> torch.Tensor:
     """Shift each image by up to `dataset.shift` pixels each way, filling with black, and mirror half where allowed.
 
-    images: (B, C, H, W), normalised, on any device; the result has the same shape.
+    images: (B, C, H, W), normalised, on any device; the result has the same shape. A data set whose images may not be
+    moved may have another one.
     """
+    if not (dataset.shift or dataset.flip):
+        return images
     count, _, height, width = images.shape
     shift, device = dataset.shift, images.device
     mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
@@ -203,35 +228,3 @@ def augment(images: torch.Tensor, dataset: Dataset, generator: torch.Generator) 
         columns = torch.where(mirrored, columns.flip(1), columns)
     index = torch.arange(count, device=device)[:, None, None]
     return padded[index, :, rows.to(device)[:, :, None], columns.to(device)[:, None, :]].permute(0, 3, 1, 2)
-
-
-def evaluate(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, *, batch: int = 500) -> float:
-    """The share of images (N, C, H, W) whose largest logit is at labels (N,), in float32 on the model's device."""
-    return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
-
-
-def predict(model: nn.Module, images: torch.Tensor, *, batch: int = 500) -> torch.Tensor:
-    """Places of the largest logits, int64 (N,) on the CPU, of images (N, C, H, W); leaves the model in eval mode."""
-    device = next(model.parameters()).device
-    model.eval()
-    with torch.inference_mode():
-        return torch.cat([model(x.to(device)).argmax(1).cpu() for x in images.split(batch)])
-
-
-def weights_file(model: nn.Module, *, half: bool) -> bytes:
-    """The content of a file with the state dict of `model`, floats as float16 when `half`, else float32.
-
-    Raises InputError for a value beyond float16 when `half`.
-    """
-    kind = torch.float16 if half else torch.float32
-    state = {
-        key: (value.to(kind) if value.is_floating_point() else value).cpu().contiguous()
-        for key, value in model.state_dict().items()
-    }
-    large = [key for key, value in state.items() if not torch.isfinite(value).all()]
-    if large:
-        raise InputError("a value is above 65504, the largest float16", where=large[0], hint="save without --half")
-    # Through a file object: given a path, torch.save writes the file's name into the archive and so into its hash.
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()

@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.bits import BitConfig
-from hummingbird.errors import InputError
+from hummingbird.commands.files import check_writable
+from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.ring import SCALE
 from hummingbird.search import ComparingLayer
-from scripts.files import check_writable
-from scripts.plot import drawing
 
 _KEPT, _CUT, _UNIFORM = "#4c72b0", "#d8d8d8", "#dd8452"
+
+
+def drawing() -> Any:
+    """matplotlib.pyplot, for files only; EnvironmentProblem without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise EnvironmentProblem("--plot needs matplotlib", hint="pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def check(path: Path, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Load trained weights into a net, or say exactly why they do not fit.
+"""Trained weights: load them into a net, or say exactly why they do not fit, and the content of a file with them.
 
 A checkpoint is a state dict of tensors written by torch.save and read with weights_only=True, so that opening a file
 from somebody else cannot run code, nor take more memory than its size says: torch.save compresses nothing. Weights
@@ -7,6 +7,7 @@ stored in half precision are cast to float32.
 
 from __future__ import annotations
 
+import io
 import zipfile
 from pathlib import Path
 from typing import TypeVar
@@ -14,9 +15,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from hummingbird.errors import InputError
+
 Net = TypeVar("Net", bound=nn.Module)
 
 _SHOWN = 3  # names listed of each kind of misfit
+_HINT = "torch.save(net.state_dict(), FILE) makes one"
 
 
 def _some(kind: str, items: list[str]) -> list[str]:
@@ -77,3 +81,38 @@ def load_checkpoint(path: str | Path, model: Net) -> Net:
         )
     model.float().load_state_dict(state)  # copies into the net's own tensors, so halves become float32
     return model
+
+
+def read_weights(net: nn.Module, path: Path, where: str, hint: str = _HINT) -> None:
+    """`load_checkpoint` for the value of the option `where`: InputError for a file not there, or of another net."""
+    try:
+        load_checkpoint(path, net)
+    except OSError as problem:
+        raise InputError(f"cannot read {path}: {problem.strerror}", where=where, hint=hint) from problem
+    except ValueError as problem:
+        what, _, hint = str(problem).partition("\nhint: ")
+        raise InputError(what, where=where, hint=hint) from problem
+
+
+def load_weights(content: bytes, model: nn.Module) -> None:
+    """Load what `weights_file` gave for a net of the same kind, as the types of the model's own tensors."""
+    model.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
+
+
+def weights_file(model: nn.Module, *, half: bool) -> bytes:
+    """The content of a file with the state dict of `model`, floats as float16 when `half`, else float32.
+
+    Raises InputError for a value beyond float16 when `half`.
+    """
+    kind = torch.float16 if half else torch.float32
+    state = {
+        key: (value.to(kind) if value.is_floating_point() else value).cpu().contiguous()
+        for key, value in model.state_dict().items()
+    }
+    large = [key for key, value in state.items() if not torch.isfinite(value).all()]
+    if large:
+        raise InputError("a value is above 65504, the largest float16", where=large[0], hint="save without --half")
+    # Through a file object: given a path, torch.save writes the file's name into the archive and so into its hash.
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hummingbird.errors import InputError
 
@@ -41,6 +43,11 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
         for path in contents:
             _beside(path, "new").unlink(missing_ok=True)
             _beside(path, "old").unlink(missing_ok=True)
+
+
+def write_json(path: Path, figures: Any) -> None:
+    """Write figures, a flat object or a list of flat rows, as the value of --json; errors of `write_together`."""
+    write_together({path: (json.dumps(figures, indent=2) + "\n").encode()})
 
 
 def check_writable(path: Path, where: str) -> None:

@@ -1,0 +1,42 @@
+"""Predictions and accuracy of a classifier on images that are all in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+from hummingbird.search.cached import check_labels
+
+
+def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
+    """The share of images (N, ...) whose largest logit is at labels (N,), in float32 on the model's device."""
+    return int((predict(model, images, batch=batch) == labels).sum()) / len(labels)
+
+
+def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
+    """Places of the largest logits, int64 (N,) on the CPU, of images (N, ...); leaves the model in eval mode.
+
+    Raises InputError for a model that does not give one row of logits for each image.
+    """
+    device = _device(model, images)
+    model.eval()
+    return torch.cat([_logits(model, x.to(device)).argmax(1).cpu() for x in images.split(batch)])
+
+
+def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:
+    """InputError for labels (N,) of images (N, ...) that are no classes of the model, which is left in eval mode."""
+    check_labels(labels, len(images), _logits(model.eval(), images[:1].to(_device(model, images))).shape[1])
+
+
+def _device(model: nn.Module, images: Tensor) -> torch.device:
+    return next((weight.device for weight in model.parameters()), images.device)
+
+
+@torch.inference_mode()
+def _logits(model: nn.Module, x: Tensor) -> Tensor:
+    logits: Tensor = model(x)
+    if logits.ndim != 2 or len(logits) != len(x):
+        what = f"the net gives {tuple(logits.shape)} for {len(x)} images, expected ({len(x)}, classes)"
+        raise InputError(what, where="output", hint="accuracy is that of a classifier with a row of logits per image")
+    return logits

@@ -1,0 +1,73 @@
+"""`deal`: correlated randomness for a number of images, in advance, for runs without a dealer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hummingbird.commands.planned import add_arguments, count, private_net
+from hummingbird.kernels import heap
+from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.store import material_facts
+from hummingbird.mpc.rehearsal import rehearse
+
+HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
+_DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with
+`hummingbird.init(store=...)` or `infer --store` then need no dealer online.
+
+Trust: this process draws the secrets of all parties. Whoever holds the folders of two parties can read everything that
+the parties compute with them, inputs included. So deal on a host that no party controls, hand each party its own folder
+over a secure channel, and then delete this host's copies. No images are needed here, and no private weights; public
+ones are: how small they are decides how many bits a layer adds. So give them by --weights, or let --model load them.
+
+Every slot, the material of one slice of images, is for single use. Never run a party from a copy or a restored backup
+of its folder: the marks of what was used are in it."""
+_EPILOG = """example:
+  python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 20x1x8x8 \\
+      --bits checkpoints/digits.bits.json --images 200 --out store
+  torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model models:get_model digits 10 \\
+      --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.data:load digits test \\
+      --samples 200 --store store
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "deal",
+        help=HELP,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
+    sub.add_argument("--images", required=True, type=count, help="for how many images; rounded up to whole slices")
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder, for DIR/party-RANK")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Deal material for a number of images into one folder per party, for runs without a dealer."""
+    heap.keep()
+    private = private_net(args)
+    plan = rehearse(private, args.input, args.parties)
+    slots = -(-args.images // args.input[0])
+    size = sum(request.correction_bits for request in plan.setup) + slots * sum(r.correction_bits for r in plan.batch)
+    print(f"{slots} slices of {args.input[0]} images for {args.parties} parties: {size / 8e6:,.1f} MB for party 0")
+    with tqdm(total=slots * args.input[0], unit="image", leave=False) as bar:
+        seconds = deal(
+            args.out,
+            setup=plan.setup,
+            batch=plan.batch,
+            shape=args.input,
+            slots=slots,
+            parties=args.parties,
+            facts=material_facts(private.facts),
+            progress=bar.update,
+        )
+    print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")
+    print("hand each party its folder over a secure channel, and delete it here: two of them open everything")
+    return 0

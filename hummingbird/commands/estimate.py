@@ -1,0 +1,37 @@
+"""`estimate`: rounds and bits of every layer of a net, and wire time, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hummingbird.commands.planned import add_arguments, positive, private_net
+from hummingbird.report import estimate_table
+
+HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
+_EPILOG = """examples:
+  python -m hummingbird estimate --model models:get_model resnet18 10 --input 8x3x32x32
+  python -m hummingbird estimate --model torchvision.models:resnet50 --input 1x3x224x224 --bits bits.json \\
+      --bandwidth 352e6 --rtt 0.02
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "estimate",
+        help=HELP,
+        description=HELP,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(sub, "shape of one batch")
+    sub.add_argument("--bandwidth", type=positive, default=10e9, metavar="BITS/S", help="per party (default 10e9)")
+    sub.add_argument("--rtt", type=positive, default=0.0002, metavar="SECONDS", help="round-trip time (default 0.0002)")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table of a net's costs."""
+    print(estimate_table(private_net(args), args.input, args.parties, args.bandwidth, args.rtt))
+    return 0

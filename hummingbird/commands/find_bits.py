@@ -1,0 +1,183 @@
+"""`find-bits`: windows for every layer of a trained net, HummingBird-eco's or those that a budget pays for.
+
+    eco         no budget: m = 0, and k above the largest |x| of every layer, so that no prediction changes
+    a budget    the most accurate windows whose cost, in bits kept, bytes sent or seconds on the wire, is within it
+
+Maeng and Suh, "HummingBird", 2023, sections 4.2 and 4.3. Everything runs on plain tensors, before any party starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hummingbird.bits import BitConfig
+from hummingbird.commands import plots
+from hummingbird.commands.files import check_writable, write_together
+from hummingbird.commands.program import command_of, end
+from hummingbird.commands.search_options import add_search_arguments, search_options
+from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, shown, state_of
+from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
+from hummingbird.cost import Cost
+from hummingbird.errors import ConfigError
+from hummingbird.ring import SCALE
+from hummingbird.search import Objective
+from hummingbird.search.budget import read_budget
+from hummingbird.search.study import OBJECTIVES, Study
+from hummingbird.table import text_table
+
+HELP = "Find windows for every layer of a trained net."
+_EPILOG = """examples, with my_net.py and my_data.py in the current folder:
+  windows that change no prediction on these images; then 6 bits of 64 on average:
+    python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation --out eco.json
+    python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
+        --budget 6/64 --out 6-64.json --plot 6-64.png
+
+  at most 500 kB sent by each party for an image:
+    python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
+        --objective bytes --budget 500kB --out bits.json
+
+my_net.net() returns the net, my_data.images("validation") images (N, ...), or a pair of images and labels (N,); a
+data set or a DataLoader will do.
+"""
+NOTES = """
+A search keeps its answers in OUT.state. After Ctrl-C or a kill the same command with --resume ends as it would have.
+docs/bit-config.md describes OUT; `infer --bits` and convert_model(bits=...) take it.
+"""
+_PAID = {
+    "bits": "of the bits of all comparisons",
+    "bytes": "sent by comparing layers, per party and image",
+    "seconds": "on the wire for comparing layers, per batch",
+}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "find-bits",
+        help=HELP,
+        description=__doc__,
+        epilog=_EPILOG + NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(sub)
+    add_subject_arguments(sub, "--data", "images that choose the windows, with labels if accuracy is to be told")
+    sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options but those of the net and its images."""
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the windows")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
+    add_search_arguments(parser)
+    group = parser.add_argument_group("budget")
+    group.add_argument(
+        "--budget",
+        metavar="B",
+        help="bits: a fraction, 8/64; bytes: per party and image, 120kB; seconds: per batch, 0.05. Default: none, eco",
+    )
+    group.add_argument("--objective", choices=OBJECTIVES, default="bits", help="what is paid (default: %(default)s)")
+    group.add_argument(
+        "--bandwidth", type=float, default=1e10, metavar="BPS", help="seconds: bits per second (default: %(default)g)"
+    )
+    group.add_argument(
+        "--rtt", type=float, default=0.0, metavar="S", help="seconds: round-trip time (default: %(default)g)"
+    )
+    group.add_argument(
+        "--batch-images",
+        type=int,
+        default=1,
+        metavar="N",
+        help="bytes, seconds: images that share rounds and headers (default: %(default)s)",
+    )
+
+
+def layer_table(study: Study, config: BitConfig) -> str:
+    """The window of every layer, the largest |x| seen, and by how many bits it stays below the window's end."""
+    head = ("layer", "outputs", "largest |x|", "window", "kept", "cut above", "cut below", "margin bits")
+    rows = []
+    for layer in study.layers:
+        window, most = config.window(layer.name), layer.largest
+        margin = f"{window.k - 1 - math.log2(most):.2f}" if window.k and most else "-"
+        cuts = (window.w, 64 - window.k, window.m) if window.k else (0, 64, 0)
+        texts = (layer.name, f"{layer.outputs:,}", f"{most / 2**SCALE:.3f}", str(window), *map(str, cuts), margin)
+        rows.append(texts)
+    return text_table(head, rows)
+
+
+def summary(config: BitConfig, objective: Objective, costs: tuple[Cost, Cost], source: str) -> str:
+    """What was found, in lines: accuracies, budget and cost, the wire, the search.
+
+    costs: exact, with windows. source: where the images are from.
+    """
+    said = config.provenance
+    exact, cheap = (f"{cost.bits / 8e3:,.2f} kB in {cost.rounds} rounds" for cost in costs)
+    budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
+    lines = [
+        ("accuracy", _accuracies(said)),
+        ("", f"of {said['samples']} images of {source}{_agreeing(said)}"),
+        ("budget", f"{budget}, cost {shown(objective.name, said['cost'])} {_PAID[objective.name]}"),
+        ("online", f"exact {exact}, with windows {cheap} (per party, one image, whole net)"),
+        ("search", f"{said['seconds']:.1f} s, {said['evaluations']} windows tried"),
+    ]
+    if uniform := said.get("uniform"):
+        kept = f"{100 * uniform['accuracy']:.2f} % by the same criterion"
+        lines.append(("uniform", f"[{uniform['k']}:{uniform['m']}), the best window for all layers: {kept}"))
+    if below := said["below_range"]:
+        why = "no windows found that hold all values seen keep as many answers as the best uniform window"
+        lines.append(("forced", f"k below the largest |x| in {', '.join(below)}: within the budget, {why}"))
+    return "\n".join(f"{what:10}{text}" for what, text in lines)
+
+
+def _accuracies(said: Mapping[str, Any]) -> str:
+    if said["exact_accuracy"] is None:
+        return "not known: the images have no labels"
+    return f"exact {100 * said['exact_accuracy']:.2f} %, with windows {100 * said['accuracy']:.2f} %"
+
+
+def _agreeing(said: Mapping[str, Any]) -> str:
+    return f"; {100 * said['agreement']:.2f} % of the answers are the exact net's" if "agreement" in said else ""
+
+
+def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> None:
+    """Search, write the windows, and print what was found. load: gives net and images, once the options are checked."""
+    limit = None if args.budget is None else read_budget(args.budget, args.objective, "--budget")
+    check_writable(args.out, "--out")
+    if args.plot:
+        plots.check(args.plot, "--plot")
+    state = state_of(args.out)
+    check_states([state], args.resume)
+    subject = load()
+    study = open_study(args, subject)
+    link = {"bandwidth": args.bandwidth, "rtt": args.rtt, "images": args.batch_images}
+    objective = study.objective(args.objective, **link)
+    try:
+        with search_bar(args.budget or "eco", objective.name) as tell:
+            config = study.search(
+                limit,
+                objective=objective,
+                state=state,
+                progress=tell,
+                provenance={**subject.names, "command": command},
+                **search_options(args),
+            )
+    except ConfigError as problem:
+        if problem.where == "budget" and not args.resume:
+            state.unlink(missing_ok=True)  # the search has ended, if not well
+        raise
+    write_together({args.out: config.to_json().encode()})
+    state.unlink()
+    if args.plot:
+        plots.draw_windows(study.layers, config, args.plot)
+    shape = study.searched.image_shape
+    costs = online(subject.net, BitConfig(), args, shape), online(subject.net, config, args, shape)
+    print(f"{layer_table(study, config)}\n\n{summary(config, objective, costs, subject.source)}")
+    print(f"saved {args.out}" + (f" and {args.plot}" if args.plot else ""))
+
+
+def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
+    """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    return end(lambda: run(args, load, command), lambda: interrupted([state_of(args.out)]))

@@ -1,0 +1,214 @@
+"""`frontier`: accuracy against online bytes, windows for several budgets of one net in a table, a file each, a picture.
+
+A budget w/64 keeps w bits of each comparison on average. --uniform adds the best single window [k:k-w) for all layers,
+measured on the same images with the same random numbers: what the search gains by giving layers different windows
+(Maeng and Suh, "HummingBird", 2023, section 4.3). All budgets share the net, the images, and what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands import plots
+from hummingbird.commands.files import check_writable, write_json, write_together
+from hummingbird.commands.program import command_of, end, machine
+from hummingbird.commands.search_options import add_search_arguments, search_options
+from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, state_of
+from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
+from hummingbird.errors import ConfigError
+from hummingbird.search.budget import read_budget
+from hummingbird.search.study import Study
+from hummingbird.table import text_table
+
+HELP = "Find windows at several budgets, and show accuracy against bytes sent."
+_EPILOG = """example, with my_net.py and my_data.py in the current folder:
+    python -m hummingbird frontier --model my_net:net --weights net.pt --data my_data:images validation \\
+        --budgets exact eco 8/64 6/64 --uniform --out-folder windows --json frontier.json --plot frontier.png
+
+my_net.net() returns the net, my_data.images("validation") a pair of images (N, ...) and labels (N,); a data set or a
+DataLoader will do.
+"""
+NOTES = """
+--out-folder gets a file for every budget that windows meet: 6-64.json, and uniform-6-64.json with --uniform. Every
+search keeps its answers in a .state beside it until all have ended. After Ctrl-C or a kill the same command with
+--resume ends as it would have.
+"""
+BUDGETS = ("exact", "eco", "8/64", "7/64", "6/64", "5/64")
+_WORDS = ("exact", "eco")
+_UNMET = ("budget", "eco", "group all")  # where a search says that there are no such windows
+Row = dict[str, Any]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "frontier",
+        help=HELP,
+        description=__doc__,
+        epilog=_EPILOG + NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(sub)
+    add_subject_arguments(sub, "--data", "images that choose the windows, and their labels")
+    sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All options but those of the net and its images."""
+    parser.add_argument("--out-folder", required=True, type=Path, metavar="FOLDER", help="where to write the windows")
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        default=BUDGETS,
+        metavar="B",
+        help=f"exact, eco, and fractions of all bits (default: {' '.join(BUDGETS)})",
+    )
+    parser.add_argument("--uniform", action="store_true", help="one window for all layers too, at the same budgets")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
+    add_search_arguments(parser)
+
+
+def uniform_window(study: Study, budget: Fraction) -> BitWindow:
+    """The best single window for all layers; errors of `Study.search`."""
+    return next(iter(study.search(budget, uniform=True).layers.values()))
+
+
+class Frontier:
+    """What all rows share: a net with labelled images, its study, and the options."""
+
+    def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
+        labels = subject.labelled
+        self.net, self.args, self.study = subject.net, args, open_study(args, subject)
+        self.provenance = {**subject.names, "command": command}
+        exact = self.study.accuracy(BitConfig())
+        assert exact is not None  # there are labels
+        self.exact = exact
+        self.facts: Row = {
+            **subject.names,
+            **{key: getattr(args, key) for key in ("protocol", "parties", "seed")},
+            "images": len(labels),
+            "exact_accuracy_percent": 100 * self.exact,
+            **machine(),
+        }
+
+    def row(self, how: str, budget: str) -> Row:
+        """Search, write the windows, and say what they are worth; or why there are none within the budget."""
+        out = file_of(self.args.out_folder, how, budget)
+        row = {"windows": how, "budget": budget}
+        try:
+            with search_bar(out.stem, "bits") as tell:
+                config = self._search(how, budget, state=state_of(out), progress=tell)
+        except ConfigError as problem:
+            if problem.where not in _UNMET:
+                raise
+            return {**row, "met": False, "why": problem.what, **self.facts}
+        write_together({out: config.to_json().encode()})
+        said, cost = config.provenance, online(self.net, config, self.args, self.study.searched.image_shape)
+        return {
+            **row,
+            "met": True,
+            "accuracy_percent": 100 * said["accuracy"],
+            "bits_per_comparison": 64 * said["cost"],
+            "online_kilobytes_per_image": cost.bits / 8e3,
+            "rounds": cost.rounds,
+            "windows_tried": said["evaluations"],
+            "seconds": said["seconds"],
+            "file": out.name,
+            **self.facts,
+        }
+
+    def _search(self, how: str, budget: str, **options: Any) -> BitConfig:
+        if budget == "exact":
+            return BitConfig(
+                provenance={
+                    **self.provenance,
+                    "how": "exact",
+                    "accuracy": self.exact,
+                    "cost": 1.0,
+                    "evaluations": 1,
+                    "seconds": 0.0,
+                }
+            )
+        limit = None if budget == "eco" else read_budget(budget, "bits", "--budgets")
+        options |= {"provenance": self.provenance, "uniform": how == "uniform"}
+        return self.study.search(limit, **options, **search_options(self.args))
+
+
+def file_of(folder: Path, how: str, budget: str) -> Path:
+    """6-64.json, or uniform-6-64.json."""
+    return folder / f"{'uniform-' if how == 'uniform' else ''}{budget.replace('/', '-')}.json"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text."""
+    head = ("budget", "windows", "file", "accuracy %", "lost", "bits each", "online kB", "rounds", "tried", "seconds")
+    lines = []
+    for row in rows:
+        if not row["met"]:
+            lines.append((row["budget"], row["windows"], "none", *["-"] * 7))
+            continue
+        lost = row["exact_accuracy_percent"] - row["accuracy_percent"]
+        figures = [f"{row[key]:.2f}" for key in ("bits_per_comparison", "online_kilobytes_per_image")]
+        last = (f"{row['rounds']}", f"{row['windows_tried']}", f"{row['seconds']:.1f}")
+        where = (row["budget"], row["windows"], row["file"])
+        lines.append((*where, f"{row['accuracy_percent']:.2f}", f"{lost:.2f}", *figures, *last))
+    return "\n".join([text_table(head, lines, left=3), *_reasons(rows)])
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    return [f"{row['budget']} {row['windows']}: {row['why']}" for row in rows if not row["met"]]
+
+
+def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, states: list[Path]) -> None:
+    """Search at every budget; write windows, rows and picture, and print the rows.
+
+    load: gives net, images and labels, once the options are checked. states: gets the searches' files.
+    """
+    if args.json:
+        check_writable(args.json, "--json")
+    if args.plot:
+        plots.check(args.plot, "--plot")
+    states += states_of(args)
+    check_states(states, args.resume)
+    subject = load()
+    frontier = Frontier(subject, args, command)
+    with tqdm(planned(args), desc="budgets", unit="search", leave=False) as pairs:
+        rows = [frontier.row(*pair) for pair in pairs]
+    if args.json:
+        write_json(args.json, rows)
+    if args.plot:
+        plots.draw_frontier(rows, args.plot)
+    for state in states:
+        state.unlink(missing_ok=True)
+    print(f"{table(rows)}\n\nonline: per party, one image, whole net; {len(subject.images)} images of {subject.source}")
+
+
+def planned(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """The searches: how, and at which budget. ConfigError for a budget that is none."""
+    budgets = list(dict.fromkeys(args.budgets))
+    numbers = [budget for budget in budgets if budget not in _WORDS]
+    for budget in numbers:
+        read_budget(budget, "bits", "--budgets")
+    return [("searched", budget) for budget in budgets] + [("uniform", budget) for budget in numbers if args.uniform]
+
+
+def states_of(args: argparse.Namespace) -> list[Path]:
+    """The states of all searches. Errors of `planned`, and InputError for a folder that is not there."""
+    files = [file_of(args.out_folder, *pair) for pair in planned(args)]
+    for file in files:
+        check_writable(file, "--out-folder")
+    return [state_of(file) for file in files]
+
+
+def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
+    """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    states: list[Path] = []
+    return end(lambda: run(args, load, command, states), lambda: interrupted(states))

@@ -1,0 +1,56 @@
+"""`info`: versions, devices, kernels, and whether CrypTen needed its shim."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import torch
+
+from hummingbird import kernels
+from hummingbird.mpc import _crypten
+from hummingbird.version import VERSION
+
+HELP = "Print versions, devices, kernels, and whether CrypTen needed its shim."
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    commands.add_parser("info", help=HELP, description=HELP).set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print versions, devices, kernels, and whether CrypTen needed its shim."""
+
+    def version(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "not installed"
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    rows = [
+        ("hummingbird", VERSION),
+        ("Python", platform.python_version()),
+        *((name, version(name)) for name in ("torch", "crypten", "torchvision", "numpy", "cryptography", "grpcio")),
+        (
+            "CrypTen shim",
+            "in use: this torch lacks a module that CrypTen imports" if _crypten.SHIMMED else "not needed",
+        ),
+        ("CPU", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads for torch"),
+        ("GPU", ", ".join(gpus) or "none"),
+        ("kernels", kernels.active()),
+    ]
+    if version("hummingbird-ml") != "not installed":
+        rows.append(
+            (
+                "WARNING",
+                "the package hummingbird-ml is installed too and has the same import name: use another environment",
+            )
+        )
+    for key, value in rows:
+        print(f"{key:14} {value}")
+    return 0

@@ -1,0 +1,75 @@
+"""What a program that runs as a party needs: its session by options, and errors that the other parties are told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hummingbird.errors import ConfigError, HummingbirdError
+from hummingbird.mpc import session as sessions
+from hummingbird.wire.service import Tls
+
+
+def add_session_arguments(parser: argparse.ArgumentParser) -> None:
+    """--dealer, --store, --tls-*, --timeout."""
+    group = parser.add_argument_group("session")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument(
+        "--store",
+        metavar="DIR",
+        help="no dealer: material that `python -m hummingbird deal` has dealt in advance, this party's folder or the "
+        "one that holds party-RANK ({rank} is replaced). Whoever can read two parties' folders can read their secrets",
+    )
+    source.add_argument(
+        "--dealer",
+        metavar="HOST:PORT",
+        help="where the dealer of correlated randomness listens (`python -m hummingbird dealer`). It must not collude "
+        "with any party. Default: party 0 starts one on this host",
+    )
+    group.add_argument(
+        "--tls-cert", type=Path, help="this party's certificate, for the name party-RANK ({rank} is replaced)"
+    )
+    group.add_argument("--tls-key", type=Path, help="its key")
+    group.add_argument(
+        "--tls-ca", type=Path, help="certificate of the authority that signed all parties' and the dealer's"
+    )
+    group.add_argument(
+        "--timeout", type=float, default=120.0, help="longest silence of another party, seconds (default 120)"
+    )
+
+
+def session_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments for `hummingbird.init`."""
+    paths = [args.tls_cert, args.tls_key, args.tls_ca]
+    if any(paths) and not all(paths):
+        raise ConfigError("--tls-cert, --tls-key and --tls-ca go together")
+    rank = os.environ.get("RANK", "0")
+    tls = Tls(*(Path(str(path).replace("{rank}", rank)) for path in paths)) if all(paths) else None
+    return {"dealer": args.dealer, "store": args.store, "tls": tls, "timeout": args.timeout}
+
+
+def run_party(main: Callable[[], None]) -> None:
+    """Run a party's program; an error is printed in two lines, told to the other parties, and ends the process with
+    code 1.
+    """
+    try:
+        main()
+        sessions.uninit()
+    except (HummingbirdError, ValueError, OSError) as error:
+        # First of all: a launcher may end this process as soon as another party has heard of it. And in one write, so
+        # that parties on one terminal do not write into each other's lines.
+        sys.stderr.write(f"[party {os.environ.get('RANK', '0')}] error: {_words(error)}\n")
+        sys.stderr.flush()
+        sessions.abort(error)
+        sys.exit(1)
+
+
+def _words(error: Exception) -> str:
+    """What failed, where, and a hint."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.strerror} (at {error.filename})\nhint: is the path right, and may this user read it?"
+    return str(error)

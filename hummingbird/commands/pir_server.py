@@ -1,0 +1,16 @@
+"""`pir-server`: one half of private lookups; hummingbird/pir/command.py is the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hummingbird.pir import command
+
+HELP = "Serve one half of private lookups in a table; must not collude with the other server."
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser("pir-server", help=HELP, description=command.DESCRIPTION)
+    command.add_arguments(sub)
+    sub.set_defaults(run=command.main)

@@ -1,0 +1,55 @@
+"""A private net on the command line, for commands that only plan: `estimate` and `deal` have no party and no image."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from hummingbird.bits import BitConfig
+from hummingbird.commands.sources import add_model_arguments, net_of
+from hummingbird.convert import convert_model
+from hummingbird.mpc.net import PrivateNet
+
+
+def add_arguments(parser: argparse.ArgumentParser, shape_help: str) -> None:
+    """--model to --protocol, which `private_net` reads."""
+    add_model_arguments(parser)
+    parser.add_argument("--input", required=True, type=shape, metavar="BxCxHxW", help=shape_help)
+    parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
+    parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
+    parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
+    parser.add_argument("--protocol", default="masked", help="masked (default) or gmw")
+
+
+def private_net(args: argparse.Namespace) -> PrivateNet:
+    """The net that the options describe, converted; errors of `net_of` and `convert_model`."""
+    # The net may have no trained weights, so that the windows, given alone, are not held against it.
+    bits = BitConfig.load(args.bits).windows if args.bits else None
+    return convert_model(net_of(args), bits, 0 if args.private_weights else "public", args.protocol)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Sizes from 1, written as in 8x3x32x32."""
+    try:
+        sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8x3x32x32") from None
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} holds a size below 1")
+    return sizes
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value

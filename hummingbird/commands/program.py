@@ -1,0 +1,50 @@
+"""What every program does at its end, and what it tells of itself: its command line, and the machine it ran on."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from hummingbird import kernels
+from hummingbird.errors import HummingbirdError
+from hummingbird.version import VERSION
+
+
+def command_of(program: str, words: Sequence[str]) -> str:
+    """The command line for provenance, `python -m PROGRAM WORDS`; without --resume, which changes no result."""
+    return shlex.join(["python", "-m", program, *(word for word in without_folders(words) if word != "--resume")])
+
+
+def without_folders(words: Sequence[str]) -> list[str]:
+    """Words as typed, but absolute paths lose their folders, which are of one machine."""
+    shown = []
+    for word in words:
+        key, equals, value = word.rpartition("=")
+        shown.append(f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else word)
+    return shown
+
+
+def end(run: Callable[[], None], interrupted: Callable[[], str]) -> int:
+    """The exit code of `run`: 0; 1 after an `error:` line; 130 after Ctrl-C and the line that `interrupted` gives."""
+    try:
+        run()
+    except HummingbirdError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\n{interrupted()}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def machine() -> dict[str, str]:
+    """Versions and CPU, for rows of figures."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
+    return {"hummingbird": VERSION, "torch": torch.__version__, "kernels": kernels.active(), "cpu": cpu}

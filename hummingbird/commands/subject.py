@@ -1,0 +1,84 @@
+"""The subject of a command: a net, images and labels, and the protocol that its windows are for."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from hummingbird.commands.program import without_folders
+from hummingbird.commands.sources import (
+    add_images_argument,
+    add_model_arguments,
+    default_device,
+    images_of,
+    net_of,
+    place,
+)
+from hummingbird.errors import InputError
+from hummingbird.mpc.compare import PROTOCOLS
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A net in eval mode, images float32 (N, ...) and labels int64 (N,), None where there are none.
+
+    names: the words for them in rows and provenance. source: where the images are from, in a sentence.
+    """
+
+    net: nn.Module
+    images: Tensor
+    labels: Tensor | None
+    names: dict[str, str]
+    source: str
+
+    @property
+    def labelled(self) -> Tensor:
+        """The labels; InputError without."""
+        return labels_of(self.labels, self.source)
+
+
+def labels_of(labels: Tensor | None, where: str) -> Tensor:
+    """The labels; InputError without."""
+    if labels is None:
+        raise InputError("accuracy needs labels", where=where, hint="return a pair, (images, labels)")
+    return labels
+
+
+def add_subject_arguments(parser: argparse.ArgumentParser, data: str, what: str) -> None:
+    """--model to --seed, which `subject_of` reads. data: the option of the images; what: the images that are meant."""
+    group = parser.add_argument_group("net and images")
+    add_model_arguments(group)
+    add_images_argument(group, data, what)
+    group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
+    add_inference_arguments(parser)
+
+
+def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
+    """--device, and --protocol to --seed: the private inference that is simulated."""
+    group = parser.add_argument_group("private inference, simulated")
+    group.add_argument("--device", default=default_device(), help="default: %(default)s")
+    group.add_argument("--protocol", choices=tuple(PROTOCOLS), default="masked", help="default: %(default)s")
+    group.add_argument("--parties", type=int, default=2, metavar="N", help="default: %(default)s")
+    group.add_argument("--seed", type=int, default=0, help="of the randomness in the windows (default: %(default)s)")
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """InputError for --samples, --parties and --seed out of range."""
+    if args.samples is not None and args.samples < 1:
+        raise InputError(f"{args.samples} images", where="--samples", hint="1 or more")
+    if args.parties < 2 or not 0 <= args.seed < 2**63:
+        hint = "2 parties or more, and a seed from 0 to 2^63 - 1"
+        raise InputError(f"--parties {args.parties} --seed {args.seed}", where="private inference", hint=hint)
+
+
+def subject_of(args: argparse.Namespace, data: str = "--data") -> Subject:
+    """The net on --device and the first --samples images; errors of `net_of`, `images_of` and `check_numbers`."""
+    check_numbers(args)
+    net = place(net_of(args), args.device)
+    words = getattr(args, data.removeprefix("--"))
+    images, labels = images_of(words, data)
+    names = {"model": " ".join(without_folders(args.model)), "dataset": " ".join(without_folders(words))}
+    labels = None if labels is None else labels[: args.samples]
+    return Subject(net, images[: args.samples], labels, names, names["dataset"])
