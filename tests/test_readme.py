@@ -305,16 +305,21 @@ def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_quickstart_runs(tmp_path: Path) -> None:
-    """Its three files, by its two lines: what is printed says that the private answers are the plain ones."""
+    """Its three files and its commands. The search lets one answer in twenty change; by chance one in ten is right."""
     for script in blocks(QUICKSTART, "python"):
         if name := FILE.match(script):
             (tmp_path / name[1]).write_text(script)
     prepare, launch = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[0].splitlines())
-    assert run([sys.executable, *prepare[1:]], tmp_path) == "[]\n"
-    out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path)
+    assert run([sys.executable, *prepare[1:]], tmp_path, 250) == "[]\n"
+    out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path, 250)
     images, right, agree = map(int, re.findall(r"(\d+) images: (\d+) right, (\d+) as in the clear", out)[0])
-    assert images == 497 and right >= 0.9 * images and agree >= 0.98 * images and "predicted kB" in out
+    find, infer = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[1].splitlines())
+    run([sys.executable, *find[1:]], tmp_path, 250)
+    told = run([sys.executable, "-m", "torch.distributed.run", *infer[1:]], tmp_path, 250)
+    assert float(re.findall(r"agreement percent\s+([\d.]+)", told)[0]) >= 95
+    assert images == 497 and right > images / 2 and agree >= 0.95 * images and "predicted kB" in out
 
 
 def test_the_other_snippets_run_with_one_party(tmp_path: Path) -> None:
