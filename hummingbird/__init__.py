@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from hummingbird.convert import convert_model, register_converter, validate_model
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
-    from hummingbird.search import search_bits
-    from hummingbird.search.study import Study
-    from hummingbird.twin.simulate import simulate
+    from hummingbird.simulation.simulate import simulate
+    from hummingbird.window_search import search_bits
+    from hummingbird.window_search.study import Study
     from hummingbird.wire.meter import meter
 
 _HOMES = {
     "BitConfig": "bits",
     "BitWindow": "bits",
-    "Study": "search.study",
+    "Study": "window_search.study",
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
     "init": "mpc.launch",
     "meter": "wire.meter",
     "register_converter": "convert",
-    "search_bits": "search",
-    "simulate": "twin.simulate",
+    "search_bits": "window_search",
+    "simulate": "simulation.simulate",
     "uninit": "mpc.launch",
     "validate_model": "convert",
 }

@@ -21,9 +21,9 @@ from hummingbird.graph import Step, whole
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder
 from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.planner import Planner, digest
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.rounding_plan import Planner, digest
 
 
 def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module], nn.Module]) -> None:

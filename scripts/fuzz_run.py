@@ -29,8 +29,8 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PrivateNet
-from hummingbird.mpc.planner import Planner
-from hummingbird.twin.exact import Parties
+from hummingbird.mpc.rounding_plan import Planner
+from hummingbird.simulation.exact import Parties
 from hummingbird.wire import turns
 from scripts.fuzz_bounds import walk
 from scripts.fuzz_make import Recipe, recipe

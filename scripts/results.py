@@ -47,7 +47,7 @@ from hummingbird.commands.files import check_writable
 from hummingbird.commands.frontier import uniform_window
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.search.study import Study
+from hummingbird.window_search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts import results_lookup, results_page
 from scripts.data import DATASETS, load

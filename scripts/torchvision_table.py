@@ -36,7 +36,7 @@ from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
 from hummingbird.mpc import builders
-from hummingbird.twin.exact import Parties
+from hummingbird.simulation.exact import Parties
 from scripts.torchvision_images import calibrate, photographs, random_images
 
 SIDES = (64, 75, 96, 128, 224)  # of images; the first that a net takes

@@ -28,8 +28,8 @@ from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.prf import PRFS
 from hummingbird.pir.price import Price, Speed, pareto
-from hummingbird.search.budget import read_budget
 from hummingbird.table import text_table
+from hummingbird.window_search.budget import read_budget
 from search import pir_plots
 from search.pir_apps import APPLICATIONS, Application, Evaluation, load_application
 from search.pir_grid import COMPANIONS, KINDS, Profile, Recipe, found, recipes, share_dropped

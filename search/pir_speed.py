@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from hummingbird.pir import dpf
 from hummingbird.pir.batch import BatchCode
-from hummingbird.pir.batched import plan_servers
+from hummingbird.pir.bucket_server import plan_servers
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.plan import Plan
 from hummingbird.pir.price import Price, Speed, price

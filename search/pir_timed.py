@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.pir.batched import BatchedEmbedding, plan_servers
+from hummingbird.pir.bucket_server import BatchedEmbedding, plan_servers
 from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_answer, unpack_answer, unpack_query
 from hummingbird.pir.plan import Plan

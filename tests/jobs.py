@@ -17,8 +17,8 @@ from hummingbird.bits import BitWindow
 from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, TrustError
 from hummingbird.mpc import _crypten, launch
+from hummingbird.mpc import microbatch as cutting
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc import slices as cutting
 from hummingbird.mpc.provider import DealerProvider
 from hummingbird.prg import Stream
 from hummingbird.wire.meter import Meter

@@ -11,7 +11,7 @@ from typing import Any
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.search import (
+from hummingbird.window_search import (
     ComparingLayer,
     bit_budget,
     group_layers,

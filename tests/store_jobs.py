@@ -21,7 +21,7 @@ from hummingbird.mpc.dealer.ahead import request_text
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
-from hummingbird.mpc.rehearsal import rehearse
+from hummingbird.mpc.dry_run import rehearse
 
 SLICE = (4, 6)
 WINDOW = BitWindow(20, 0)

@@ -23,9 +23,9 @@ from hummingbird.commands import plots
 from hummingbird.commands.searching import state_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import ConfigError, EnvironmentProblem
-from hummingbird.search import ComparingLayer
-from hummingbird.search.budget import read_budget
-from hummingbird.search.cached import CachedEvaluator
+from hummingbird.window_search import ComparingLayer
+from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.cached import CachedEvaluator
 from models import get_model, load_checkpoint
 from search import options
 from search.find_bits import main, parser

@@ -20,7 +20,7 @@ FLOORS = [
     {"ring", "bits", "cost", "prg", "graph", "kernels"},
     {"wire"},
     {"mpc", "he", "pir"},
-    {"convert", "report", "simulate", "twin", "search", "lookup"},
+    {"convert", "report", "simulation", "window_search", "lookup"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir"}  # never import each other
@@ -223,7 +223,7 @@ def test_no_pickle_and_no_weak_randomness(path: Path) -> None:
     found = forbidden(path.read_text())
     harmless = HARMLESS.get(str(path.relative_to(PACKAGE)), set())
     found = [use for use in found if use.rpartition(".")[2] not in harmless]
-    if path.relative_to(PACKAGE).parts[0] == "twin":  # a simulation hides nothing: torch's generators are fast
+    if path.relative_to(PACKAGE).parts[0] == "simulation":  # a simulation hides nothing: torch's generators are fast
         found = [use for use in found if not use.endswith((".random_", ".Generator", ".manual_seed"))]
     assert found == []
 

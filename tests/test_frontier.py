@@ -15,7 +15,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.commands import plots
 from hummingbird.commands.frontier import BUDGETS, planned, uniform_window
 from hummingbird.convert import convert_model
-from hummingbird.search.study import Study
+from hummingbird.window_search.study import Study
 from models import get_model, load_checkpoint
 from scripts.data import load
 from search.frontier import main, parser

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from hummingbird import he
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.he import memory, messages, public
+from hummingbird.he import client_spec, memory, messages
+from hummingbird.he.client_spec import Public
 from hummingbird.he.convert import make_plan
-from hummingbird.he.public import Public
 from hummingbird.he.roles import Client, Download, Server, Upload
 from tests.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, made
 
@@ -235,7 +235,7 @@ def test_descriptions_are_bounded_before_they_are_walked(change: Callable[[dict[
 def test_a_description_that_asks_for_too_many_ciphertexts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     text = edited(lambda fields: None)
     Public.from_json(text)
-    monkeypatch.setattr(public, "_MOST_CROSSING", 40)
+    monkeypatch.setattr(client_spec, "_MOST_CROSSING", 40)
     with pytest.raises(InputError, match="more than 40 ciphertexts"):
         Public.from_json(text)
     with pytest.raises(InputError, match="nested more than"):

@@ -15,9 +15,9 @@ from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import OPS, Ref, Step, run, run_all, trace
 from hummingbird.he import bounds
 from hummingbird.he.builder import common, exact_norm, parts
+from hummingbird.he.im2col import Gather, Map, linear_map, natural, view
 from hummingbird.he.layers import Combine, Form, Linear, Pick
 from hummingbird.he.magnitudes import measure, shapes
-from hummingbird.he.maps import Gather, Map, linear_map, natural, view
 from hummingbird.he.params import choose
 from hummingbird.he.placement import prepared
 from hummingbird.kernels import ciphertexts

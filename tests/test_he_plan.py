@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.graph.steps import refs
 from hummingbird.he import memory, noise
+from hummingbird.he.client_spec import REMOTE, Public, client_steps
 from hummingbird.he.convert import make_plan
-from hummingbird.he.crossing import SLICE
 from hummingbird.he.params import choose
 from hummingbird.he.plan import Plan
-from hummingbird.he.public import REMOTE, Public, client_steps
+from hummingbird.he.rounds import SLICE
 from tests.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, images, made
 
 ALL = {**LINEAR, **PRODUCTS, **AIDED}

@@ -20,7 +20,7 @@ import torch
 from hummingbird.errors import PeerError
 from hummingbird.he.client import RemoteModel
 from hummingbird.he.convert import convert_model
-from hummingbird.he.flow import Ahead
+from hummingbird.he.prefetch import Ahead
 from hummingbird.he.server import Service
 from tests.he_service import SHAPE, close, images, served, small_net
 from tests.parties import ROOT

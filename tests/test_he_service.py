@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
 from hummingbird.he import messages
 from hummingbird.he.client import RemoteModel
+from hummingbird.he.client_spec import Public
 from hummingbird.he.convert import convert_model
 from hummingbird.he.memory import at_client
-from hummingbird.he.public import Public
 from hummingbird.he.roles import Client, Server
 from hummingbird.he.server import MAX_CALLS, Service
 from hummingbird.kernels.polynomials import pack, unpack

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.twin.observe import magnitudes
+from hummingbird.simulation.observe import magnitudes
 
 X = 4 * torch.randn(30, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

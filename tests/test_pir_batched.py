@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hummingbird.errors import AgreementError, ConfigError, InputError
 from hummingbird.pir import profile
 from hummingbird.pir.batch import BatchCode
-from hummingbird.pir.batched import BatchedEmbedding, plan_servers
+from hummingbird.pir.bucket_server import BatchedEmbedding, plan_servers
 from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.plan import Plan

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.pir.batched import plan_servers
+from hummingbird.pir.bucket_server import plan_servers
 from hummingbird.pir.price import Speed, price
 from search import pir_plan, pir_speed, pir_timed
 from search.pir_apps import Application

@@ -12,7 +12,7 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.rehearsal import rehearse
+from hummingbird.mpc.dry_run import rehearse
 from tests.nursery import Nursery
 
 

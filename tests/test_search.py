@@ -12,7 +12,7 @@ import pytest
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.search import ComparingLayer, Group, Score, bit_budget, group_layers, search_bits
+from hummingbird.window_search import ComparingLayer, Group, Score, bit_budget, group_layers, search_bits
 from tests.search_cases import EVERY, Instance, windows_of
 
 

@@ -17,8 +17,8 @@ import hummingbird
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS
-from hummingbird.search import Evaluator
-from hummingbird.search.cached import CachedEvaluator, _certainty, layer_seed, run_seed
+from hummingbird.window_search import Evaluator
+from hummingbird.window_search.cached import CachedEvaluator, _certainty, layer_seed, run_seed
 
 COUNT, BATCH = 40, 12  # a last batch that is smaller
 WINDOWS = [EXACT, BitWindow(0, 0), BitWindow(21, 13), BitWindow(19, 16), BitWindow(16, 13)]

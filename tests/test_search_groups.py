@@ -11,7 +11,7 @@ import pytest
 from hummingbird import cost
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.search import (
+from hummingbird.window_search import (
     ComparingLayer,
     Group,
     Objective,

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.search import group_layers, online_bytes, predicted_seconds, search_bits
-from hummingbird.search.net import SearchedNet
+from hummingbird.window_search import group_layers, online_bytes, predicted_seconds, search_bits
+from hummingbird.window_search.net import SearchedNet
 from models.resnet import resnet18
 
 SHAPE = (3, 8, 8)

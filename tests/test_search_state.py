@@ -13,7 +13,7 @@ import pytest
 
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.search import (
+from hummingbird.window_search import (
     ComparingLayer,
     group_layers,
     online_bytes,

@@ -22,7 +22,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT
 from hummingbird.mpc.protocols.masked import MaskedLaw
-from hummingbird.twin import exact
+from hummingbird.simulation import exact
 from models import get_model
 from tests import twin_jobs
 from tests.operations import Function, cases

@@ -17,7 +17,7 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
-from hummingbird.mpc import correlations, slices
+from hummingbird.mpc import correlations, microbatch
 from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations import Request
@@ -40,7 +40,7 @@ def block() -> nn.Module:
 def images_per_slice(monkeypatch: pytest.MonkeyPatch, net: nets.PrivateNet, images: int) -> None:
     """Let memory be enough for this many images at once."""
     largest = max(step.elements for step in net.costs((1, *SHAPE), 1))
-    monkeypatch.setattr(slices, "SLICE_BYTES", images * largest * slices.ELEMENT_BYTES)
+    monkeypatch.setattr(microbatch, "SLICE_BYTES", images * largest * microbatch.ELEMENT_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_nets_that_mix_images_are_not_cut(
     alone: sessions.Session, monkeypatch: pytest.MonkeyPatch, function: object
 ) -> None:
     private = convert_model(Function(function), BitWindow(24, 0))  # type: ignore[arg-type]
-    monkeypatch.setattr(slices, "SLICE_BYTES", 1)
+    monkeypatch.setattr(microbatch, "SLICE_BYTES", 1)
     assert len(private._slices(alone, (4, *SHAPE))) == 1
     for net in (block(), nn.Sequential(block(), Function(lambda x: x.argmax(1)), Function(lambda x: x + 1))):
         assert len(convert_model(net)._slices(alone, (4, *SHAPE))) == 4
@@ -128,17 +128,17 @@ def test_a_layer_counts_all_values_that_it_works_on(
     knots = mine.exp(3).comparisons if isinstance(layer, nn.Softmax) else getattr(mine, "comparisons", 1)
     assert step.breadth == values * (knots if times is None else times)
     assert times is not None or knots > 4
-    monkeypatch.setattr(slices, "SLICE_BYTES", 2 * step.breadth * slices.ELEMENT_BYTES)
+    monkeypatch.setattr(microbatch, "SLICE_BYTES", 2 * step.breadth * microbatch.ELEMENT_BYTES)
     assert [part.images for part in private._slices(alone, (5, *SHAPE))] == [2, 2, 1]
 
 
 def test_no_slice_is_larger_than_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for images in range(1, 40):
         for fitting in range(1, 20):
-            monkeypatch.setattr(slices, "SLICE_BYTES", (10 * fitting + 9) * slices.ELEMENT_BYTES)
-            sizes = [part.images for part in slices.cut((images, 3), images * 10, None)]
+            monkeypatch.setattr(microbatch, "SLICE_BYTES", (10 * fitting + 9) * microbatch.ELEMENT_BYTES)
+            sizes = [part.images for part in microbatch.cut((images, 3), images * 10, None)]
             assert sum(sizes) == images and max(sizes) <= fitting and len(sizes) == -(-images // fitting)
-            sizes = [part.images for part in slices.cut((images, 3), images * 10, 2)]
+            sizes = [part.images for part in microbatch.cut((images, 3), images * 10, 2)]
             assert sum(sizes) == images and max(sizes) <= min(2, fitting)
 
 

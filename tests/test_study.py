@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hummingbird
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.search.study import Study
-from hummingbird.twin.observe import magnitudes
+from hummingbird.simulation.observe import magnitudes
+from hummingbird.window_search.study import Study
 from models import get_model, load_checkpoint
 from scripts.data import load
 

@@ -16,7 +16,7 @@ from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.masked import MaskedLaw
-from hummingbird.twin.compare import Compare
+from hummingbird.simulation.compare import Compare
 from tests.parties import sessions as make_sessions
 from tests.parties import share, together
 from tests.test_gmw import every_sharing, published_sign, signs

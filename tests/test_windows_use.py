@@ -18,9 +18,9 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.mpc import launch
 from hummingbird.mpc.net import PrivateNet
-from hummingbird.twin.observe import magnitudes
-from hummingbird.twin.simulate import InputRange
-from hummingbird.twin.windows import traced
+from hummingbird.simulation.observe import magnitudes
+from hummingbird.simulation.simulate import InputRange
+from hummingbird.simulation.windows import traced
 from models import get_model, load_checkpoint
 from tests import parties
 

@@ -19,7 +19,7 @@ from hummingbird.mpc import launch
 from hummingbird.mpc._crypten import from_share, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.prg import SEED_BYTES, derive
-from hummingbird.twin.exact import dealer_seeds, input_shares
+from hummingbird.simulation.exact import dealer_seeds, input_shares
 from tests.operations import norm
 
 SEED, CALLS = 11, 2

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
-from hummingbird.search.cached import check_labels
+from hummingbird.window_search.cached import check_labels
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:

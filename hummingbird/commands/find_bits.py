@@ -24,10 +24,10 @@ from hummingbird.commands.subject import Subject, add_subject_arguments, subject
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.ring import SCALE
-from hummingbird.search import Objective
-from hummingbird.search.budget import read_budget
-from hummingbird.search.study import OBJECTIVES, Study
 from hummingbird.table import text_table
+from hummingbird.window_search import Objective
+from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.study import OBJECTIVES, Study
 
 HELP = "Find windows for every layer of a trained net."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:

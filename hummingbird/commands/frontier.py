@@ -23,9 +23,9 @@ from hummingbird.commands.search_options import add_search_arguments, search_opt
 from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, state_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
-from hummingbird.search.budget import read_budget
-from hummingbird.search.study import Study
 from hummingbird.table import text_table
+from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.study import Study
 
 HELP = "Find windows at several budgets, and show accuracy against bytes sent."
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:

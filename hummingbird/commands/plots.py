@@ -15,7 +15,7 @@ from hummingbird.bits import BitConfig
 from hummingbird.commands.files import check_writable
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.ring import SCALE
-from hummingbird.search import ComparingLayer
+from hummingbird.window_search import ComparingLayer
 
 _KEPT, _CUT, _UNIFORM = "#4c72b0", "#d8d8d8", "#dd8452"
 

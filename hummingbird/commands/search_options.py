@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hummingbird.errors import ConfigError
-from hummingbird.search.study import CRITERIA
+from hummingbird.window_search.study import CRITERIA
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:

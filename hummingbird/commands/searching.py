@@ -17,8 +17,8 @@ from hummingbird.commands.search_options import grouping
 from hummingbird.commands.subject import Subject
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
-from hummingbird.search import Progress
-from hummingbird.search.study import Study
+from hummingbird.window_search import Progress
+from hummingbird.window_search.study import Study
 
 
 def state_of(out: Path) -> Path:

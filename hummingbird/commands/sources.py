@@ -58,7 +58,7 @@ def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]
     It may return (images, labels), images alone, a data set or a DataLoader. Raises HummingbirdError where there is no
     such function, or it gives none of these.
     """
-    from hummingbird.search.images import gathered  # needs CrypTen, which he-server does without
+    from hummingbird.window_search.images import gathered  # needs CrypTen, which he-server does without
 
     found = call(words, option, "images")
     images, labels = found if isinstance(found, tuple) and len(found) == 2 else gathered(found, None)

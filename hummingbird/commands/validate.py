@@ -33,8 +33,8 @@ from hummingbird.commands.program import end, machine
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import InputError
 from hummingbird.ring import SCALE
+from hummingbird.simulation.observe import magnitudes
 from hummingbird.table import text_table
-from hummingbird.twin.observe import magnitudes
 
 HELP = "Compare a net with and without windows, and measure how much room the windows leave."
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:

@@ -11,10 +11,10 @@ integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph
 kernels/ciphertexts.py for the product).
 """
 
+from hummingbird.he.client_spec import Public
 from hummingbird.he.convert import convert_model, make_plan
 from hummingbird.he.model import HEModel
 from hummingbird.he.plan import Plan
-from hummingbird.he.public import Public
 from hummingbird.he.roles import Client, Server
 
 __all__ = ["Client", "HEModel", "Plan", "Public", "Server", "convert_model", "make_plan"]

@@ -25,14 +25,14 @@ from torch import Tensor
 from hummingbird.errors import ConfigError
 from hummingbird.he import noise
 from hummingbird.he.builder import Builder, Located, common, exact_norm, margin, parts, quantized
-from hummingbird.he.crossing import Return, Send, Turn
+from hummingbird.he.client_spec import Public
+from hummingbird.he.im2col import Map, has_bias, is_weighted, linear_map, natural, view
 from hummingbird.he.layers import Combine, Form, Linear, Operation, Pick
 from hummingbird.he.magnitudes import Magnitude
-from hummingbird.he.maps import Map, has_bias, is_weighted, linear_map, natural, view
 from hummingbird.he.params import PRIME_BITS, Parameters
 from hummingbird.he.placement import FREE, Placement
 from hummingbird.he.plan import Line, Plan, Program, public_steps
-from hummingbird.he.public import Public
+from hummingbird.he.rounds import Return, Send, Turn
 
 PRIMES = 2
 HEADROOM = 2  # times the largest value measured: a full batch reaches further than a few images

@@ -17,9 +17,9 @@ from torch import Tensor
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph.steps import refs
 from hummingbird.he import noise
+from hummingbird.he.im2col import Map
 from hummingbird.he.layers import Linear, Operation
 from hummingbird.he.magnitudes import Magnitude
-from hummingbird.he.maps import Map
 from hummingbird.he.placement import CLIENT, FREE, Placement
 from hummingbird.he.plan import Line
 from hummingbird.kernels.ntt import Ring

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError, PeerError
 from hummingbird.he import messages
-from hummingbird.he.flow import Ahead
+from hummingbird.he.client_spec import Public
 from hummingbird.he.memory import at_client, installed
 from hummingbird.he.precision import Precision
-from hummingbird.he.public import Public
+from hummingbird.he.prefetch import Ahead
 from hummingbird.he.roles import Batch, Client
 from hummingbird.wire import service
 

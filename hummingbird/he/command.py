@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from hummingbird.errors import InputError
 from hummingbird.he.client import RemoteModel
+from hummingbird.he.client_spec import MODES
 from hummingbird.he.convert import convert_model
 from hummingbird.he.precision import summary
-from hummingbird.he.public import MODES
 from hummingbird.he.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
 from hummingbird.wire.service import Tls, serve

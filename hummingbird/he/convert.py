@@ -20,12 +20,12 @@ from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.he import magnitudes, placement
 from hummingbird.he import packing as packings
 from hummingbird.he.aided import PRIMES, AidedBuilder
+from hummingbird.he.client_spec import MODES
 from hummingbird.he.memory import installed
 from hummingbird.he.model import HEModel
 from hummingbird.he.params import check_degree, choose, most_primes
 from hummingbird.he.plan import Plan
 from hummingbird.he.polynomial import build as build_polynomial
-from hummingbird.he.public import MODES
 
 RANGE = 4.0  # of inputs, where nothing else is said
 _AIDED_DEGREE = 2048

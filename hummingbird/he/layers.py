@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hummingbird.he.maps import Gather
+from hummingbird.he.im2col import Gather
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ntt import Ring
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.he.ckks import NOISE
-from hummingbird.he.public import Public
+from hummingbird.he.client_spec import Public
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ntt import Ring
 from hummingbird.kernels.polynomials import encrypt, encrypt_ntt

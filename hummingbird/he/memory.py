@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from hummingbird.graph import Ref, Step
-from hummingbird.he.crossing import SLICE
-from hummingbird.he.maps import VIEWS
+from hummingbird.he.client_spec import Public, client_steps
+from hummingbird.he.im2col import VIEWS
 from hummingbird.he.plan import Plan
-from hummingbird.he.public import Public, client_steps
+from hummingbird.he.rounds import SLICE
 
 _SHARING = VIEWS - {"cat", "stack"} | {"output"}  # whose result shares the memory of their first input
 

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import AgreementError, InputError
-from hummingbird.he.crossing import Return
-from hummingbird.he.public import Public
+from hummingbird.he.client_spec import Public
 from hummingbird.he.roles import Download, Upload
+from hummingbird.he.rounds import Return
 from hummingbird.kernels.polynomials import pack, unpack
 from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError
 from hummingbird.he import report
+from hummingbird.he.client_spec import Public
 from hummingbird.he.memory import installed, predicted
 from hummingbird.he.plan import Plan
-from hummingbird.he.public import Public
 from hummingbird.he.roles import Batch, Client, Server
 from hummingbird.kernels import heap
 from hummingbird.kernels.polynomials import packed_bytes

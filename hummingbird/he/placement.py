@@ -28,7 +28,7 @@ import torch
 from hummingbird.errors import Problem
 from hummingbird.graph import Ref, Step, elementwise
 from hummingbird.graph.steps import compact, map_refs, refs
-from hummingbird.he.maps import SUMS, VIEWS, is_weighted, linear_map
+from hummingbird.he.im2col import SUMS, VIEWS, is_weighted, linear_map
 
 CLIENT, SERVER, FREE = "client", "server", "free"
 Shapes = Sequence[Any]  # of every step for one image; None for tuples and sizes

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hummingbird.graph import Step
+from hummingbird.he.client_spec import REMOTE, Public
 from hummingbird.he.layers import TILE_BYTES, Form, Linear, Operation
 from hummingbird.he.masking import Mask
 from hummingbird.he.placement import Placement
-from hummingbird.he.public import REMOTE, Public
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,16 @@ from hummingbird.graph import Step
 from hummingbird.he import bounds, masking, noise
 from hummingbird.he import packing as packings
 from hummingbird.he.builder import Builder, Located, common, exact_norm, margin, parts, quantized
-from hummingbird.he.crossing import Return, Send, Turn
+from hummingbird.he.client_spec import Public
+from hummingbird.he.im2col import SUMS, Map, is_weighted, linear_map, natural, view
 from hummingbird.he.layers import Combine, Form, Linear, Operation, Pick, Product
 from hummingbird.he.magnitudes import Magnitude
-from hummingbird.he.maps import SUMS, Map, is_weighted, linear_map, natural, view
 from hummingbird.he.masking import Mask
 from hummingbird.he.packing import spread
 from hummingbird.he.params import DEGREES, PRIME_BITS, Parameters, choose, most_primes
 from hummingbird.he.placement import Placement
 from hummingbird.he.plan import Line, Plan, Program, public_steps
-from hummingbird.he.public import Public
+from hummingbird.he.rounds import Return, Send, Turn
 
 _SPARE = 2  # bits below noise.PRECISION for what lowering a scale may add
 _FLOOD = noise.PRECISION + 1  # bits by which a typical answer is above its flood

@@ -21,7 +21,7 @@ from hummingbird import prg
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Ref, Step
 from hummingbird.graph.steps import map_refs
-from hummingbird.he.crossing import Return
+from hummingbird.he.rounds import Return
 
 LEAST = 6  # bits
 _SHOWN = 8  # images named in an error

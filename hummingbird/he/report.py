@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hummingbird import graph
+from hummingbird.he.client_spec import REMOTE, Public
 from hummingbird.he.masking import batch_distance_bits
 from hummingbird.he.memory import predicted
 from hummingbird.he.plan import Line, Plan
 from hummingbird.he.precision import Precision, summary
-from hummingbird.he.public import REMOTE, Public
 from hummingbird.prg import SEED_BYTES
 from hummingbird.table import text_table
 

@@ -17,9 +17,9 @@ any server of the same net can answer it, and what it holds is freed with the `S
 What a server sees is ciphertexts, as many as the plan says. It is trusted to compute what the plan says: one that
 answers with something else learns from whether the client goes on, and so from the next turn, if not what it sent.
 
-Every slice carries its place in the turn's stream (he/public.py). Slices come in order, and one that does not is an
-InputError, as is a tensor of another shape or type; that residues are below their primes is for whoever read them from
-bytes to see to (kernels.polynomials.unpack).
+Every slice carries its place in the turn's stream (he/client_spec.py). Slices come in order, and one that does not is
+an InputError, as is a tensor of another shape or type; that residues are below their primes is for whoever read them
+from bytes to see to (kernels.polynomials.unpack).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.he import packing
 from hummingbird.he.ckks import Coins, SecretKey, expand
-from hummingbird.he.crossing import Return, Turn
+from hummingbird.he.client_spec import Public, client_steps
 from hummingbird.he.layers import Linear, switched, times
 from hummingbird.he.masking import masked
 from hummingbird.he.memory import predicted
 from hummingbird.he.plan import Plan, Program
 from hummingbird.he.precision import Precision, Shadow, named
-from hummingbird.he.public import Public, client_steps
+from hummingbird.he.rounds import Return, Turn
 from hummingbird.prg import SEED_BYTES
 
 _MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large as it is

@@ -16,8 +16,8 @@ import grpc
 
 from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.he import messages
-from hummingbird.he.flow import Ahead
 from hummingbird.he.memory import installed
+from hummingbird.he.prefetch import Ahead
 from hummingbird.he.roles import Server, ServerTurn
 from hummingbird.wire.service import WORKERS, Exchange, Method
 

@@ -18,9 +18,9 @@ from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
-from hummingbird.mpc.planner import Built
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.rounding_plan import Built
 from hummingbird.ring import SCALE
 
 # What `register_converter` has been taught: module type -> builder of its private form.

@@ -181,7 +181,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def stand_in(session: Session) -> Iterator[None]:
-    """Let `current()` be another session for the time of this block, for CrypTen's functions too (mpc/rehearsal.py)."""
+    """Let `current()` be another session for the time of this block, for CrypTen's functions too (mpc/dry_run.py)."""
     zeros = dict.fromkeys(("prev", "next", "local"), bytes(SEED_BYTES))  # nobody hears what they would hide
     before = enter(session)
     _mend()

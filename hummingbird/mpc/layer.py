@@ -2,7 +2,7 @@
 
 Values at rest have scale 2^16. A linear layer adds the bits of fraction of its weights and leaves them: the next
 comparison cuts them off in the opening it makes anyway. `input_limit` is the highest scale a layer accepts; where it is
-exceeded the planner inserts a rescaling (mpc/planner.py, which also sees to it that every value has room).
+exceeded the planner inserts a rescaling (mpc/rounding_plan.py, which also sees to it that every value has room).
 """
 
 from __future__ import annotations

@@ -18,13 +18,13 @@ from hummingbird.cost import FREE, Cost
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Interpreter, Step, run_all
 from hummingbird.graph.steps import refs
+from hummingbird.mpc import microbatch
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc import slices
 from hummingbird.mpc._crypten import MPCTensor, scale_of
 from hummingbird.mpc.correlations import Request
 from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.mpc.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
-from hummingbird.mpc.slices import Slice
 from hummingbird.ring import SCALE
 from hummingbird.version import VERSION
 from hummingbird.wire import meter, turns
@@ -206,28 +206,28 @@ class PrivateNet(nn.Module):
         outputs: list[Any] = [None] * len(parts)
 
         def lane(start: int) -> None:
-            for number in range(start, len(parts), slices.LANES):
+            for number in range(start, len(parts), microbatch.LANES):
                 with session.supplied_by(supplies[number]) as taken:
                     outputs[number] = self._run(session, parts[number].of(x))
                 self._requests[parts[number].shape, session.parties] = taken
                 if progress is not None:
                     progress(parts[number].images)
 
-        lanes = min(slices.LANES, len(parts))
+        lanes = min(microbatch.LANES, len(parts))
         turns.Turns().run([lambda start=start: lane(start) for start in range(lanes)])  # type: ignore[misc]
-        return slices.join(outputs, parts)
+        return microbatch.join(outputs, parts)
 
     def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
         """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""
         if shape[1:] not in self._rowwise:
-            self._rowwise[shape[1:]] = slices.rowwise(self._graph, shape)
+            self._rowwise[shape[1:]] = microbatch.rowwise(self._graph, shape)
         if not self._rowwise[shape[1:]]:
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
         if dealt is not None and dealt[1:] == shape[1:]:
-            return slices.fill(shape, dealt)
+            return microbatch.fill(shape, dealt)
         largest = max((step.breadth for step in self.costs(shape, session.parties)), default=0)
-        return slices.cut(shape, largest, self.images_per_slice)
+        return microbatch.cut(shape, largest, self.images_per_slice)
 
     def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
         """One slice through all layers."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hummingbird.pir.auditing import audit
     from hummingbird.pir.batch import BatchCode
-    from hummingbird.pir.batched import BatchedEmbedding, plan_servers
+    from hummingbird.pir.bucket_server import BatchedEmbedding, plan_servers
     from hummingbird.pir.client import Client
     from hummingbird.pir.embedding import PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.integrity import IntegrityError, Owner
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BatchCode": "batch",
-    "BatchedEmbedding": "batched",
+    "BatchedEmbedding": "bucket_server",
     "Client": "client",
     "IntegrityError": "integrity",
     "Owner": "integrity",
@@ -40,7 +40,7 @@ _HOMES = {
     "Source": "table",
     "audit": "auditing",
     "local_servers": "server",
-    "plan_servers": "batched",
+    "plan_servers": "bucket_server",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.pir.batched import plan_servers
+from hummingbird.pir.bucket_server import plan_servers
 from hummingbird.pir.integrity import KEY_BYTES
 from hummingbird.pir.plan import Plan
 from hummingbird.pir.server import Server, open_server

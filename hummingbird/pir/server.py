@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.pir import integrity
-from hummingbird.pir.deposits import Deposits, Shares, name
 from hummingbird.pir.messages import (
     TICKET_BYTES,
     Description,
@@ -27,6 +26,7 @@ from hummingbird.pir.messages import (
     unpack_query,
     unpack_update,
 )
+from hummingbird.pir.pending_shares import Deposits, Shares, name
 from hummingbird.pir.shards import Part, Shard, Workers
 from hummingbird.pir.table import Source, State, first_state
 

@@ -22,11 +22,11 @@ from hummingbird.errors import ConfigError
 from hummingbird.graph.live import live
 from hummingbird.mpc import builders, inputs
 from hummingbird.mpc.net import PlanStep
-from hummingbird.twin.compare import Compare
-from hummingbird.twin.exact import Parties
-from hummingbird.twin.folded import FoldedNet
-from hummingbird.twin.layers import Twin
-from hummingbird.twin.windows import Windows, check_protocol, twins
+from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.exact import Parties
+from hummingbird.simulation.folded import FoldedNet
+from hummingbird.simulation.layers import Twin
+from hummingbird.simulation.windows import Windows, check_protocol, twins
 
 MODES = ("fast", "exact")
 

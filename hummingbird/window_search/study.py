@@ -27,16 +27,16 @@ from torch.utils.data import Dataset
 from hummingbird import graph
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.search.budget import read_budget
-from hummingbird.search.cached import CachedEvaluator, check_labels
-from hummingbird.search.find import search_bits
-from hummingbird.search.groups import group_layers
-from hummingbird.search.images import gathered
-from hummingbird.search.net import SearchedNet
-from hummingbird.search.objective import Objective, bit_budget, online_bytes, predicted_seconds
-from hummingbird.search.questions import Progress
-from hummingbird.twin.observe import magnitudes
+from hummingbird.simulation.observe import magnitudes
 from hummingbird.version import VERSION
+from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.cached import CachedEvaluator, check_labels
+from hummingbird.window_search.find import search_bits
+from hummingbird.window_search.groups import group_layers
+from hummingbird.window_search.images import gathered
+from hummingbird.window_search.net import SearchedNet
+from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
+from hummingbird.window_search.questions import Progress
 
 OBJECTIVES = ("bits", "bytes", "seconds")
 CRITERIA = ("agreement", "accuracy")

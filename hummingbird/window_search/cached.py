@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.search.evaluator import Score
-from hummingbird.twin.compare import Compare
-from hummingbird.twin.folded import FoldedNet, State
-from hummingbird.twin.layers import Twin
-from hummingbird.twin.observe import check_images
-from hummingbird.twin.windows import Windows, check_protocol, twins
+from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.folded import FoldedNet, State
+from hummingbird.simulation.layers import Twin
+from hummingbird.simulation.observe import check_images
+from hummingbird.simulation.windows import Windows, check_protocol, twins
+from hummingbird.window_search.evaluator import Score
 
 _WIDTH = 0.4  # of the step from certain to not, in standard deviations of an image's logits
 Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the order of execution

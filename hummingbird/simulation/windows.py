@@ -18,11 +18,11 @@ from hummingbird.mpc import builders
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
-from hummingbird.mpc.planner import Built, Planner
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.twin.compare import Compare
-from hummingbird.twin.layers import Twin, build
+from hummingbird.mpc.rounding_plan import Built, Planner
+from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.layers import Twin, build
 
 
 def check_protocol(protocol: str, parties: int) -> None:

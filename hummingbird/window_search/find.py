@@ -15,12 +15,12 @@ from typing import Any
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.search.budgeted import Budgeted, Found
-from hummingbird.search.evaluator import Evaluator, FunctionEvaluator, Score
-from hummingbird.search.journal import Journal
-from hummingbird.search.objective import Objective, bit_budget
-from hummingbird.search.problem import Choice, ComparingLayer, Group, check_groups, named
-from hummingbird.search.questions import Progress, Questions
+from hummingbird.window_search.budgeted import Budgeted, Found
+from hummingbird.window_search.evaluator import Evaluator, FunctionEvaluator, Score
+from hummingbird.window_search.journal import Journal
+from hummingbird.window_search.objective import Objective, bit_budget
+from hummingbird.window_search.problem import Choice, ComparingLayer, Group, check_groups, named
+from hummingbird.window_search.questions import Progress, Questions
 
 
 def search_bits(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
-from hummingbird.search.evaluator import Evaluator, Score, checked
-from hummingbird.search.journal import Journal
+from hummingbird.window_search.evaluator import Evaluator, Score, checked
+from hummingbird.window_search.journal import Journal
 
 
 class Progress(NamedTuple):

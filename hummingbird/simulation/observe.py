@@ -20,10 +20,10 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.ring import SCALE
-from hummingbird.twin.compare import Compare
-from hummingbird.twin.folded import FoldedNet
-from hummingbird.twin.layers import Twin
-from hummingbird.twin.windows import Windows, check_protocol, twins
+from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.folded import FoldedNet
+from hummingbird.simulation.layers import Twin
+from hummingbird.simulation.windows import Windows, check_protocol, twins
 
 
 class _Watched(Compare):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.graph import OPS, Interpreter, Step
-from hummingbird.twin import rounding
-from hummingbird.twin.windows import traced
+from hummingbird.simulation import rounding
+from hummingbird.simulation.windows import traced
 
 
 class State(NamedTuple):

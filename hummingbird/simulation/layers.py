@@ -19,7 +19,7 @@ from hummingbird.mpc.protocols.law import Law
 from hummingbird.mpc.smooth import Curve, combine
 from hummingbird.mpc.splines import Fit
 from hummingbird.ring import SCALE
-from hummingbird.twin.compare import Compare
+from hummingbird.simulation.compare import Compare
 
 Twin = Callable[..., Tensor]  # (value, the slopes of a PReLU) -> value
 

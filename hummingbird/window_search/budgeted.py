@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError
-from hummingbird.search.choose import Item, least_sums
-from hummingbird.search.evaluator import Score
-from hummingbird.search.objective import Objective
-from hummingbird.search.problem import IDENTITY, Choice, Group, named
-from hummingbird.search.questions import Questions
+from hummingbird.window_search.choose import Item, least_sums
+from hummingbird.window_search.evaluator import Score
+from hummingbird.window_search.objective import Objective
+from hummingbird.window_search.problem import IDENTITY, Choice, Group, named
+from hummingbird.window_search.questions import Questions
 
 _HARDLY, _ALREADY = 1e-4, 0.25  # losses between which those of lower ends are measured
 _ALIKE = 1e-3  # finer scores that differ by less are no reason to force k down

@@ -1,8 +1,8 @@
 """A real net as the search sees it: comparing layers, the highest k of each, what windows cost, what can be run.
 
 The net is built once and planned anew for other windows, which takes milliseconds; no session is needed and nothing is
-sent. A plan with windows of no bits has other scales and fewer valid bits behind them (mpc/planner.py): `accepts` tells
-what still fits.
+sent. A plan with windows of no bits has other scales and fewer valid bits behind them (mpc/rounding_plan.py): `accepts`
+tells what still fits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.steps import refs
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.ring import SCALE
-from hummingbird.search.objective import Prices
-from hummingbird.search.problem import ComparingLayer
-from hummingbird.twin.windows import Windows, check_protocol, comparisons, traced
+from hummingbird.simulation.windows import Windows, check_protocol, comparisons, traced
+from hummingbird.window_search.objective import Prices
+from hummingbird.window_search.problem import ComparingLayer
 
 
 class SearchedNet:

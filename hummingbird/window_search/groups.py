@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from hummingbird.errors import ConfigError
-from hummingbird.search.problem import ComparingLayer, Group
+from hummingbird.window_search.problem import ComparingLayer, Group
 
 STEM = "stem"
 

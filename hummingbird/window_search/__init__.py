@@ -23,12 +23,12 @@ cached.py       an evaluator that runs only what a window changes
 study.py        all of it in one object: `Study(net, images, labels).search(8 / 64)`
 """
 
-from hummingbird.search.evaluator import Evaluator, Score
-from hummingbird.search.find import search_bits
-from hummingbird.search.groups import group_layers
-from hummingbird.search.objective import Objective, bit_budget, online_bytes, predicted_seconds
-from hummingbird.search.problem import ComparingLayer, Group
-from hummingbird.search.questions import Progress
+from hummingbird.window_search.evaluator import Evaluator, Score
+from hummingbird.window_search.find import search_bits
+from hummingbird.window_search.groups import group_layers
+from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
+from hummingbird.window_search.problem import ComparingLayer, Group
+from hummingbird.window_search.questions import Progress
 
 __all__ = [
     "ComparingLayer",

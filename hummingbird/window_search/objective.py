@@ -20,7 +20,7 @@ from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
-from hummingbird.search.problem import ComparingLayer
+from hummingbird.window_search.problem import ComparingLayer
 
 Prices = Callable[[ComparingLayer, BitWindow, int], Cost]  # of a layer with a window, for a number of images
 
@@ -65,7 +65,7 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:
     """Bytes that a party sends online per image, in batches of `images`, which share the headers of their frames.
 
-    prices: of other layers than ReLUs behind a linear layer, see `hummingbird.search.net`.
+    prices: of other layers than ReLUs behind a linear layer, see `hummingbird.window_search.net`.
     """
     priced = prices or relu_prices(protocol, parties)
     _positive("images", images)

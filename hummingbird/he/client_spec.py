@@ -30,8 +30,8 @@ from hummingbird.graph import OPS, Interpreter, Ref, Step
 from hummingbird.graph.interpreter import arguments
 from hummingbird.graph.steps import refs
 from hummingbird.he import packing as packings
-from hummingbird.he.crossing import MOST_SCALE, Return, Send, Turn
 from hummingbird.he.params import PRIME_BITS, Parameters
+from hummingbird.he.rounds import MOST_SCALE, Return, Send, Turn
 
 VERSION = 2
 MODES = ("client-aided", "polynomial")
