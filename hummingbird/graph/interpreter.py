@@ -48,8 +48,8 @@ class Interpreter(Generic[S]):
         self._order = range(len(steps)) if order is None else tuple(order)
         self._inputs = [number for number, step in enumerate(steps) if step.op == "input"]
         self._dead: list[list[int]] = [[] for _ in steps]
-        last = {ref.index: number for number in self._order for ref in refs(steps[number].inputs)}
         if not keep:
+            last = {ref.index: number for number in self._order for ref in refs(steps[number].inputs)}
             for index, number in last.items():
                 self._dead[number].append(index)
 
