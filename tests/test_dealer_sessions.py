@@ -116,6 +116,8 @@ import sys
 sys.modules["crypten"] = None  # an import of it would raise
 import hummingbird.mpc.dealer.command, hummingbird.mpc.dealer.client, hummingbird.mpc.dealer.local
 import hummingbird.mpc.dealer.deal, hummingbird.mpc.dealer.store
+from hummingbird.__main__ import parser
+parser(["dealer"]).parse_args(["dealer", "--listen", "unix:x"])
 assert "torchvision" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], timeout=60)
