@@ -1,6 +1,6 @@
 """Fine-tuning: a net in training with its windows in place, who judges its epochs, and what is saved.
 
-The forward pass is what private inference computes, y = bit z (hummingbird/simulation/law.py): small values become 0 by
+The forward pass is what private inference computes, y = bit z (mpc/protocols/law.py): small values become 0 by
 chance, and values beyond the window pass with a wrong sign. The backward pass goes where values passed,
 dL/dv = bit dL/dy. So the net learns to live with both (Maeng and Suh, "HummingBird", 2023, finetuning).
 
