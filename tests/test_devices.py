@@ -20,10 +20,11 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.kernels import products
-from hummingbird.mpc import _crypten, fixed
+from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of
 from hummingbird.mpc.averaging import sums_by_halves
+from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.registry import PROTOCOLS
 from tests.operations import cases
 
@@ -47,7 +48,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
     monkeypatch.setattr(
         prg, "chacha20", lambda _, __, blocks, device: torch.empty(64 * blocks, dtype=torch.uint8, device=device)
     )
-    monkeypatch.setattr(fixed, "_digest", lambda owned: b"")  # the one place that reads weights
+    monkeypatch.setattr(weight_mask, "_digest", lambda owned: b"")  # the one place that reads weights
     yield hummingbird.init(device="meta")
     hummingbird.uninit()
 

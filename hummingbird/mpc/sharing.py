@@ -8,7 +8,8 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.mpc import _crypten, inputs
-from hummingbird.mpc.session import Session, current
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
 
 
@@ -22,7 +23,7 @@ def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None
     Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
     AgreementError.
     """
-    session = current()
+    session = sessions.current()
     if type(src) is not int or not 0 <= src < session.parties:
         hint = f"the rank of the party that has the tensor, 0 to {session.parties - 1}"
         raise InputError(f"src={src!r} names no party of {session.parties}", where="cryptensor", hint=hint)
@@ -68,5 +69,5 @@ def share_secret(encoded: Tensor | None, shape: tuple[int, ...], src: int) -> Te
     """This party's additive share, int64, of ring elements that party `src` holds; the shape is known: nothing is
     sent.
     """
-    share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=current().device).share
-    return share + encoded if current().rank == src and encoded is not None else share
+    share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=sessions.current().device).share
+    return share + encoded if sessions.current().rank == src and encoded is not None else share
