@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import own_net
+from tests.support import own_net
+from tests.support.paths import ROOT
 from tests.test_floors import FILES, imported
 
-ROOT = Path(__file__).resolve().parent.parent
 NET = ["--model", "my_net:net", "--weights", "net.pt"]
 
 
