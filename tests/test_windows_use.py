@@ -91,7 +91,7 @@ def test_another_protocol_or_number_of_parties_is_told_with_a_command() -> None:
 
 
 def as_party(count: int, rank: int, do: Callable[[], Any]) -> Any:
-    """What one of `count` parties does alone, without a word to the others."""
+    """Run `do` as one party of `count` that never hears of the others."""
     opened = parties.sessions(count)
     try:
         with launch.stand_in(opened[rank]):

@@ -1,4 +1,4 @@
-"""What docs/encrypted.md, docs/lookup.md and the quickstart's short forms show runs."""
+"""Everything that docs/encrypted.md, docs/lookup.md and the quickstart's short forms show runs."""
 
 from __future__ import annotations
 

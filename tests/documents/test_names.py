@@ -1,4 +1,4 @@
-"""What the documentation names exists: files, headings, programs, flags, targets, rooms."""
+"""Everything that the documentation names exists: files, headings, programs, flags, targets, rooms."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def code_spans(path: Path) -> list[str]:
 
 
 def help_of(main: Callable[[], object], *arguments: str) -> str:
-    """What a program prints for --help."""
+    """The text that a program prints for --help."""
     before, sys.argv = sys.argv, ["program", *arguments, "--help"]
     try:
         with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):

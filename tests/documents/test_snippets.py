@@ -1,4 +1,4 @@
-"""What README, quickstart, SECURITY.md and bit-config.md show runs."""
+"""Everything that README, quickstart, SECURITY.md and bit-config.md show runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a net does beside its layers: wrappers, hooks, arguments, questions that Python asks, random numbers.
+"""Everything a net does beside its layers: wrappers, hooks, arguments, questions that Python asks, random numbers.
 
 A net is converted as `net(x)` computes at inference, or it is refused with a problem that says what to do.
 """

@@ -65,7 +65,7 @@ def test_references_are_replaced_in_nested_tuples_and_nothing_else_is() -> None:
 
 
 def test_a_value_that_is_a_tuple_is_given_as_it_is() -> None:
-    """What chunk makes: its parts may be anything, even references."""
+    """The result of chunk: its parts may be anything, even references."""
     parts = (Ref(0), "part")
     net = Interpreter([step(0), step(1, Ref(0)), step(2, (Ref(1), Ref(1)))])
     seen: list[Any] = []

@@ -137,7 +137,7 @@ def take_download(rng: random.Random, texts: list[str]) -> None:
 
 
 def hand_over(rng: random.Random, texts: list[str]) -> None:
-    """What is no slice at all, to both roles; and what are no images."""
+    """Values that are no slice at all, for client and server, and values that are no images."""
     anything: list[Any] = [None, 3, b"x", "x", [], torch.zeros(0), torch.zeros(3, 2, 2048, dtype=torch.int32)]
     anything += [torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.int64), torch.full((1, 4), float("nan"))]
     client, turn = Client(_SMALL.public), Server(_SMALL).turn(0)

@@ -45,7 +45,7 @@ def form(plan: Plan) -> list[int]:
 
 
 def answered(plan: Plan) -> tuple[Tensor, Tensor, Tensor, Any]:
-    """What an honest client of one image has: the parts a of what it sent, the phases, the answer, and its key."""
+    """The view of an honest client of one image: the parts a of what it sent, the phases, the answer, and its key."""
     client = Client(plan.public)
     batch, turn = client.begin(torch.randn(1, INPUTS).clamp(-1, 1)), Server(plan).turn(0)
     (sent,) = batch.uploads(0)

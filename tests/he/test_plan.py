@@ -98,7 +98,7 @@ def test_slopes_of_a_prelu_are_weights() -> None:
 
 
 def test_layers_added_share_a_scale() -> None:
-    """Of very different weights, the factor would otherwise eat the room of the sum."""
+    """With very different weights, the factor would otherwise eat the room of the sum."""
     a, b = conv(1, 1, 1), conv(1, 1, 1)
     a.weight.data.mul_(1000)
     plan = plan_of(lambda s, x: s.a(x) + s.b(x), (1, 2, 2), a=a, b=b)

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 
 
 def relative(model: he.HEModel, net: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Of every image, the error of its outputs over their size."""
+    """For every image, the error of its outputs over their size."""
     with torch.no_grad():
         expected = net.double()(x.double()).flatten(1)
         net.float()

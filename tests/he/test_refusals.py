@@ -1,4 +1,4 @@
-"""What he.convert_model and a model refuse: an error of this library that says what, where and what to do."""
+"""Refusals of he.convert_model and of a model: an error of this library that says what, where and what to do."""
 
 from __future__ import annotations
 

@@ -172,7 +172,9 @@ def test_the_server_receives_neither_key_nor_input(recorded) -> None:  # type: i
 
 
 def chi_square(residues: Tensor, q: int) -> float:
-    """Of centred residues in 64 equal cells, in deviations from what uniform ones give (mean 63, variance 126)."""
+    """Chi-square of centred residues in 64 equal cells, in standard deviations from its mean for uniform ones
+    (mean 63, variance 126).
+    """
     cells = ((residues.long() + q // 2) * 64 // q).flatten().bincount(minlength=64).double()
     expected = residues.numel() / 64
     return (float(((cells - expected) ** 2 / expected).sum()) - 63) / 126**0.5
@@ -203,7 +205,7 @@ def test_the_uniformity_test_can_fail(recorded) -> None:  # type: ignore[no-unty
 
 
 def exchange(address: str, requests: list[bytes]) -> list[bytes]:
-    """What a program of somebody else's gets from a turn."""
+    """The answer that a foreign program gets from a turn."""
     channel = service.connect(address, timeout=5)
     try:
         return list(service.exchange(channel, "Turn", iter(requests), timeout=20))

@@ -129,7 +129,7 @@ def binary() -> list[str]:
 
 
 def _expect(kind: type[Exception], text: str, call: Callable[[], Any]) -> str | None:
-    """What is wrong with this refusal, or None."""
+    """A description of the fault in this refusal, or None."""
     try:
         call()
     except kind as error:
@@ -208,7 +208,7 @@ _SETTINGS = {
 
 
 def refusals() -> dict[str, str]:
-    """What is refused otherwise than it should be; the session goes on after each."""
+    """Calls that are not refused as they should be; the session goes on after each."""
     session, wrong = launch.init(timeout=100), {}
     x = hummingbird.cryptensor(X if session.rank == 0 else None)
     words = x.to(ptype.binary)

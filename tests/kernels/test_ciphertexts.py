@@ -324,7 +324,7 @@ def test_products_of_every_size(path: str, a: int, b: int) -> None:
 
 
 def test_products_are_those_of_polynomials(path: str) -> None:
-    """Of transformed ciphertexts (x0, x1) (y0, y1), against the schoolbook modulo X^N + 1."""
+    """Products of transformed ciphertexts (x0, x1) (y0, y1), against the schoolbook modulo X^N + 1."""
     x, y = residues(TWO, 1, 2), residues(TWO, 1, 2) // 3
     got = TWO.intt(multiply(TWO, TWO.ntt(x), TWO.ntt(y)))[0]
     for i, q in enumerate(TWO.primes):

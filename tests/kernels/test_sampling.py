@@ -64,7 +64,7 @@ def statistic(counts: list[int], chances: list[float]) -> float:
 
 
 def limit(cells: int) -> float:
-    """What chi-square of so many cells exceeds with chance below e^-20 (Laurent and Massart 2000, lemma 1)."""
+    """A bound that chi-square of so many cells exceeds with chance below e^-20 (Laurent and Massart 2000, lemma 1)."""
     return cells - 1 + 2 * math.sqrt(20 * (cells - 1)) + 40
 
 

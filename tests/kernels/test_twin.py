@@ -119,7 +119,7 @@ def test_the_reference_decides_as_the_law_of_integers(k: int, m: int) -> None:
 
 
 def test_types_hold_the_result_without_rounding() -> None:
-    """What passes from beyond the window is the value less whole windows, in every type."""
+    """A value from beyond the window passes less whole windows, in every type."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         v = (torch.arange(-2000, 2000) / 16.0).to(dtype)
         y, _ = kernels.twin_relu(v, 0, MaskedLaw(17, 0, 2).cut)

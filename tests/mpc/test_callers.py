@@ -1,4 +1,4 @@
-"""What callers may hand in at the front door: a right result, or an error of the project's that says what to do."""
+"""Arguments of every kind for the public functions: right results, or errors of the project's that say what to do."""
 
 from __future__ import annotations
 

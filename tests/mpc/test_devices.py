@@ -86,7 +86,7 @@ def test_a_session_on_cuda_needs_a_cuda_device(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("ceil", [False, True])
 def test_sums_by_halves_are_exact(ceil: bool) -> None:
-    """What pooling does where torch pools no integers; full words, sums that wrap."""
+    """Pooling on devices where torch pools no integers: full words, sums that wrap."""
     x = torch.randint(-(2**63), 2**63 - 1, (2, 3, 9, 9), generator=torch.Generator().manual_seed(0))
     x[0] = -1
     x[1, 0] = -(2**63)

@@ -1,4 +1,4 @@
-"""What converts is right for every value below the plan's floor, and for constants of every size.
+"""Converted nets are right for every value below the plan's floor, and for constants of every size.
 
 All parties run their own code on their own shares (`simulate`, mode="exact"), with default windows. Every expected
 result is torch's in float64; errors are told as a part of the largest result. The fixed point has 2^-16: results of

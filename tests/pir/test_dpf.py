@@ -183,7 +183,7 @@ def test_drawing_again_until_the_sign_is_positive_is_found() -> None:
 
 @pytest.mark.parametrize("prf", PRFS)
 def test_selection_bits_are_balanced(prf: str) -> None:
-    """Of one key: all of them, each place of a leaf, and pairs nearby, in a leaf and across leaves."""
+    """For one key: all bits, each place of a leaf, and pairs nearby, within a leaf and across leaves."""
     rows, shifts = 1 << 20, (1, 2, 7, 8, 64, 128, 512, 1024, 2048, 65536)
     allowed = math.sqrt(2 * math.log(2 * (1025 + len(shifts)) / FALSE_ALARM))
     for keys in dpf.generate(torch.tensor([77]), rows, prf)[:2]:

@@ -1,4 +1,4 @@
-"""What one client may take of a pir-server: waiting for results, frames of many tensors, half a pair of keys."""
+"""Limits on one client of a pir-server: waiting for results, frames of many tensors, half a pair of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients leave at one server: for one use, for who deposited it, within limits; and fuzzed deposits."""
+"""Shares that clients leave at one server: for one use, for who deposited it, within limits; and fuzzed deposits."""
 
 from __future__ import annotations
 

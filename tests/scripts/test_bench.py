@@ -184,7 +184,7 @@ def test_a_party_that_fails_is_quoted() -> None:
 
 
 def check(rows: list[dict[str, Any]], unit: Unit) -> None:
-    """What holds for the rows of both."""
+    """Checks that hold for the rows of both benchmarks."""
     for row in rows:
         assert all(not isinstance(value, (dict, list)) for value in row.values())
         assert {"hummingbird", "torch", "cpu", "kernels", "times", "repeats", "parties", "rounds"} <= set(row)

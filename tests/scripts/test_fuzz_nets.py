@@ -43,7 +43,7 @@ def test_every_operation_has_a_bound() -> None:
 
 
 def values(net: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What the net makes of x in float64, and the bound for two parties."""
+    """The net's output for x in float64, and the bound for two parties."""
     found, errors = walk(trace(net), x, 2)
     return found[-1], errors[-1]
 

@@ -42,7 +42,7 @@ ROWS = [
 
 
 def cells(text: str, title: str, line: str) -> list[str]:
-    """Of the first line under the title that begins so."""
+    """Cells of the first line, under this title, that begins so."""
     found = text.partition(title)[2].partition(line)[2].partition("\n")[0]
     return [cell.strip() for cell in found.strip(" |").split("|")]
 

@@ -104,7 +104,7 @@ def test_a_net_of_three_parties_and_gmw(tmp_path: Path, bits: Path, capsys: pyte
 
 @pytest.fixture
 def accuracies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """What the judge says of epoch 0, 1, ..."""
+    """The judge's verdicts on epochs 0, 1, ..."""
     said: list[float] = []
 
     def accuracy(self: Judge, *given: Any) -> float:

@@ -141,7 +141,7 @@ def arithmetic() -> Iterator[tuple[str, Case]]:
 
 
 def bits() -> Iterator[tuple[str, Case]]:
-    """What comparisons return has no fraction: what happens to it next."""
+    """Results of comparisons, which have no fraction, in further operations."""
     for name, use in {
         "times half": lambda b, x: b * 0.5,
         "plus half": lambda b, x: b + 0.5,

@@ -40,7 +40,7 @@ class Running:
 
 
 def raw(running: Running, method: str, **fields) -> list[bytes]:
-    """What a program of somebody else's could send."""
+    """A raw request, as a foreign program could send it."""
     channel = service.connect(running.address, timeout=5)
     data = json.dumps(fields).encode()
     try:

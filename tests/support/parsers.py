@@ -113,7 +113,7 @@ def stores(root: Path) -> dict[str, Parser]:
     header, seed = party / folder.HEADER, (party / folder.SEED).read_bytes()
 
     def signed(data: bytes) -> bytes:
-        """What whoever has the seed can make of it."""
+        """A sample with a valid digest, as whoever has the seed can make it."""
         with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(data)
             if isinstance(fields, dict):
