@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hummingbird import pir
-from hummingbird.he.params import TABLES
+from hummingbird.he.scheme.params import TABLES
 from hummingbird.kernels import dpf
 from tests.test_readme import OTHER, QUICKSTART, ROOT, blocks, run, text_of
 
