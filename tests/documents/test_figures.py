@@ -11,7 +11,7 @@ import torch
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
-from hummingbird.he.params import TABLES
+from hummingbird.he.scheme.params import TABLES
 from hummingbird.kernels import dpf
 from hummingbird.mpc.activations import EvenSmooth
 from hummingbird.mpc.maximum import Softmax

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.he import noise
-from hummingbird.he.ckks import NOISE, VARIANCE, Coins, SecretKey, expand
-from hummingbird.he.params import choose
+from hummingbird.he.scheme import noise
+from hummingbird.he.scheme.ckks import NOISE, VARIANCE, Coins, SecretKey, expand
+from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import square, switch
 
 FORMS = ("mixed", "ntt")
@@ -124,7 +124,7 @@ def test_rounding_of_a_switched_square_is_as_predicted() -> None:
 def test_agrees_with_tenseal_on_what_ckks_is() -> None:
     """The same sums and products of the same slots, by another library (SEAL), to both schemes' precision."""
     tenseal = pytest.importorskip("tenseal")
-    from hummingbird.he import packing
+    from hummingbird.he.scheme import packing
 
     torch.manual_seed(0)
     x, y = (torch.randn(4096, dtype=torch.float64).clamp(-4, 4) for _ in range(2))

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from hummingbird import he
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.he import client_spec, memory, messages
-from hummingbird.he.client_spec import Public
-from hummingbird.he.convert import make_plan
-from hummingbird.he.roles import Client, Download, Server, Upload
+from hummingbird.he.compile.convert import make_plan
+from hummingbird.he.runtime import client_spec, memory
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.roles import Client, Download, Server, Upload
+from hummingbird.he.service import messages
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, made
 
 COUNT = 300  # inputs for each parser

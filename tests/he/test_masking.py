@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hummingbird.he import masking, report, roles
-from hummingbird.he.ckks import Coins, SecretKey, expand
-from hummingbird.he.convert import make_plan
-from hummingbird.he.layers import Linear
-from hummingbird.he.masking import added, distance_bits, masked
-from hummingbird.he.params import choose
-from hummingbird.he.plan import Plan
-from hummingbird.he.roles import Client, Server
+from hummingbird.he.compile.convert import make_plan
+from hummingbird.he.runtime import report, roles
+from hummingbird.he.runtime.operations import Linear
+from hummingbird.he.runtime.program import Plan
+from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.scheme import masking
+from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
+from hummingbird.he.scheme.masking import added, distance_bits, masked
+from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.polynomials import compose, phase
 from tests.support.he_cases import LINEAR, PRODUCTS, Fn, images, made
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError
-from hummingbird.he import packing
-from hummingbird.he.packing import PACKINGS, constant_step, decode, encode, peak, slots, spread
+from hummingbird.he.scheme import packing
+from hummingbird.he.scheme.packing import PACKINGS, constant_step, decode, encode, peak, slots, spread
 
 
 def evaluated(polynomial: Tensor) -> Tensor:

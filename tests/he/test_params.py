@@ -7,8 +7,8 @@ import math
 import pytest
 
 from hummingbird.errors import ConfigError
-from hummingbird.he import params
-from hummingbird.he.params import DEGREES, Parameters, choose, most_primes
+from hummingbird.he.scheme import params
+from hummingbird.he.scheme.params import DEGREES, Parameters, choose, most_primes
 
 
 def test_tables_are_those_of_the_two_documents() -> None:

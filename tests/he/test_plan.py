@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.graph.steps import refs
-from hummingbird.he import memory, noise
-from hummingbird.he.client_spec import REMOTE, Public, client_steps
-from hummingbird.he.convert import make_plan
-from hummingbird.he.params import choose
-from hummingbird.he.plan import Plan
-from hummingbird.he.rounds import SLICE
+from hummingbird.he.compile.convert import make_plan
+from hummingbird.he.runtime import memory
+from hummingbird.he.runtime.client_spec import REMOTE, Public, client_steps
+from hummingbird.he.runtime.program import Plan
+from hummingbird.he.runtime.rounds import SLICE
+from hummingbird.he.scheme import noise
+from hummingbird.he.scheme.params import choose
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, images, made
 from tests.support.paths import ROOT
 
@@ -346,7 +347,7 @@ he.convert_model(net, (1, 3, 3))(torch.randn(1, 1, 3, 3))
 model = he.convert_model(net, (1, 48, 48))
 images = torch.randn(2048, 1, 48, 48)
 model(images)
-from hummingbird.he import memory
+from hummingbird.he.runtime import memory
 print(model.last.peak - model.last.before, memory.predicted(model.plan).process)
 """
     root = ROOT

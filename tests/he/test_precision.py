@@ -10,7 +10,7 @@ from torch import nn
 
 from hummingbird import he
 from hummingbird.errors import InputError
-from hummingbird.he.precision import Precision, named, summary
+from hummingbird.he.runtime.precision import Precision, named, summary
 from models import get_model, load_checkpoint
 from tests.support.he_cases import PRODUCTS, conv, images, made
 from tests.support.paths import ROOT

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from hummingbird.errors import PeerError
-from hummingbird.he.client import RemoteModel
-from hummingbird.he.convert import convert_model
-from hummingbird.he.prefetch import Ahead
-from hummingbird.he.server import Service
+from hummingbird.he.compile.convert import convert_model
+from hummingbird.he.service.client import RemoteModel
+from hummingbird.he.service.server import Service
+from hummingbird.wire.prefetch import Ahead
 from tests.support.he_service import SHAPE, close, images, served, small_net
 from tests.support.paths import ROOT
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
-from hummingbird.he import messages
-from hummingbird.he.client import RemoteModel
-from hummingbird.he.client_spec import Public
-from hummingbird.he.convert import convert_model
-from hummingbird.he.memory import at_client
-from hummingbird.he.roles import Client, Server
-from hummingbird.he.server import MAX_CALLS, Service
+from hummingbird.he.compile.convert import convert_model
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.memory import at_client
+from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.service import messages
+from hummingbird.he.service.client import RemoteModel
+from hummingbird.he.service.server import MAX_CALLS, Service
 from hummingbird.kernels.polynomials import pack, unpack
 from hummingbird.wire import service
 from tests.support.dealers import Authority
@@ -324,7 +324,7 @@ def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is dishonestly large for a machine of 64 GB, and an honest one where less is allowed."""
-    monkeypatch.setattr("hummingbird.he.client.installed", lambda: 64 * 10**9)
+    monkeypatch.setattr("hummingbird.he.service.client.installed", lambda: 64 * 10**9)
     fields = json.loads(server.public.to_json())
     back = fields["turns"][-1]["returns"][0]
     for key, value in (("shape", [1 << 24]), ("rows", 1 << 24), ("places", 1), ("tile", 1)):

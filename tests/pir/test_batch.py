@@ -13,10 +13,10 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import dpf
-from hummingbird.pir import batch, profile
-from hummingbird.pir.batch import Assignment, BatchCode
-from hummingbird.pir.plan import Plan
-from hummingbird.pir.price import Speed, blocks, pareto, price
+from hummingbird.pir.batching import access_stats, batch_code
+from hummingbird.pir.batching.batch_code import Assignment, BatchCode
+from hummingbird.pir.batching.cost_model import Speed, blocks, pareto, price
+from hummingbird.pir.batching.plan import Plan
 
 SIZES = (1, 2, 3, 5, 64, 1000, 1024, 4097)
 
@@ -58,7 +58,7 @@ def test_choices_are_independent_and_seeds_matter() -> None:
 def test_large_tables_have_the_same_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
     code, rows = BatchCode(5000, 30), sampled(5000, 100, 0)
     kept = code.places(rows)
-    monkeypatch.setattr(batch, "_KEPT", 1)
+    monkeypatch.setattr(batch_code, "_KEPT", 1)
     assert all(torch.equal(one, other) for one, other in zip(kept, code.places(rows), strict=True))
 
 
@@ -130,21 +130,21 @@ def test_wrong_codes_and_wanted_rows_are_errors() -> None:
 
 def test_profiles_count_what_was_wanted_together() -> None:
     accesses = [torch.tensor(rows).long() for rows in ([0, 1, 1, 2], [1, 2], [2, 3, 1], [4], [])]
-    counts = profile.frequencies(accesses, 6)
+    counts = access_stats.frequencies(accesses, 6)
     assert counts.tolist() == [1, 3, 3, 1, 1, 0]  # each inference counts once
-    assert profile.hottest(counts, 0.5).tolist() == [1, 2, 0]
-    assert profile.hottest(counts, 0).tolist() == []
-    beside = profile.companions(accesses, 6, 2)
+    assert access_stats.hottest(counts, 0.5).tolist() == [1, 2, 0]
+    assert access_stats.hottest(counts, 0).tolist() == []
+    beside = access_stats.companions(accesses, 6, 2)
     assert beside.tolist() == [[1, 2], [2, 0], [1, 0], [1, 2], [-1, -1], [-1, -1]]
     with pytest.raises(InputError, match="hot share"):
-        profile.hottest(counts, 1.0)
+        access_stats.hottest(counts, 1.0)
 
 
 def test_companions_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     accesses = [sampled(50, 8, seed) for seed in range(60)]
-    whole = profile.companions(accesses, 50, 4)
-    monkeypatch.setattr(profile, "_PAIRS", 100)
-    assert torch.equal(whole, profile.companions(accesses, 50, 4))
+    whole = access_stats.companions(accesses, 50, 4)
+    monkeypatch.setattr(access_stats, "_PAIRS", 100)
+    assert torch.equal(whole, access_stats.companions(accesses, 50, 4))
     pairs = torch.zeros(50, 50, dtype=torch.int64)
     for rows in accesses:
         pairs[rows[:, None], rows] += 1
@@ -156,8 +156,8 @@ def test_companions_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
 def plans(rows: int) -> list[Plan]:
     generator = torch.Generator().manual_seed(5)
     accesses = [(torch.rand(20, generator=generator) ** 3 * rows).long() for _ in range(60)]
-    hot = profile.hottest(profile.frequencies(accesses, rows), 0.1)
-    beside = profile.companions(accesses, rows, 3)
+    hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
+    beside = access_stats.companions(accesses, rows, 3)
     hot_code = BatchCode.cuckoo(len(hot), 8)
     return [
         Plan(BatchCode.cuckoo(rows, 12)),

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import AgreementError, ConfigError, InputError
-from hummingbird.pir import profile
-from hummingbird.pir.batch import BatchCode
-from hummingbird.pir.bucket_server import BatchedEmbedding, plan_servers
+from hummingbird.pir.batching import access_stats
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.bucket_server import BatchedEmbedding, plan_servers
+from hummingbird.pir.batching.cost_model import price
+from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_query
-from hummingbird.pir.plan import Plan
-from hummingbird.pir.price import price
-from hummingbird.pir.server import Server
-from hummingbird.pir.service import Service
+from hummingbird.pir.serving.server import Server
+from hummingbird.pir.serving.service import Service
 from models.recommender import Recommender
 
 ROWS = 2500
@@ -36,12 +36,14 @@ ROWS = 2500
 def plan_of(kind: str, rows: int = ROWS) -> Plan:
     generator = torch.Generator().manual_seed(5)
     accesses = [(torch.rand(20, generator=generator) ** 3 * rows).long() for _ in range(40)]
-    hot = profile.hottest(profile.frequencies(accesses, rows), 0.1)
+    hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
     if kind == "cuckoo":
         return Plan(BatchCode.cuckoo(rows, 24))
     if kind == "bins":
         return Plan(BatchCode(rows, 4, 1, 2))
-    return Plan(BatchCode.cuckoo(rows, 16), BatchCode.cuckoo(len(hot), 16), hot, profile.companions(accesses, rows, 2))
+    return Plan(
+        BatchCode.cuckoo(rows, 16), BatchCode.cuckoo(len(hot), 16), hot, access_stats.companions(accesses, rows, 2)
+    )
 
 
 def embedding_of(dtype: torch.dtype, dim: int = 5, **options: int) -> nn.Embedding:

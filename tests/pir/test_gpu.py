@@ -10,7 +10,7 @@ import torch
 
 from hummingbird.errors import InputError
 from hummingbird.pir import Server, Source, local_servers
-from hummingbird.pir.server import open_server
+from hummingbird.pir.serving.server import open_server
 from tests.kernels.test_triton_dpf import run
 
 # Pieces of one leaf, the last one cut; a part of a larger table; updates; wrong queries beside others.

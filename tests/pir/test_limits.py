@@ -22,7 +22,7 @@ from hummingbird.pir.messages import (
     unpack_result,
     unpack_update,
 )
-from hummingbird.pir.service import MAX_WAITING
+from hummingbird.pir.serving.service import MAX_WAITING
 from hummingbird.wire.frame import unpack_tensors
 from hummingbird.wire.service import MAX_MESSAGE, WORKERS
 from tests.pir.test_service import served

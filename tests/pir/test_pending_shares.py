@@ -11,7 +11,7 @@ import torch
 from hummingbird.errors import HummingbirdError, InputError, PeerError
 from hummingbird.pir import Server, Source, dpf
 from hummingbird.pir.messages import pack_deposit, unpack_deposit, unpack_result
-from hummingbird.pir.pending_shares import Deposits, Shares
+from hummingbird.pir.secret_shared.pending_shares import Deposits, Shares
 
 ROWS, DIM = 1100, 4
 SOURCE = Source.of(torch.zeros(ROWS, DIM)).for_shares()

@@ -25,13 +25,13 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.kernels.dpf import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers
-from hummingbird.pir.batch import BatchCode
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.link import Remote
 from hummingbird.pir.messages import pack_query
-from hummingbird.pir.metrics import Metrics
-from hummingbird.pir.plan import Plan
-from hummingbird.pir.service import Batcher
-from hummingbird.pir.shards import Workers
+from hummingbird.pir.serving.metrics import Metrics
+from hummingbird.pir.serving.service import Batcher
+from hummingbird.pir.serving.shards import Workers
 from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT

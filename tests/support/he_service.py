@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from hummingbird.he.server import Service
+from hummingbird.he.service.server import Service
 from hummingbird.wire import service
 
 SHAPE = (1, 6, 6)
