@@ -7,7 +7,7 @@ import torch
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.pir.integrity import Statement, answer_signed, public_key
 from hummingbird.pir.messages import unpack_answer, unpack_query
-from hummingbird.pir.server import Server
+from hummingbird.pir.serving.server import Server
 
 
 def audit(reference: Server, statement: Statement, identity: bytes | None = None) -> int:
