@@ -20,9 +20,9 @@ from hummingbird.graph.steps import refs
 from hummingbird.he.compile.im2col import Map
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import CLIENT, FREE, Placement
-from hummingbird.he.runtime.client_spec import REMOTE
 from hummingbird.he.runtime.operations import Linear, Operation
 from hummingbird.he.runtime.program import Line
+from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import noise
 from hummingbird.kernels.ntt import Ring
 

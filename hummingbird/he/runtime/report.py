@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hummingbird import graph
-from hummingbird.he.runtime.client_spec import REMOTE, Public
+from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.precision import Precision, summary
 from hummingbird.he.runtime.program import Line, Plan
+from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.prg import SEED_BYTES
 from hummingbird.table import text_table
 
