@@ -52,7 +52,7 @@ class Net:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image."""
+        """Shape of one image."""
         return tuple(self.images.shape[1:])
 
 
@@ -168,7 +168,7 @@ def in_process(name: str, given: Net, advance: Callable[[float], object], passes
 
 
 def in_the_clear(given: Net) -> Tensor:
-    """What torch gives for all images."""
+    """Torch's outputs for all images."""
     with torch.inference_mode():
         return torch.cat([given.net(x) for x in given.images.split(256)])
 

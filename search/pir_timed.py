@@ -123,7 +123,7 @@ def _traffic(taps: Sequence[_Tap]) -> tuple[int, int]:
 
 
 def _client_seconds(private: BatchedEmbedding, taps: Sequence[_Tap], wanted: Sequence[Tensor]) -> float:
-    """Of the client for all inferences: all that its calls take, without the servers."""
+    """The client's seconds for all inferences: all that its calls take, without the servers."""
     times = []
     for _ in range(REPEATS):
         before, started = sum(tap.seconds for tap in taps), time.thread_time()

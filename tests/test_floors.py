@@ -6,12 +6,13 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.paths import ROOT
+
 PACKAGE = ROOT / "hummingbird"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # By the first part of the name below `hummingbird`; a module that is not listed has no floor, which fails the test.
@@ -302,12 +303,23 @@ def tracked() -> list[Path]:
     return [path for path in (ROOT / name for name in listed.stdout.split("\0") if name) if path.is_file()]
 
 
-def test_no_file_is_long() -> None:
-    code = [
-        p for p in tracked() if p.suffix in {".py", ".cpp", ".cu", ".md"} and "tests" not in p.relative_to(ROOT).parts
-    ]
-    long = {str(path): count for path in [*FILES, *code] if (count := len(path.read_text().splitlines())) > 450}
-    assert not long
+MOST_LINES = 450
+
+
+def long_files(paths: Iterable[Path]) -> dict[str, int]:
+    """Files of more than `MOST_LINES` lines."""
+    sizes = {str(path): len(path.read_text().splitlines()) for path in paths}
+    return {name: size for name, size in sizes.items() if size > MOST_LINES}
+
+
+def test_no_file_is_long(tmp_path: Path) -> None:
+    assert not long_files([*FILES, *(p for p in tracked() if p.suffix in {".py", ".cpp", ".h", ".cu", ".md"})])
+    (tmp_path / "long.py").write_text("\n" * (MOST_LINES + 1))
+    assert long_files([tmp_path / "long.py"])
+
+
+def test_tracked_files_stay_small() -> None:
+    assert sum(path.stat().st_size for path in tracked()) <= 48 << 20
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
