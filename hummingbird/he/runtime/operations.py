@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hummingbird.he.compile.im2col import Gather
 from hummingbird.kernels import ciphertexts
 from hummingbird.kernels.ntt import Ring
 
@@ -32,6 +31,30 @@ class Form:
     def bytes(self, degree: int) -> int:
         """In memory."""
         return 4 * self.count * self.size * self.primes * degree
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+
+    flat: int32, 1-D; the offsets: int64, 1-D (he/compile/im2col.py). A table is made for a few places at a time.
+    """
+
+    flat: Tensor
+    groups: Tensor
+    places: Tensor
+    taps: Tensor
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """int32 (groups, stop - start, K)."""
+        where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
+        return self.flat[where.reshape(-1)].view(where.shape)
+
+    @property
+    def most(self) -> int:
+        """The most inputs that are added up for one output."""
+        cuts = range(0, self.places.numel(), 64)
+        return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,13 @@ he/compile makes it, and everything that runs, prices or prints a net reads it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hummingbird.graph import Step
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.operations import TILE_BYTES, Form, Linear, Operation
+from hummingbird.he.scheme import masking
 from hummingbird.he.scheme.masking import Mask
 
 
@@ -102,3 +104,15 @@ class Plan:
     programs: tuple[Program, ...]
     lines: tuple[Line, ...]
     basis: str
+
+    def distance_bits(self) -> float:
+        """-log2 of the statistical distance of a batch's masked answers from ones made of the outputs alone.
+
+        Of a plan of one exchange, whose answers are all masked (he/scheme/masking.py).
+        """
+        (turn,), (program,), degree = self.public.turns, self.programs, self.public.parameters.degree
+        distances = (
+            2.0 ** -masking.distance_bits(mask.flood, degree, back.size, back.count)
+            for back, mask in zip(turn.returns, program.masks, strict=True)
+        )
+        return -math.log2(sum(distances))

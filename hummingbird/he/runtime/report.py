@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hummingbird import graph
-from hummingbird.he.runtime.client_spec import REMOTE, Public
+from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.precision import Precision, summary
 from hummingbird.he.runtime.program import Line, Plan
-from hummingbird.he.scheme.masking import batch_distance_bits
+from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.prg import SEED_BYTES
 from hummingbird.table import text_table
 
@@ -165,7 +165,7 @@ def _notes(plan: Plan, crossing: int) -> str:
             "'client' rows run on its plain values"
         )
     else:
-        hidden = batch_distance_bits(public, plan.programs[0].masks)
+        hidden = plan.distance_bits()
         lines.append(
             f"the client learns the outputs alone: answers are masked, within 2^-{math.floor(hidden)} of ones made "
             "from the outputs (statistical distance, a batch); decrypted values must not be passed on: their noise "

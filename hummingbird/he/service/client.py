@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.he.runtime.client import Batch, Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
-from hummingbird.he.runtime.roles import Batch, Client
 from hummingbird.he.service import messages
 from hummingbird.wire import service
 from hummingbird.wire.prefetch import Ahead

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.roles import Download, Upload
-from hummingbird.he.runtime.rounds import Return
+from hummingbird.he.runtime.rounds import Download, Return, Upload
 from hummingbird.kernels.polynomials import pack, unpack
 from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION

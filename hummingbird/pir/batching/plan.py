@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.pir.batching.batch_code import Assignment, BatchCode, checked
+from hummingbird.pir.table import Facts
 from hummingbird.prg import CIPHERS
 
 _FILE = "hummingbird plan 1"
@@ -109,6 +110,10 @@ class Plan:
     def parts(self) -> int:
         """Rows of the table in a record: the row itself and its companions."""
         return 1 + (0 if self.companions is None else self.companions.shape[1])
+
+    def facts(self, code: BatchCode, dim: int, dtype: str) -> Facts:
+        """The facts of one bucket of a code, for a table whose rows are `dim` numbers of a type."""
+        return Facts(code.bucket_rows, self.parts * dim, dtype)
 
     def layouts(self) -> list[Tensor]:
         """Of each code's tables the rows to store, int64 (buckets, bucket_rows, parts); -1: zeros."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.pir.batching.bucket_server import plan_servers
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import KEY_BYTES
+from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Service
 from hummingbird.pir.table import Source
