@@ -104,7 +104,7 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """What a `Client` asks of a server in its own process; as `link.Link.begin`."""
+        """Take a message of a `Client` in this process, as `link.Link.begin`."""
         if method == "Describe":
             return self.describe
         if method == "Update":
