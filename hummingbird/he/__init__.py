@@ -17,9 +17,10 @@ service/  both as programs, over gRPC
 """
 
 from hummingbird.he.compile.convert import convert_model, make_plan
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.model import HEModel
 from hummingbird.he.runtime.program import Plan
-from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.runtime.server import Server
 
 __all__ = ["Client", "HEModel", "Plan", "Public", "Server", "convert_model", "make_plan"]

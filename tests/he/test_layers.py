@@ -15,10 +15,10 @@ from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import OPS, Ref, Step, run, run_all, trace
 from hummingbird.he.compile import bounds
 from hummingbird.he.compile.builder import common, exact_norm, parts
-from hummingbird.he.compile.im2col import Gather, Map, linear_map, natural, view
+from hummingbird.he.compile.im2col import Map, linear_map, natural, view
 from hummingbird.he.compile.magnitudes import measure, shapes
 from hummingbird.he.compile.placement import prepared
-from hummingbird.he.runtime.operations import Combine, Form, Linear, Pick
+from hummingbird.he.runtime.operations import Combine, Form, Gather, Linear, Pick
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels import ciphertexts
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, made

@@ -34,10 +34,10 @@ from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
 from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir import messages as pir
-from hummingbird.pir.auditing import audit
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Identity, Statement, public_key
+from hummingbird.pir.serving.auditing import audit
 from hummingbird.pir.serving.command import _key
 from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.he.runtime.client import Batch, Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
-from hummingbird.he.runtime.roles import Batch, Client
 from hummingbird.he.service import messages
 from hummingbird.wire import service
 from hummingbird.wire.prefetch import Ahead
@@ -172,7 +172,7 @@ class RemoteModel:
 
 
 def _items(outgoing: Ahead[bytes], problems: list[Exception]) -> Iterator[bytes]:
-    """What was made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
+    """The messages made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
     try:
         while (message := outgoing.next(_LONGEST_TURN)) is not None:
             yield message

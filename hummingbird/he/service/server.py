@@ -16,7 +16,7 @@ import grpc
 
 from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.he.runtime.memory import installed
-from hummingbird.he.runtime.roles import Server, ServerTurn
+from hummingbird.he.runtime.server import Server, ServerTurn
 from hummingbird.he.service import messages
 from hummingbird.wire.prefetch import Ahead
 from hummingbird.wire.service import WORKERS, Exchange, Method
