@@ -116,7 +116,7 @@ def convert_model(
     parties = sessions.current().parties if sessions.is_initialized() else None
     private = build(net, bits, weights, protocol, parties)
     if sessions.is_initialized():
-        private.prepare()
+        private.set_up()
     return private
 
 
