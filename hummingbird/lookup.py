@@ -33,8 +33,8 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Rescale, Spec
 from hummingbird.mpc.linear import Multiply
 from hummingbird.pir.messages import TICKET_BYTES
-from hummingbird.pir.pending_shares import Shares, name
-from hummingbird.pir.server import Server
+from hummingbird.pir.secret_shared.pending_shares import Shares, name
+from hummingbird.pir.serving.server import Server
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 
@@ -97,7 +97,7 @@ class Lookups:
         return sum(self.bags)
 
     def costs(self, questions: int) -> dict[str, Cost]:
-        """What `next` sends for a deposit of this many questions, by the names that the meter shows."""
+        """The cost of `next` for a deposit of this many questions, by the names that the meter shows."""
         count, dim = questions * self.positions, self.server.facts.dim
         factors, rows, sums = (
             Spec(shape, SCALE) for shape in ((count, 1), (count, dim), (questions, len(self.bags) * dim))

@@ -22,7 +22,7 @@ from hummingbird.mpc.pooling import MaxPool
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.ring import SCALE
-from tests.operations import cases
+from tests.support.operations import cases
 
 UNIT = 2.0**-SCALE
 # Errors of splines, and of slopes and of a sixth that are rounded to 2^-20 and 2^-24, times values below 16.
