@@ -1,4 +1,4 @@
-"""The requests that a net will make of a dealer: one run of its own layers on zeros, in a session where nobody answers.
+"""A net's requests to the dealer, from one run of its own layers on zeros, in a session where nobody answers.
 
 The layers decide by shapes alone what they take and send. So a party that receives zeros takes what it would take in
 earnest, and the list of its requests is the list of every party in every run on inputs of that shape.
