@@ -49,7 +49,7 @@ class PlanStep:
 
 
 class PlannedCost(NamedTuple):
-    """What a step will cost: `hummingbird estimate` prints a list of these.
+    """The price of a step: `hummingbird estimate` prints a list of these.
 
     range: the layer is right for values below 2^range, of its result or, with a window, of what it compares.
     """
