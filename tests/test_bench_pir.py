@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
-from hummingbird.kernels import native, rows
+from hummingbird.kernels import rows
+from hummingbird.kernels.cpu import library
 from hummingbird.pir.dpf import generate
 from scripts import bench_pir
 from scripts.bench_pir import EXPANSION_MARKS, LONE_QUERY, MARKS, MILLION, PLAN, Setting, build, check, main, on_path
@@ -75,8 +76,8 @@ def test_a_wrong_answer_ends_the_run() -> None:
 def test_a_path_that_is_not_there_is_said_and_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, threads = native.set_isa, torch.get_num_threads()
-    monkeypatch.setattr(native, "set_isa", lambda name: name != "avx2" and before(name))
+    before, threads = library.set_isa, torch.get_num_threads()
+    monkeypatch.setattr(library, "set_isa", lambda name: name != "avx2" and before(name))
     with pytest.raises(EnvironmentProblem, match="no avx2"), on_path("avx2"):
         pass
     assert main([*SMALL, "--paths", "avx2"]) == 1 and "this machine has no avx2" in capsys.readouterr().err

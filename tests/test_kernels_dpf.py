@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf, native, prf
+from hummingbird.kernels import dpf, prf
+from hummingbird.kernels.cpu import library
 from hummingbird.prg import Stream, derive
 from tests.test_kernels import isa  # noqa: F401 - a fixture
 
@@ -171,18 +172,19 @@ def test_the_deepest_tree(isa: str, name: str) -> None:  # noqa: F811
 def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pairs(3000, "aes")
     bits = dpf.expand(made[0], 1, 2)
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(library, "_library", None)
     assert all(torch.equal(a, b) for a, b in zip(pairs(3000, "aes"), made, strict=True))
     assert torch.equal(dpf.expand(made[0], 1, 2), bits)
 
 
 def test_no_memory_outside_the_key_and_the_bits() -> None:
     """A key that ends where the process's memory ends, and bits too: another access would kill the process."""
-    if not native.available():
+    if not library.available():
         pytest.skip("the native library is not built")
     program = (
         "import ctypes, mmap, torch\n"
-        "from hummingbird.kernels import dpf, native\n"
+        "from hummingbird.kernels import dpf\n"
+        "from hummingbird.kernels.cpu import library\n"
         "from hummingbird.prg import Stream\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "def ending(size):\n"
@@ -200,9 +202,9 @@ def test_no_memory_outside_the_key_and_the_bits() -> None:
         "        expected = dpf.reference_expand(key, 0, leaves).numpy().tobytes()\n"
         "        at, out = ending(key.numel()), ending(128 * leaves)\n"
         "        ctypes.memmove(at, key.data_ptr(), key.numel())\n"
-        "        for isa in native.ISAS:\n"
-        "            if native.set_isa(isa):\n"
-        "                native.library().hb_dpf_expand(at, 1, key.numel(), 0, leaves, out)\n"
+        "        for isa in library.ISAS:\n"
+        "            if library.set_isa(isa):\n"
+        "                library.handle().hb_dpf_expand(at, 1, key.numel(), 0, leaves, out)\n"
         "                assert ctypes.string_at(out, 128 * leaves) == expected, (rows, name, isa)\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -262,7 +264,7 @@ def test_what_is_no_key_is_refused_with_the_reason() -> None:
 def test_the_library_refuses_what_the_definition_refuses(
     name: str, party: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert native.available()
+    assert library.available()
     rows, verdicts = 70_000, []
     whole = pairs(rows, name)[party or 0]
     for place in range(dpf.key_bytes(rows)):
@@ -270,8 +272,8 @@ def test_the_library_refuses_what_the_definition_refuses(
             keys = whole.clone()
             keys[2, place] ^= flip
             both = []
-            for library in (True, False):
-                monkeypatch.setattr(native, "available", lambda library=library: library)
+            for fast in (True, False):
+                monkeypatch.setattr(library, "available", lambda fast=fast: fast)
                 try:
                     both.append(dpf.check(keys, "here", rows, party))
                 except InputError as error:

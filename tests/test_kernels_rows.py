@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from hummingbird.kernels import dpf, native, rows
+from hummingbird.kernels import dpf, rows
+from hummingbird.kernels.cpu import library
 from hummingbird.kernels.prf import PRFS
 from hummingbird.kernels.rows import WIDTHS, Table, reference_select, select_sum, select_xor
 from hummingbird.pir.dpf import generate
@@ -26,17 +27,17 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     torch.set_num_threads(1)
     request.addfinalizer(lambda: torch.set_num_threads(threads))
     if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(library, "available", lambda: False)
         yield request.param
         return
-    assert native.available(), "run `python setup.py build_ext --inplace`"
+    assert library.available(), "run `python setup.py build_ext --inplace`"
     isa, _, gfni = request.param.partition("+")
-    before = native.isa(), rows.active().endswith("gfni")
-    if not native.set_isa(isa) or not rows.set_gfni(bool(gfni)):
-        native.set_isa(before[0])
+    before = library.isa(), rows.active().endswith("gfni")
+    if not library.set_isa(isa) or not rows.set_gfni(bool(gfni)):
+        library.set_isa(before[0])
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    native.set_isa(before[0])
+    library.set_isa(before[0])
     rows.set_gfni(before[1])
 
 
@@ -166,15 +167,15 @@ def test_a_table_made_by_one_path_serves_all() -> None:
     data, bits = randoms(33_000, 130), randoms(5, 4125)
     table, expected = Table.prepare(data), reference_select(bits, data, 0)
     assert table.nbytes == 33_008 * 136 > 4 << 20
-    before = native.isa()
+    before = library.isa()
     try:
-        for isa in native.ISAS:
-            if native.set_isa(isa):
+        for isa in library.ISAS:
+            if library.set_isa(isa):
                 assert torch.equal(select_xor(bits, table), expected), isa
                 again = Table.prepare(data)
                 assert torch.equal(again._store, table._store), isa
     finally:
-        native.set_isa(before)
+        library.set_isa(before)
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------

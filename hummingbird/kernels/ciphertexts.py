@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
+from hummingbird.kernels.cpu import library
 from hummingbird.kernels.ntt import Ring, reference_carry
 
 EXACT = 2**53  # float64 holds every integer up to here
@@ -78,7 +78,7 @@ def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | 
 
 
 def _is_native(x: Tensor) -> bool:
-    return native.available() and x.device.type == "cpu"
+    return library.available() and x.device.type == "cpu"
 
 
 def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) -> None:
@@ -117,7 +117,7 @@ def _native_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: T
     sizes = (*weights.shape, index.shape[1], x.shape[0], lines, len(ring.primes), degree, *out.stride()[:2])
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)  # struct Sizes of csrc/ciphertexts.cpp
     pointers = [t.data_ptr() for t in (weights, index, x)]
-    native.library().hb_linear(*pointers, numbers, _primes(ring), steps, torch.get_num_threads(), out.data_ptr())
+    library.handle().hb_linear(*pointers, numbers, _primes(ring), steps, torch.get_num_threads(), out.data_ptr())
 
 
 def reference_linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
@@ -271,7 +271,7 @@ def _native_combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Seque
     sizes = y.shape[:-2].numel(), count, x.shape[-2], ring.degree
     factors = [(ctypes.c_double * count)(*values) for values in (a, b, ring.primes)]
     threads = torch.get_num_threads()
-    native.library().hb_combine(x.data_ptr(), y.data_ptr(), *sizes, *factors, threads, out.data_ptr())
+    library.handle().hb_combine(x.data_ptr(), y.data_ptr(), *sizes, *factors, threads, out.data_ptr())
     return out
 
 
@@ -295,7 +295,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
     lifted = constants + (constants >> 31 & moduli)  # 0 .. q - 1: no sum is below -q/2
     if _is_native(x):
         sizes = (ctypes.c_int64 * 7)(*x.shape[:2], *x.stride()[:2], primes, ring.degree, step)
-        native.library().hb_shift(x.data_ptr(), sizes, lifted.data_ptr(), moduli.data_ptr(), torch.get_num_threads())
+        library.handle().hb_shift(x.data_ptr(), sizes, lifted.data_ptr(), moduli.data_ptr(), torch.get_num_threads())
         return
     moduli, part = moduli[:, None], x[:, :, 0, :, ::step]
     count = max(1, (_CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS) // part[0, 0].numel())
@@ -326,7 +326,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
         return _by_residue(ring, a + b - 1, steps, lambda _, out, *parts: _products(out, *parts), x, y)
     out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
     sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
-    native.library().hb_multiply(x.data_ptr(), y.data_ptr(), *sizes, _primes(ring), threads, out.data_ptr())
+    library.handle().hb_multiply(x.data_ptr(), y.data_ptr(), *sizes, _primes(ring), threads, out.data_ptr())
     return out
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
+from hummingbird.kernels.cpu import library
 from hummingbird.kernels.prf import BLOCK, CHACHA12, LEAF_BYTES, PRFS, children, leaf
 
 MAGIC, VERSION = b"DPF", 1
@@ -70,9 +70,9 @@ def check(keys: Tensor, where: str, rows: int | None = None, party: int | None =
     keys = keys.contiguous()
     data = keys.numpy()
     named = int.from_bytes(data[0, _ROWS : _ROWS + 8].tobytes(), "little") if rows is None else rows
-    if native.available() and 1 <= named <= MOST_ROWS:
+    if library.available() and 1 <= named <= MOST_ROWS:
         whose = -1 if party is None else party
-        if native.library().hb_dpf_check(keys.data_ptr(), batch, size, named, whose):
+        if library.handle().hb_dpf_check(keys.data_ptr(), batch, size, named, whose):
             return named
 
     def refuse(wrong: Any, what: str, hint: str = "") -> None:
@@ -118,11 +118,11 @@ def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
     if not (0 <= first <= first + leaves <= leaves_of(rows)):
         message = f"expected leaves from 0 to {leaves_of(rows)}, got {first} to {first + leaves}"
         raise InputError(message, where="kernels.dpf.expand(first, leaves)", hint="a leaf is 1024 rows")
-    if not native.available():
+    if not library.available():
         return reference_expand(keys, first, leaves)
     keys = keys.contiguous()
     out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
-    native.library().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
+    library.handle().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
     return out
 
 
@@ -189,12 +189,12 @@ def generate(alphas: Tensor, rows: int, prf: str, draw: Callable[[int], Tensor])
         hint = f"they go from 0 to {rows - 1}"
         raise InputError("an index is outside the table", where=f"{where}(alphas)", hint=hint)
     random = draw(len(alphas) * _RANDOM).view(-1, _RANDOM)
-    if not native.available():
+    if not library.available():
         return reference_generate(alphas, rows, PRFS[prf], random)
     alphas = alphas.contiguous()
     keys = [torch.empty((len(alphas), key_bytes(rows)), dtype=torch.uint8) for _ in range(2)]
     signs, head = torch.empty_like(alphas), _head(rows, PRFS[prf])
-    native.library().hb_dpf_generate(
+    library.handle().hb_dpf_generate(
         alphas.data_ptr(), len(alphas), head, random.data_ptr(), *(t.data_ptr() for t in (*keys, signs))
     )
     return keys[0], keys[1], signs

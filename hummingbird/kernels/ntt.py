@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
+from hummingbird.kernels.cpu import library
 from hummingbird.kernels.roots import centred, exponents, powers
 from hummingbird.kernels.workspace import pieces
 
@@ -176,9 +176,9 @@ def native_table(ring: Ring) -> Tensor:
 
 def _transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
     x = x.contiguous()
-    if not native.usable(x):
+    if not library.usable(x):
         return reference_transform(ring, x, inverse)
     out, table, (primes, degree) = torch.empty_like(x), native_table(ring), x.shape[-2:]
     arguments = (x.data_ptr(), x.numel() // (primes * degree), not inverse, torch.get_num_threads(), out.data_ptr())
-    native.library().hb_transform(table.data_ptr(), primes, degree, *arguments)
+    library.handle().hb_transform(table.data_ptr(), primes, degree, *arguments)
     return out

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
+from hummingbird.kernels.cpu import library
 from hummingbird.kernels.ntt import BITS, Ring, native_table
 from hummingbird.kernels.workspace import pieces
 
@@ -59,11 +59,11 @@ def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: T
 def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, form: str, where: str) -> Tensor:
     _check_encrypt(ring, message, noise, a, secret, where)
     inputs = [t.contiguous() for t in (message, noise, a, secret)]
-    if not native.usable(*inputs):
+    if not library.usable(*inputs):
         return (reference_encrypt if form == "mixed" else reference_encrypt_ntt)(ring, *inputs)
     out, table = torch.empty_like(inputs[2]), native_table(ring)
     shape, settings = a.shape[1:], (a.shape[0], form == "ntt", torch.get_num_threads(), out.data_ptr())
-    native.library().hb_encrypt(table.data_ptr(), *shape, *[t.data_ptr() for t in inputs], *settings)
+    library.handle().hb_encrypt(table.data_ptr(), *shape, *[t.data_ptr() for t in inputs], *settings)
     return out
 
 
@@ -109,12 +109,12 @@ def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
         what = f"expected device {c.device}, got {secret.device}"
         raise InputError(what, where=f"{where}(secret)", hint="move all arguments to one device")
     c, secret = c.contiguous(), secret.contiguous()
-    if not native.usable(c, secret):
+    if not library.usable(c, secret):
         return reference_phase(ring, c, secret, form)
     out, table = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32), native_table(ring)
     inputs, settings = (c.data_ptr(), c.shape[1], secret.data_ptr()), (c.shape[0], form == "ntt")
     shape = (table.data_ptr(), len(ring.primes), ring.degree)
-    native.library().hb_phase(*shape, *inputs, *settings, torch.get_num_threads(), out.data_ptr())
+    library.handle().hb_phase(*shape, *inputs, *settings, torch.get_num_threads(), out.data_ptr())
     return out
 
 
@@ -144,11 +144,11 @@ def compose(ring: Ring, x: Tensor) -> Tensor:
     """
     ring.check(x, "kernels.compose(x)", 3)
     x = x.contiguous()
-    if not native.usable(x):
+    if not library.usable(x):
         return reference_compose(ring, x)
     out = torch.empty(x.shape[0], ring.degree, dtype=torch.float64)
     table = torch.tensor([*ring.primes, *itertools.chain(*_inverses(ring.primes))], dtype=torch.float64)
-    native.library().hb_compose(x.data_ptr(), *x.shape, table.data_ptr(), out.data_ptr())
+    library.handle().hb_compose(x.data_ptr(), *x.shape, table.data_ptr(), out.data_ptr())
     return out
 
 
@@ -190,12 +190,12 @@ def pack(ring: Ring, x: Tensor) -> Tensor:
     """
     ring.check(x, "kernels.pack(x)")
     x = x.contiguous()
-    if not native.usable(x):
+    if not library.usable(x):
         return reference_pack(ring, x)
     out = torch.empty(packed_bytes(x.shape), dtype=torch.uint8)
     moduli, (primes, degree) = _moduli(ring), x.shape[-2:]
     sizes = (x.numel() // (primes * degree), primes, degree)
-    native.library().hb_pack(x.data_ptr(), *sizes, moduli.data_ptr(), out.data_ptr())
+    library.handle().hb_pack(x.data_ptr(), *sizes, moduli.data_ptr(), out.data_ptr())
     return out
 
 
@@ -238,7 +238,7 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
         hint = "13 bytes for every four residues: the data is cut short, or of other parameters"
         raise InputError(f"expected {wanted} bytes, got {got}", where=f"{where}(data)", hint=hint)
     data = data.contiguous()
-    out, right = (_native_unpack if native.usable(data) else reference_unpack)(ring, data, shape)
+    out, right = (_native_unpack if library.usable(data) else reference_unpack)(ring, data, shape)
     if not right:
         hint = "the data is damaged, or of other parameters"
         raise InputError("a value is not below its prime", where=f"{where}(data)", hint=hint)
@@ -248,7 +248,7 @@ def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
 def _native_unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
     out, moduli = torch.empty(tuple(shape), dtype=torch.int32), _moduli(ring)
     sizes = (out.numel() // (len(ring.primes) * ring.degree), len(ring.primes), ring.degree)
-    right = native.library().hb_unpack(data.data_ptr(), *sizes, moduli.data_ptr(), out.data_ptr())
+    right = library.handle().hb_unpack(data.data_ptr(), *sizes, moduli.data_ptr(), out.data_ptr())
     return out, bool(right)
 
 

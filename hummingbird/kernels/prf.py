@@ -19,7 +19,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from hummingbird.kernels.chacha20 import rounds
+from hummingbird.kernels.reference.chacha20 import rounds
 
 PRFS = {"aes": 1, "chacha12": 2}  # numbers in a key's header
 AES, CHACHA12 = PRFS.values()

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from hummingbird.kernels import dpf, native
+from hummingbird.kernels import dpf
+from hummingbird.kernels.cpu import library
 
 WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _HUGE = 4 << 20  # bytes from which on a table asks for large pages
@@ -31,9 +32,9 @@ _PIECE = 4096  # rows at a time in the reference: sums of so many bits are exact
 
 def active() -> str:
     """What an XOR runs on here: "avx512+gfni", "avx2+gfni", "avx2", "portable" (the library), or "torch"."""
-    if not native.available():
+    if not library.available():
         return "torch"
-    isa, gfni = native.isa(), bool(native.library().hb_gfni())
+    isa, gfni = library.isa(), bool(library.handle().hb_gfni())
     return isa if isa == "portable" else f"{isa}+gfni" if gfni else "avx2"
 
 
@@ -42,7 +43,7 @@ def set_gfni(on: bool) -> bool:
 
     The instruction set besides is `native.set_isa`'s.
     """
-    return bool(native.library().hb_set_gfni(on) == 0)
+    return bool(library.handle().hb_set_gfni(on) == 0)
 
 
 class Table:
@@ -62,7 +63,7 @@ class Table:
             raise InputError(f"expected 1 to 2^40 rows, got {rows}", where=f"{where}(rows)")
         if not isinstance(row_bytes, int) or row_bytes < 1:
             raise InputError(f"expected rows of at least one byte, got {row_bytes}", where=f"{where}(row_bytes)")
-        self.rows, self.row_bytes, self._sliced = rows, row_bytes, native.available()
+        self.rows, self.row_bytes, self._sliced = rows, row_bytes, library.available()
         self._store = self._room()
 
     @classmethod
@@ -141,7 +142,7 @@ class Table:
         if not self._sliced:
             self._store.view(self.rows, self.row_bytes)[start : start + len(data)] = data
             return
-        native.library().hb_rows_write(
+        library.handle().hb_rows_write(
             self._store.data_ptr(), self.rows, self.row_bytes, start, len(data), data.data_ptr()
         )
 
@@ -151,7 +152,7 @@ class Table:
             for at, row in zip(index.tolist(), rows, strict=True):
                 table[at] = row
             return
-        native.library().hb_rows_update(
+        library.handle().hb_rows_update(
             self._store.data_ptr(), self.rows, self.row_bytes, index.data_ptr(), len(rows), rows.data_ptr()
         )
 
@@ -194,7 +195,7 @@ def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
     if width:
         first._check_width(width, f"{where}(width)")
     dpf.check(keys.flatten(0, 1), f"{where}(keys)", first.rows)
-    if not native.available():
+    if not library.available():
         leaves = dpf.leaves_of(first.rows)
         parts = zip(tables, keys, strict=True)
         return torch.stack([table._selected(part, width, 0, leaves) for table, part in parts])
@@ -208,7 +209,7 @@ def _select_each(tables: Sequence[Table], data: Tensor, width: int, leaf: int) -
     stores = (ctypes.c_void_p * len(tables))(*(table._store.data_ptr() for table in tables))
     shape = (stores, len(tables), first.rows, first.row_bytes)
     queries = (data.data_ptr(), *data.shape[1:], leaf)
-    native.library().hb_rows_answer(*shape, width, *queries, torch.get_num_threads(), out.data_ptr())
+    library.handle().hb_rows_answer(*shape, width, *queries, torch.get_num_threads(), out.data_ptr())
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
+from hummingbird.kernels.cpu import library
 from hummingbird.kernels.ntt import BITS, Ring
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
     shape = (n, len(ring.primes), ring.degree)
     x = stream.bytes(4 * torch.Size(shape).numel()).view(torch.int32).view(shape)
     moduli = torch.tensor(ring.primes, dtype=torch.int32, device=x.device)
-    places = (native_uniform if native.usable(x) else reference_uniform)(x, moduli)
+    places = (native_uniform if library.usable(x) else reference_uniform)(x, moduli)
     which = moduli[places // ring.degree % len(ring.primes)]
     while places.numel():
         drawn = stream.bytes(4 * places.numel()).view(torch.int32) & _WORD
@@ -72,7 +72,7 @@ def reference_uniform(x: Tensor, moduli: Tensor) -> Tensor:
 def native_uniform(x: Tensor, moduli: Tensor) -> Tensor:
     """See `reference_uniform`."""
     places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
-    count = native.library().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())
+    count = library.handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())
     return places[:count]
 
 
@@ -92,10 +92,10 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
     _check_count(n, "kernels.noise(n)")
     _check_count(degree, "kernels.noise(degree)")
     words = stream.words(n, degree)
-    if not native.usable(words):
+    if not library.usable(words):
         return reference_noise(words)
     out = torch.empty(n, degree, dtype=torch.int32)
-    native.library().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
+    library.handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
     return out
 
 

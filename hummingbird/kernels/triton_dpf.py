@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels import dpf
+from hummingbird.kernels.gpu.chacha20 import double_round
 from hummingbird.kernels.prf import CHACHA12, LEAF_BYTES
 from hummingbird.kernels.rows import WIDTHS
-from hummingbird.kernels.triton import double_round
 
 _PROGRAM = 128  # nodes per program
 _QUERIES, _COLUMNS, _ROWS = 64, 128, 128  # a product's tile
