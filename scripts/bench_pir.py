@@ -33,10 +33,10 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
-from hummingbird.kernels import dpf, rows
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.prf import PRFS
-from hummingbird.kernels.rows import WIDTHS, Table
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.lookups.dpf import PRFS
+from hummingbird.kernels.lookups.rows import WIDTHS, Table
 from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
 
@@ -93,15 +93,17 @@ EXPANSION_MARKS = {"aes": 12.0, "chacha12": 60.0}  # microseconds for 2^20 rows
 @contextlib.contextmanager
 def on_path(path: str) -> Iterator[str]:
     """Kernels of this instruction set, or the fastest for ""; EnvironmentProblem where the processor lacks it."""
-    before, gfni = library.isa(), bool(library.handle().hb_gfni())
+    before, gfni = library.isa(), library.gfni()
     isa, _, extra = path.partition("+")
     try:
-        if path and not (library.set_isa(isa) and rows.set_gfni(bool(extra))):
-            raise EnvironmentProblem(f"this machine has no {path}", where="--paths", hint=f"it runs {rows.active()}")
-        yield path or rows.active()
+        if path and not (library.set_isa(isa) and library.set_gfni(bool(extra))):
+            raise EnvironmentProblem(
+                f"this machine has no {path}", where="--paths", hint=f"it runs {library.xor_path()}"
+            )
+        yield path or library.xor_path()
     finally:
         library.set_isa(before)
-        rows.set_gfni(gfni)
+        library.set_gfni(gfni)
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:

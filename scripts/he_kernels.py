@@ -16,9 +16,8 @@ import torch
 from hummingbird.he import packing
 from hummingbird.he.ckks import Coins, SecretKey, expand
 from hummingbird.he.params import choose
-from hummingbird.kernels.ciphertexts import linear, switch
+from hummingbird.kernels.ciphertexts import linear, pack, switch, unpack
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.polynomials import pack, unpack
 
 DEGREE, PRIMES, COUNT = 2048, 2, 256
 # Microseconds: with AVX-512, with AVX2, in plain torch; and SEAL's.

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
-from hummingbird.kernels import rows
 from hummingbird.kernels.cpu import library
 from hummingbird.pir.dpf import generate
 from scripts import bench_pir
@@ -19,13 +18,13 @@ SMALL = ["--rows", "3000", "--row-bytes", "8", "--repeats", "1"]
 
 
 def test_a_row_for_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threads, file, before = torch.get_num_threads(), tmp_path / "rows.json", rows.active()
+    threads, file, before = torch.get_num_threads(), tmp_path / "rows.json", library.xor_path()
     words = ["--batch", "1", "9", "--prf", "aes", "chacha12", "--decoders", "xor", "sum64", "--paths", "portable"]
     try:
         assert main([*SMALL, *words, "--json", str(file)]) == 0
     finally:
         torch.set_num_threads(threads)
-    assert rows.active() == before
+    assert library.xor_path() == before
     result = json.loads(file.read_text())
     table, *answers = result
     assert table["kind"] == "table" and table["rows"] == 3000 and table["read_gigabytes_per_second"] > 0

@@ -14,7 +14,7 @@ import torch
 
 from hummingbird import pir
 from hummingbird.he.params import TABLES
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from tests.test_readme import OTHER, QUICKSTART, ROOT, blocks, run, text_of
 
 ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"

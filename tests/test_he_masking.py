@@ -18,7 +18,7 @@ from hummingbird.he.masking import added, distance_bits, masked
 from hummingbird.he.params import choose
 from hummingbird.he.plan import Plan
 from hummingbird.he.roles import Client, Server
-from hummingbird.kernels.polynomials import compose, phase
+from hummingbird.kernels.ciphertexts import compose, phase
 from tests.he_cases import LINEAR, PRODUCTS, Fn, images, made
 
 INPUTS = 3

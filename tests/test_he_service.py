@@ -26,7 +26,7 @@ from hummingbird.he.convert import convert_model
 from hummingbird.he.memory import at_client
 from hummingbird.he.roles import Client, Server
 from hummingbird.he.server import MAX_CALLS, Service
-from hummingbird.kernels.polynomials import pack, unpack
+from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.wire import service
 from tests.dealers import Authority
 from tests.he_service import SHAPE, close, images, served, small_net

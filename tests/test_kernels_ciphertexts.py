@@ -11,11 +11,21 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ciphertexts import EXACT, add, linear, multiply, shift, square, switch
+from hummingbird.kernels.ciphertexts import (
+    EXACT,
+    Ring,
+    add,
+    largest_primes,
+    linear,
+    multiply,
+    shift,
+    square,
+    switch,
+    uniform,
+)
+from hummingbird.kernels.cpu import ciphertexts as cpu
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.ntt import Ring, largest_primes
-from hummingbird.kernels.sampling import uniform
+from hummingbird.kernels.reference.ciphertexts import arithmetic as reference
 from hummingbird.prg import Stream, derive
 from tests.test_kernels_ntt import schoolbook
 
@@ -144,7 +154,7 @@ def test_torchs_versions_cut_the_work_without_a_trace(monkeypatch: pytest.Monkey
     """One place at a time, some places of one group, some groups."""
     x, weights, index = residues(TWO, 75, 2), integers(3, 2, 9), windows(5, 3, 1, 1, 3)[:, ::3]
     monkeypatch.setattr(library, "available", lambda: False)
-    monkeypatch.setattr(ciphertexts, "_CPU_NUMBERS", numbers)
+    monkeypatch.setattr(reference, "_CPU_NUMBERS", numbers)
     assert linear(TWO, weights, index, x).equal(expected(TWO, weights, index, x))
     assert add(TWO, x, x, 3).equal(modulo(TWO, 4 * x.long()))
     assert square(TWO, x)[:, 0].equal(modulo(TWO, x[:, 0].long() ** 2))
@@ -263,7 +273,7 @@ def test_sums_next_to_a_tie_go_to_the_right_side(path: str) -> None:
     assert got[:, ::2].eq(-half).all() and got[:, 1::2].eq(half).all()
     if path == "torch":  # a fused product in C++ rounds once less, and may be right by the first step
         out = torch.empty((count, 1, 1, DEGREE), dtype=torch.int32)
-        ciphertexts.reference_linear(ONE, weights.view(-1, 1, 1).double(), index, x, out, 1)
+        reference.linear(ONE, weights.view(-1, 1, 1).double(), index, x, out, 1)
         assert not out[:, 0, 0].equal(got)
 
 
@@ -285,7 +295,7 @@ def test_linear_is_exact_up_to_its_bound_and_no_further(path: str, terms: int) -
         linear(ONE, weights, index, x)
     weights = 4 * weights + 1  # odd: the sums need all their bits
     out = torch.empty((1, 1, 1, DEGREE), dtype=torch.int32)
-    run = ciphertexts.reference_linear if path == "torch" else ciphertexts._native_linear
+    run = reference.linear if path == "torch" else cpu.linear
     run(ONE, weights, index, x, out, 2)
     assert not out.equal(expected(ONE, weights, index, x))  # int64 has room for 2^55
 

@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.ciphertexts import (
+    ETA,
+    Ring,
+    largest_primes,
+    noise,
+    pack,
+    packed_bytes,
+    ternary,
+    uniform,
+    unpack,
+)
+from hummingbird.kernels.ciphertexts.roots import centred
 from hummingbird.kernels.cpu import library
-from hummingbird.kernels.ntt import Ring, largest_primes
-from hummingbird.kernels.polynomials import pack, packed_bytes, unpack
-from hummingbird.kernels.roots import centred
-from hummingbird.kernels.sampling import ETA, noise, ternary, uniform
 from hummingbird.prg import Stream, derive
 from tests.test_kernels import isa  # noqa: F401 - a fixture
 from tests.test_kernels_ntt import low_prime, ring_of, stream

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.pir import batch, profile
 from hummingbird.pir.batch import Assignment, BatchCode
 from hummingbird.pir.plan import Plan

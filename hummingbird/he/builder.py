@@ -22,7 +22,7 @@ from hummingbird.he.layers import Linear, Operation
 from hummingbird.he.magnitudes import Magnitude
 from hummingbird.he.placement import CLIENT, FREE, Placement
 from hummingbird.he.plan import Line
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring
 
 EXACT = 1 << 53
 _MOST_PARTS = 1 << 10

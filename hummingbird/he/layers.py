@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hummingbird.he.im2col import Gather
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring
 
 TILE_BYTES = 32 << 20  # of ciphertexts made at a time
 

@@ -34,9 +34,7 @@ from hummingbird import prg
 from hummingbird.he.ckks import NOISE
 from hummingbird.he.client_spec import Public
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ntt import Ring
-from hummingbird.kernels.polynomials import encrypt, encrypt_ntt
-from hummingbird.kernels.sampling import noise, ternary
+from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary
 
 DISTANCE = 40  # bits: answers to a batch are at most 2^-DISTANCE from ones that depend on the net's values alone
 _DIGIT = 24  # bits of the flood drawn at a time: the largest factor of kernels.add

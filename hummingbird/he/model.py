@@ -17,7 +17,7 @@ from hummingbird.he.memory import installed, predicted
 from hummingbird.he.plan import Plan
 from hummingbird.he.roles import Batch, Client, Server
 from hummingbird.kernels import heap
-from hummingbird.kernels.polynomials import packed_bytes
+from hummingbird.kernels.ciphertexts import packed_bytes
 from hummingbird.prg import SEED_BYTES
 
 _COMPARED = 64  # images whose outputs are kept for `report` to compare

@@ -19,7 +19,7 @@ answers with something else learns from whether the client goes on, and so from 
 
 Every slice carries its place in the turn's stream (he/client_spec.py). Slices come in order, and one that does not is
 an InputError, as is a tensor of another shape or type; that residues are below their primes is for whoever read them
-from bytes to see to (kernels.polynomials.unpack).
+from bytes to see to (kernels.ciphertexts.unpack).
 """
 
 from __future__ import annotations

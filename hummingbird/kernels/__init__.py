@@ -7,7 +7,7 @@
     chacha20      random bytes on any device
 
 These modules declare: an operation's description and checks stand there, once. `reference/` defines in plain torch,
-`cpu/` has C++, `gpu/` Triton; `registry.best` chooses, and nothing else does. `heap` is about memory.
+`cpu/` has C++, `gpu/` Triton; `registry` chooses, and nothing else does. `heap` makes large tensors reuse memory.
 """
 
 from hummingbird.kernels.cpu import library

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.registry import best
+from hummingbird.kernels.registry import best_on
 
 KEY_BYTES, BLOCK_BYTES = 32, 64
 
@@ -25,4 +25,4 @@ def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tenso
         raise InputError(f"a key has {KEY_BYTES} bytes, got {len(key)}", where="kernels.chacha20")
     if not 0 <= first <= first + blocks <= 1 << 32:
         raise InputError("the key stream ends after 2^32 blocks, 256 GiB", where="kernels.chacha20")
-    return best(chacha20, torch.empty(0, device=device))(key, first, blocks, device)
+    return best_on(chacha20, device)(key, first, blocks, device)

@@ -23,6 +23,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from hummingbird.kernels.cpu import library
@@ -55,21 +56,26 @@ def implements(
 
 
 def best(operation: _Any, *tensors: Tensor) -> _Any:
-    """The fastest implementation of an operation that can take these tensors, all of those that the choice hangs on."""
-    backend = _backend(tensors)
-    if backend != "reference":
-        kernel = _KERNELS[operation, backend] if (operation, backend) in _KERNELS else _load(operation, backend)
+    """Find the fastest implementation of an operation that takes these tensors, all those that the choice hangs on."""
+    if library.available() and all([x.is_cpu and x.is_contiguous() for x in tensors]):
+        backend = "cpu"
+    else:
+        backend = "gpu" if all([x.is_cuda for x in tensors]) else "reference"
+    return _find(operation, backend, tensors)
+
+
+def best_on(operation: _Any, device: torch.device) -> _Any:
+    """Find the fastest implementation on a device of an operation that takes no tensors."""
+    names = {"cuda": "gpu", "cpu": "cpu" if library.available() else "reference"}
+    return _find(operation, names.get(device.type, "reference"), ())
+
+
+def _find(operation: _Any, backend: str, tensors: tuple[Tensor, ...]) -> _Any:
+    for name in (backend, "reference"):
+        kernel = _KERNELS[operation, name] if (operation, name) in _KERNELS else _load(operation, name)
         if kernel is not None and (kernel.takes is None or kernel.takes(*tensors)):
             return kernel.run
-    definition = _KERNELS.get((operation, "reference")) or _load(operation, "reference")
-    assert definition is not None, f"{operation.__name__} has no definition in reference/"
-    return definition.run
-
-
-def _backend(tensors: tuple[Tensor, ...]) -> str:
-    if library.available() and all([x.is_cpu and x.is_contiguous() for x in tensors]):
-        return "cpu"
-    return "gpu" if all([x.is_cuda for x in tensors]) else "reference"
+    raise AssertionError(f"{operation.__name__} has no definition in reference/")
 
 
 def _load(operation: _Any, backend: str) -> _Kernel | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import AgreementError, ConfigError, InputError
-from hummingbird.kernels import rows as kernel
+from hummingbird.kernels.lookups import rows as kernel
 from hummingbird.pir.batch import BatchCode
 from hummingbird.pir.client import Client, Link
 from hummingbird.pir.messages import keys_in_a_query

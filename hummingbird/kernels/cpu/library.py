@@ -123,3 +123,10 @@ def gfni() -> bool:
 def set_gfni(on: bool) -> bool:
     """Use GFNI from now on, or not, in the whole process; False, and no change, where the processor lacks it."""
     return bool(_library.hb_set_gfni(on) == 0)
+
+
+def xor_path() -> str:
+    """Name what an XOR of rows runs on: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch" (the reference)."""
+    if not available():
+        return "torch"
+    return isa() if isa() == "portable" else f"{isa()}+gfni" if gfni() else "avx2"
