@@ -33,8 +33,8 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Rescale, Spec
 from hummingbird.mpc.linear import Multiply
 from hummingbird.pir.messages import TICKET_BYTES
-from hummingbird.pir.pending_shares import Shares, name
-from hummingbird.pir.server import Server
+from hummingbird.pir.secret_shared.pending_shares import Shares, name
+from hummingbird.pir.serving.server import Server
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 

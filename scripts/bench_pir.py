@@ -196,7 +196,7 @@ def expansion(prf: str, path: str, repeats: int, count: int = MILLION) -> dict[s
 
 
 def settings_of(args: argparse.Namespace) -> list[Setting]:
-    """What to run: the plan, or all combinations of what was given."""
+    """Settings to run: the plan's, or all combinations of the given options."""
     given = (args.rows, args.row_bytes, args.batch, args.prf, args.decoders, args.paths)
     if not any(given):
         return PLAN

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from hummingbird.he import packing
-from hummingbird.he.ckks import Coins, SecretKey, expand
-from hummingbird.he.params import choose
+from hummingbird.he.scheme import packing
+from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
+from hummingbird.he.scheme.params import choose
 from hummingbird.kernels.ciphertexts import linear, pack, switch, unpack
 from hummingbird.kernels.cpu import library
 

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hummingbird.errors import InputError
 from hummingbird.kernels.chacha20 import chacha20
 from hummingbird.prg import Stream, derive, new_seed
+from tests.support.paths import ROOT
 
 SEED = bytes(range(16))
 CPU = torch.device("cpu")
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def keystream(seed: bytes, count: int) -> bytes:

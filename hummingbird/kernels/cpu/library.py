@@ -13,8 +13,6 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
@@ -98,11 +96,6 @@ def available() -> bool:
 def handle() -> Any:
     """The shared library itself, whose functions are `hb_...` of csrc/."""
     return _library
-
-
-def usable(*tensors: torch.Tensor) -> bool:
-    """Whether the library can take these tensors: all on the CPU and contiguous."""
-    return _library is not None and all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
 
 
 def isa() -> str:
