@@ -12,26 +12,27 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
-from hummingbird.kernels import native, products
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.reference.shares import products
 from tests.test_ring import full, python_matmul
 
 TERMS = 512 * 3 * 3  # the longest sum of a ResNet: 4608
 
 
-@pytest.fixture(params=[*native.ISAS, "torch"])
+@pytest.fixture(params=[*library.ISAS, "torch"])
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each instruction set in turn, and the plain torch versions."""
     torch.manual_seed(0)
     if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(library, "available", lambda: False)
         yield request.param
         return
-    assert native.available(), "run `python setup.py build_ext --inplace`"
-    before = native.isa()
-    if not native.set_isa(request.param):
+    assert library.available(), "run `python setup.py build_ext --inplace`"
+    before = library.isa()
+    if not library.set_isa(request.param):
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    native.set_isa(before)
+    library.set_isa(before)
 
 
 def extremes(*shape: int) -> list[tuple[Tensor, Tensor, int]]:
@@ -139,7 +140,7 @@ def test_torchs_version_cuts_the_batch_without_a_trace(monkeypatch: pytest.Monke
     """Columns for one, one, two and all images at a time."""
     x, w = full(5, 4, 6, 6), full(3, 4, 3, 3)
     monkeypatch.setattr(products, "_COLUMN_BYTES", limit)
-    assert torch.equal(products.reference_conv2d(x, w, (1, 1), (1, 1), 1, (4, 4)), F.conv2d(x, w))
+    assert torch.equal(products.conv2d(x, w, (1, 1), (1, 1), 1, (4, 4)), F.conv2d(x, w))
 
 
 # Float64 limbs --------------------------------------------------------------------------------------------------------
