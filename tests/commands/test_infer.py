@@ -65,6 +65,7 @@ def test_infer_from_a_store(tmp_path: Path) -> None:
         assert ended.code == 1 and "material for 2 more slices of 8, 3 are needed" in ended.err, ended.err
 
 
+@pytest.mark.slow
 def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ca")
     for name in ("dealer", "party-0", "party-1", "party-2"):
@@ -90,6 +91,7 @@ def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tm
     assert "accuracy_plain_percent" not in figures  # party 0 has no weights to compare with
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
     result = tmp_path / "demo.json"
     printed = call("-m", "scripts.demo", "--images", "60", "--json", str(result))

@@ -71,6 +71,7 @@ def server_process() -> Iterator[tuple[str, subprocess.Popen[str]]]:
             child.stdout.close()
 
 
+@pytest.mark.slow
 def test_two_programs(tmp_path: Path) -> None:
     net = small_net()
     x = images(5)

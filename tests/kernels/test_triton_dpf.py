@@ -60,6 +60,7 @@ def run(program: str, *words: str, **environment: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_triton_computes_the_same(tmp_path: Path) -> None:
     """In Triton's interpreter, which wants its variable set before Triton is imported."""
     run(PROGRAM, "cpu", "70000", TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))

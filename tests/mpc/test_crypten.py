@@ -19,7 +19,7 @@ from tests.support.parties import succeed
 SEED = bytes(range(16))
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_functions_prices_randomness_and_trust(parties: int) -> None:
     """The program, with the bounds and where they come from, is in tests/jobs/programs.py."""
     ended = succeed(["-m", "tests.jobs.programs", "crypten_functions"], parties)

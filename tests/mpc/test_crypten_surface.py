@@ -48,17 +48,17 @@ def test_modules_losses_and_training(parties: int) -> None:
     assert not wrong, f"error above bound: {wrong}"
 
 
-@pytest.mark.parametrize("parties", [1, 2, 3])
+@pytest.mark.parametrize("parties", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_xor_shared_words_and_other_scales(parties: int) -> None:
     assert run("binary", parties) == []
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_refusals_come_before_anything_is_sent(parties: int) -> None:
     assert run("refusals", parties) == {}
 
 
-@pytest.mark.parametrize("parties", [1, 2, 3])
+@pytest.mark.parametrize("parties", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_messages_files_and_random_numbers(parties: int) -> None:
     assert run("communication", parties) == []
 

@@ -16,7 +16,7 @@ from hummingbird.mpc.dry_run import rehearse
 from tests.support.nursery import Nursery
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rehearsal_is_what_a_run_takes(nursery: Nursery, dealer: str, parties: int) -> None:
     run = nursery.start(["rehearsed"], parties, DEALER=dealer)
     for party in run:

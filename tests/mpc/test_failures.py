@@ -202,6 +202,7 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
     assert there[0] == "PeerError" and there[1].startswith("party 0 stopped: there is no file"), there
 
 
+@pytest.mark.slow
 def test_under_torchrun(dealer: str, tmp_path: Path):
     """The launcher sees the failure and ends; each party has said what it knows."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

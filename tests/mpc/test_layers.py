@@ -10,7 +10,15 @@ from tests.support.parties import succeed
 
 
 @pytest.mark.parametrize("protocol", ["masked", "gmw"])
-@pytest.mark.parametrize(("parties", "weights"), [(2, "public"), (3, "public"), (2, "1"), (3, "0")])
+@pytest.mark.parametrize(
+    ("parties", "weights"),
+    [
+        (2, "public"),
+        (3, "public"),
+        pytest.param(2, "1", marks=pytest.mark.slow),
+        pytest.param(3, "0", marks=pytest.mark.slow),
+    ],
+)
 def test_operations_match_torch_and_send_what_was_predicted(parties: int, weights: str, protocol: str) -> None:
     ended = succeed(["-m", "tests.jobs.programs", "operations", weights, protocol], parties)
     results = json.loads(ended[0].out.strip().splitlines()[-1])
@@ -19,7 +27,9 @@ def test_operations_match_torch_and_send_what_was_predicted(parties: int, weight
     assert not wrong, f"error above bound: {wrong}"
 
 
-@pytest.mark.parametrize(("parties", "weights"), [(2, "public"), (3, "public"), (2, "1")])
+@pytest.mark.parametrize(
+    ("parties", "weights"), [(2, "public"), pytest.param(3, "public", marks=pytest.mark.slow), (2, "1")]
+)
 def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties: int, weights: str) -> None:
     """Each of 17 layers rounds to 2^-16, and batch norm keeps values, and errors, from growing on their way."""
     ended = succeed(["-m", "tests.jobs.programs", "resnet", weights], parties)

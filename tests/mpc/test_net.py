@@ -253,6 +253,7 @@ def test_a_registered_module_written_with_crypten_functions(alone: sessions.Sess
 # Between real parties -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_private_weights_are_nowhere_in_the_clear() -> None:
     """The program is in tests/jobs/programs.py; it looks through the memory of both parties, for either owner."""
     ended = succeed(["-m", "tests.jobs.programs", "private_weights"], 2)

@@ -218,7 +218,7 @@ def test_a_product_of_every_kind(alone: sessions.Session) -> None:
 # Real parties ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_weights_are_opened_once_for_all_batches(parties: int) -> None:
     ended = succeed(["-m", "tests.jobs.programs", "fixed_weights"], parties)  # all parties check what they exchange
     result = json.loads(ended[0].out.strip().splitlines()[-1])

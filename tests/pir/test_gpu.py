@@ -103,6 +103,7 @@ for service in services:
 """
 
 
+@pytest.mark.slow
 def test_in_tritons_interpreter(tmp_path: Path) -> None:
     run(PROGRAM, "cpu", TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
 

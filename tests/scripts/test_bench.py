@@ -193,6 +193,7 @@ def check(rows: list[dict[str, Any]], unit: Unit) -> None:
         assert all(row[f"{part}_{unit.time}_per_{unit.name}"] >= 0 for part in BESIDE)
 
 
+@pytest.mark.slow
 def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     count, options = 20_000, ["--links", "352mbit", "--rtt", "0", "10", "--windows", "20:12", "--repeats", "1"]
     written = ["--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "plot.png")]
@@ -225,6 +226,7 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     assert all(row["material"] == "stored" for row in stored)
 
 
+@pytest.mark.slow
 def test_bench_resnet_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

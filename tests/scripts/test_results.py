@@ -69,6 +69,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("off", "equal"), [(0.0, True), (1.0, True), (2.0, False)])
 def test_private_accuracy_must_be_that_of_the_twin(
     folder: Path, off: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -198,6 +198,7 @@ def test_interrupted_anywhere_and_resumed_is_undisturbed(
         out.unlink()
 
 
+@pytest.mark.slow
 def test_stopped_by_a_signal_and_resumed_is_undisturbed(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole.json", tmp_path / "bits.json"
     words = [*NET, "--group", "layer", "--samples", "1024", "--reach", "6", "--budget", "3/64"]

@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from hummingbird.mpc.dealer.store import StoreDealer
@@ -48,6 +49,7 @@ def kill_and_look(nursery: Nursery, out: Path, victims: list[int]) -> list[set[i
     return [set(handed_out(party)) for party in run]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
     seed = random.randrange(10**6)
     print("seed", seed)
@@ -75,6 +77,7 @@ def test_killed_at_random_moments(nursery: Nursery, tmp_path: Path) -> None:
     print(f"MEASURED {len(used)} of {max(used) + 1} slots in {MOMENTS - STREAMING} killed runs")
 
 
+@pytest.mark.slow
 def test_a_dealer_killed_at_random_moments(nursery: Nursery) -> None:
     """While both parties work ahead."""
     for _ in range(STREAMING):
