@@ -1,4 +1,4 @@
-"""he-server and he-client as programs, and the thread that runs ahead of them."""
+"""he-server and he-client as programs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,10 @@ from hummingbird.errors import PeerError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import Service
-from hummingbird.wire.prefetch import Ahead
 from tests.support.he_service import SHAPE, close, images, served, small_net
 from tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "hummingbird"]
-
-
-def test_ahead() -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(5)
-        raise KeyError("done")
-
-    with Ahead(numbers(), 2) as ahead:
-        assert [ahead.next(5) for _ in range(5)] == list(range(5))
-        with pytest.raises(KeyError):
-            ahead.next(5)
-    block = threading.Event()
-    with Ahead((block.wait(10) for _ in range(3)), 2, block.set) as ahead:
-        with pytest.raises(TimeoutError):
-            ahead.next(0.05)
-    with Ahead(iter([1]), 2) as ahead:
-        assert (ahead.next(5), ahead.next(5)) == (1, None)
 
 
 @contextmanager
