@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -32,23 +31,6 @@ from tests.kernels.test_ntt import schoolbook
 DEGREE = 1024
 RINGS = {count: Ring.of(DEGREE, largest_primes(DEGREE, count)) for count in (1, 2, 3)}
 ONE, TWO, THREE = RINGS.values()
-
-
-@pytest.fixture(params=[*library.ISAS, "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each instruction set in turn, and the plain torch versions."""
-    torch.manual_seed(0)
-    if request.param == "torch":
-        monkeypatch.setattr(library, "available", lambda: False)
-        yield request.param
-        return
-    if not library.available():
-        pytest.skip("the native library is not built")
-    before = library.isa()
-    if not library.set_isa(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    library.set_isa(before)
 
 
 def residues(ring: Ring, *shape: int) -> Tensor:

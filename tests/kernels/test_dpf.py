@@ -19,7 +19,6 @@ from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.reference.lookups import dpf as plain
 from hummingbird.kernels.reference.lookups import prf
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 from tests.support.paths import ROOT
 
 # One leaf or less; the edges of leaves and of windows of 64 leaves; trees with no power of two of leaves.
@@ -77,7 +76,7 @@ CHACHA12 = {
 
 
 @pytest.mark.parametrize("name", CHACHA12)
-def test_chacha12_is_the_published_one(isa: str, name: str) -> None:  # noqa: F811
+def test_chacha12_is_the_published_one(isa: str, name: str) -> None:
     key, iv, zeroth, first = (octets(text) for text in CHACHA12[name])
     nonce = torch.cat(
         [torch.zeros(4, dtype=torch.uint8), iv]
@@ -95,7 +94,7 @@ def test_chacha12_is_the_published_one(isa: str, name: str) -> None:  # noqa: F8
         ("000102030405060708090a0b0c0d0e0f", "00112233445566778899aabbccddeeff", "69c4e0d86a7b0430d8cdb78070b4c55a"),
     ],
 )
-def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -> None:  # noqa: F811
+def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -> None:
     """Block j of a leaf is H(j + 2, s) = AES(s ^ 2 (j + 2)) ^ s ^ 2 (j + 2)."""
     expected = octets(plain) ^ octets(cipher)
     for j in range(8):
@@ -119,7 +118,7 @@ def reference(rows: int, name: str) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("name", dpf.PRFS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:  # noqa: F811
+def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:
     random, *expected, first_bits, second_bits = reference(rows, name)
     made = dpf.generate(some(rows, 3, name), rows, name, lambda _: random)
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
@@ -129,7 +128,7 @@ def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:  # noq
 
 
 @pytest.mark.parametrize("name", dpf.PRFS)
-def test_any_range_of_leaves_is_a_part_of_the_whole(isa: str, name: str) -> None:  # noqa: F811
+def test_any_range_of_leaves_is_a_part_of_the_whole(isa: str, name: str) -> None:
     _, keys, _, _, bits, _ = reference(ROWS[-1], name)  # 326 leaves
     whole = bits.view(5, -1, 128)
     for first, leaves in [(0, 0), (326, 0), (325, 1), (0, 64), (63, 2), (191, 1), (60, 4), (7, 290), (250, 51)]:
@@ -151,7 +150,7 @@ def test_a_batch_of_one_is_as_good(rows: int, name: str) -> None:
     assert dpf.check(torch.cat([one[0], one[1]])[1:2], "here", rows, 1) == rows
 
 
-def test_one_batch_may_mix_prfs_and_parties(isa: str) -> None:  # noqa: F811
+def test_one_batch_may_mix_prfs_and_parties(isa: str) -> None:
     keys = torch.cat([part for name in dpf.PRFS for part in pairs(70_000, name)[:2]])
     order = torch.tensor([(7 * i) % len(keys) for i in range(len(keys))])
     bits = dpf.expand(keys, 0, 69)
@@ -161,7 +160,7 @@ def test_one_batch_may_mix_prfs_and_parties(isa: str) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("name", dpf.PRFS)
-def test_the_deepest_tree(isa: str, name: str) -> None:  # noqa: F811
+def test_the_deepest_tree(isa: str, name: str) -> None:
     alpha, leaves = dpf.MOST_ROWS - 5, dpf.leaves_of(dpf.MOST_ROWS)
     keys = dpf.generate(torch.tensor([alpha]), dpf.MOST_ROWS, name, stream("deep").bytes)[:2]
     ends = [dpf.expand(key, leaves - 70, 70) for key in keys]
@@ -295,7 +294,7 @@ def test_a_key_of_no_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", dpf.PRFS)
-def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:  # noqa: F811
+def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:
     """Never a crash: every cut, every bit of the head flipped, and random bytes in random places."""
     whole = pairs(5000, name)[1][:1]
     refused = 0

@@ -15,7 +15,7 @@ from hummingbird.errors import InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.reference.shares import opening, packing
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa, signed  # noqa: F401 - a fixture
+from tests.kernels.test_shares import signed
 
 RING = 1 << 64
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000]
@@ -150,7 +150,7 @@ def test_lift_is_a_masked_relu(parties: int, k: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_words_equal_reference(isa: str, n: int) -> None:  # noqa: F811
+def test_native_words_equal_reference(isa: str, n: int) -> None:
     source = stream("native words", n)
     x, y = source.words(n), source.words(n)
     for width in range(65):
@@ -164,7 +164,7 @@ def test_native_words_equal_reference(isa: str, n: int) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_tables_equal_reference(isa: str, n: int) -> None:  # noqa: F811
+def test_native_tables_equal_reference(isa: str, n: int) -> None:
     source = stream("native tables", n)
     x = source.words(n)
     for bits in range(1, 9):
@@ -177,7 +177,7 @@ def test_native_tables_equal_reference(isa: str, n: int) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_lift_equals_reference(isa: str, n: int) -> None:  # noqa: F811
+def test_native_lift_equals_reference(isa: str, n: int) -> None:
     source = stream("native lift", n)
     words = [source.words(n) for _ in range(5)]
     choice = source.bytes(2 * ((n + 7) // 8)).view(2, -1)
@@ -189,7 +189,7 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:  # noqa: F811
             assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
 
 
-def test_native_takes_unaligned_slices(isa: str) -> None:  # noqa: F811
+def test_native_takes_unaligned_slices(isa: str) -> None:
     source = stream("slices")
     x, y, data = source.words(300)[3:280], source.words(300)[1:278], source.bytes(3000)[3:]
     for width in (5, 20, 44, 64):
@@ -201,7 +201,7 @@ def test_native_takes_unaligned_slices(isa: str) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 67])
-def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:  # noqa: F811
+def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:
     """Whole registers are stored where later steps write again; the last steps must not."""
     built = library.handle()
     source = stream("canary", n)
@@ -233,7 +233,7 @@ def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:  # noqa: F
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
-def test_every_bit_of_a_table_is_read_where_it_should(isa: str, bits: int) -> None:  # noqa: F811
+def test_every_bit_of_a_table_is_read_where_it_should(isa: str, bits: int) -> None:
     """A flipped entry changes [L <= v] at its own v, [L < v] at the next one, and nothing else."""
     n, size = 17 if bits < 5 else 33, 1 << bits
     table = tables(n, bits, stream("mutation", bits))
@@ -251,7 +251,7 @@ def test_every_bit_of_a_table_is_read_where_it_should(isa: str, bits: int) -> No
             assert difference.count_nonzero() == sum(hit)
 
 
-def test_every_bit_of_every_word_counts(isa: str) -> None:  # noqa: F811
+def test_every_bit_of_every_word_counts(isa: str) -> None:
     source = stream("bits of words")
     x, y = source.words(19), source.words(19)
     for width in (1, 20, 44, 64):

@@ -32,7 +32,6 @@ from hummingbird.kernels.ciphertexts.roots import centred, root
 from hummingbird.kernels.reference.ciphertexts import polynomials
 from hummingbird.kernels.reference.ciphertexts.ring import transform
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 
 SHAPES = [(1024, 1, 5), (2048, 2, 3), (4096, 3, 2), (8192, 2, 2), (16384, 1, 2), (32768, 1, 1)]
 EDGE = 1 << 25  # the largest coefficient that a transform takes
@@ -199,7 +198,7 @@ def test_compose_against_big_integers(count: int) -> None:
 
 
 @pytest.mark.parametrize(("degree", "count", "n"), SHAPES)
-def test_native_transforms_equal_reference(isa: str, degree: int, count: int, n: int) -> None:  # noqa: F811
+def test_native_transforms_equal_reference(isa: str, degree: int, count: int, n: int) -> None:
     ring = ring_of(degree, count)
     for x in (extremes(ring, n), torch.zeros(0, count, degree, dtype=torch.int32)):
         assert ring.ntt(x).equal(transform(ring, x, False))
@@ -211,7 +210,7 @@ def test_native_transforms_equal_reference(isa: str, degree: int, count: int, n:
 
 
 @pytest.mark.parametrize(("degree", "count", "n"), SHAPES)
-def test_native_ciphertexts_equal_reference(isa: str, degree: int, count: int, n: int) -> None:  # noqa: F811
+def test_native_ciphertexts_equal_reference(isa: str, degree: int, count: int, n: int) -> None:
     ring, given = ring_of(degree, count), sample(ring_of(degree, count), n)
     assert encrypt(ring, **given).equal(polynomials.encrypt(ring, **given))
     assert encrypt_ntt(ring, **given).equal(polynomials.encrypt_ntt(ring, **given))
@@ -225,14 +224,14 @@ def test_native_ciphertexts_equal_reference(isa: str, degree: int, count: int, n
     assert unpack(ring, packed, given["a"].shape).equal(given["a"])
 
 
-def test_native_compose_rounds_as_torch_does(isa: str) -> None:  # noqa: F811
+def test_native_compose_rounds_as_torch_does(isa: str) -> None:
     ring = ring_of(1024, 16)
     x = uniform(ring, stream("compose"), 2)
     assert compose(ring, x).equal(polynomials.compose(ring, x))
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_threads_share_the_polynomials(isa: str, threads: int) -> None:  # noqa: F811
+def test_threads_share_the_polynomials(isa: str, threads: int) -> None:
     ring, before = ring_of(2048, 2), torch.get_num_threads()
     given = sample(ring, 65)
     c = torch.stack([given["a"], given["a"].flip(-1)], 1)
@@ -245,7 +244,7 @@ def test_threads_share_the_polynomials(isa: str, threads: int) -> None:  # noqa:
     assert all(a.equal(b) for a, b in zip(alone, shared, strict=True))
 
 
-def test_tensors_that_are_not_contiguous(isa: str) -> None:  # noqa: F811
+def test_tensors_that_are_not_contiguous(isa: str) -> None:
     ring = ring_of(1024, 2)
     x = uniform(ring, stream("strides"), 6).view(3, 2, 2, 1024)
     turned = x.transpose(0, 1)
@@ -254,7 +253,7 @@ def test_tensors_that_are_not_contiguous(isa: str) -> None:  # noqa: F811
     assert pack(ring, turned).equal(pack(ring, turned.contiguous()))
 
 
-def test_a_flipped_input_changes_the_output(isa: str) -> None:  # noqa: F811
+def test_a_flipped_input_changes_the_output(isa: str) -> None:
     ring = ring_of(1024, 2)
     given = sample(ring, 2)
     for name, tensor in given.items():

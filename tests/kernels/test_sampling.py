@@ -25,7 +25,6 @@ from hummingbird.kernels.ciphertexts.roots import centred
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import Stream, derive
 from tests.kernels.test_ntt import low_prime, ring_of, stream
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 
 # ---- sampling
 
@@ -62,7 +61,7 @@ def test_uniform_is_by_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
     check_uniform()
 
 
-def test_native_uniform_is_by_rejection(isa: str) -> None:  # noqa: F811
+def test_native_uniform_is_by_rejection(isa: str) -> None:
     check_uniform()
 
 
@@ -124,7 +123,7 @@ def test_noise_counts_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_noise()
 
 
-def test_native_noise_counts_bits(isa: str) -> None:  # noqa: F811
+def test_native_noise_counts_bits(isa: str) -> None:
     check_noise()
     extreme = torch.tensor([0, -1, (1 << 42) - 1, -(1 << 42)])
     out = torch.empty(4, dtype=torch.int32)
@@ -207,6 +206,6 @@ def test_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     check_fuzzed_bytes()
 
 
-def test_native_packing(isa: str) -> None:  # noqa: F811
+def test_native_packing(isa: str) -> None:
     check_pack()
     check_fuzzed_bytes()

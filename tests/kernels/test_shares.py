@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,17 +24,6 @@ RING = 1 << 64
 SIZES = [0, 1, 7, 8, 9, 63, 64, 65, 1000, 4097]
 WINDOWS = [(0, 0), (64, 0), (0, 1), (63, 1), (13, 7), (3, 8), (20, 9), (5, 17), (1, 63), (0, 64), (56, 8), (55, 9)]
 SCALES = [(0, 0), (0, 1 << 62), (1, 1 << 62), (16, 1 << 62), (16, 2**63 - 1), (62, 12345)]
-
-
-@pytest.fixture(params=library.ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not library.available():
-        pytest.skip("the native library is not built")
-    before = library.isa()
-    if not library.set_isa(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    library.set_isa(before)
 
 
 def stream(*labels: str | int) -> Stream:

@@ -21,7 +21,6 @@ from hummingbird.kernels.twin import word
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.masked import MaskedLaw
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 
 FALSE_ALARM = 1e-9  # of one statistical check; there are below 100 in this file
 SIZES = [0, 1, 7, 1023, 1025, 5000]
@@ -144,7 +143,7 @@ def test_what_is_not_finite_stays_so() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("k", "m"), WINDOWS)
-def test_native_is_the_reference(isa: str, k: int, m: int, dtype: torch.dtype) -> None:  # noqa: F811
+def test_native_is_the_reference(isa: str, k: int, m: int, dtype: torch.dtype) -> None:
     for law in laws(k, m):
         for n in SIZES:
             v = values(n, k, dtype)
@@ -155,7 +154,7 @@ def test_native_is_the_reference(isa: str, k: int, m: int, dtype: torch.dtype) -
                 assert all(same(a, b) for a, b in zip(ours, theirs, strict=True)), (law, n, both)
 
 
-def test_native_runs_where_it_can(isa: str) -> None:  # noqa: F811
+def test_native_runs_where_it_can(isa: str) -> None:
     v = torch.randn(64)
     for dtype in (torch.float32, torch.bfloat16):
         assert best(kernels.twin_relu, v.to(dtype)) is cpu.twin_relu

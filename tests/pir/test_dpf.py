@@ -17,7 +17,7 @@ from hummingbird.kernels.lookups import dpf as kernel
 from hummingbird.kernels.lookups.dpf import PRFS, expand, key_bytes, leaves_of
 from hummingbird.pir import dpf
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
+from tests.kernels.conftest import isa  # noqa: F401 - a fixture
 
 FALSE_ALARM = 1e-6  # of one test below; seeds are fixed, so that a pass stays one
 
