@@ -30,9 +30,8 @@ def test_the_checks_can_fail():
 
 @pytest.mark.parametrize("parties", [1, 2, 3])
 def test_shares_satisfy_every_correlation(process, parties):
-    address, _ = process
     session = os.urandom(16)
-    clients = [DealerClient(address, session=session, rank=r, parties=parties) for r in range(parties)]
+    clients = [DealerClient(process, session=session, rank=r, parties=parties) for r in range(parties)]
     take_and_check(clients)
     assert clients[0].offline_bits == sum(request.correction_bits for request, _ in CASES)
     assert all(client.offline_bits == 0 and client.dealer_seconds == 0 for client in clients[1:])
