@@ -159,7 +159,7 @@ def test_killed_dealer_is_an_error_before_the_timeout():
     assert "is the service running" in caught.value.hint
 
 
-def test_stopped_dealer_is_an_error_within_the_timeout():
+def test_stopped_dealer_is_an_error_after_the_timeout():
     address, process = spawn_local(1, HANG)
     client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=HANG)
     client._timeout = 0.5  # from here on: joining is not to run into it

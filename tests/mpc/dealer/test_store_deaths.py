@@ -18,11 +18,11 @@ from hummingbird.mpc.dealer.store import StoreDealer
 from tests.jobs.stores import SLICE, net, rows, write_store
 from tests.mpc.test_deaths import dealing
 from tests.support.nursery import Nursery, Party, all_fail
-from tests.support.patience import NEVER
+from tests.support.patience import NEVER, until
 
 MOMENTS = 20
 STREAMING = 4  # of them with a dealer online, which is the one that is killed
-SLOTS = 1500
+SLOTS = 1000
 
 
 def handed_out(party: Party) -> list[int]:
@@ -39,7 +39,9 @@ def kill_and_look(nursery: Nursery, out: Path, victims: list[int]) -> list[set[i
     """One run that ends by force; the slots that each party has handed out in it."""
     run = nursery.start(["stored", str(out), "0"], 2)
     run[0].until("joined")
-    time.sleep(random.random() * 0.6)
+    before = random.randrange(10)  # slots
+    until(lambda: len(handed_out(run[0])) >= before, f"{before} slots")
+    time.sleep(random.random() / 20)
     for victim in victims:
         os.kill(run[victim].pid, signal.SIGKILL)
     if len(victims) == 1:
