@@ -176,7 +176,7 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What other parties may read: our own errors in full, foreign ones by type (their text may hold data)."""
+    """An error's text for other parties: our own errors in full, foreign ones by type (their text may hold data)."""
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 

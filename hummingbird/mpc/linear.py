@@ -29,7 +29,7 @@ class Linear(Layer):
         bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
     Public: no communication. Private: `cost.fixed_product`, 64 bits per element of the input, 1 round; the weights are
-    opened masked once, by `PrivateNet.prepare`. InputError for weights too small for the fixed point.
+    opened masked once, by `PrivateNet.set_up`. InputError for weights too small for the fixed point.
     """
 
     input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN

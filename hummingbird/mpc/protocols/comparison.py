@@ -1,4 +1,4 @@
-"""What a layer that compares asks of a protocol: masked.py and gmw.py answer, and nothing else knows which one runs.
+"""The interface of a protocol that compares: masked.py and gmw.py have it, and nothing else knows which one runs.
 
 Shares carry a number with them, known when the net is planned: how many of their low bits are valid. A protocol says
 how many of these it reads, for which values it is right, what it costs, and what it decides (law.py).

@@ -82,7 +82,7 @@ def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
 
 
 def _digest(owned: Sequence[FixedWeight]) -> bytes:
-    """What these weights are, in 32 bytes; nothing for none."""
+    """Digest of these weights, 32 bytes; no bytes for no weights."""
     state = hashlib.blake2b(digest_size=32, person=b"hb weights")
     for weight in owned:
         assert weight.code is not None
