@@ -97,7 +97,7 @@ class Lookups:
         return sum(self.bags)
 
     def costs(self, questions: int) -> dict[str, Cost]:
-        """What `next` sends for a deposit of this many questions, by the names that the meter shows."""
+        """The cost of `next` for a deposit of this many questions, by the names that the meter shows."""
         count, dim = questions * self.positions, self.server.facts.dim
         factors, rows, sums = (
             Spec(shape, SCALE) for shape in ((count, 1), (count, dim), (questions, len(self.bags) * dim))

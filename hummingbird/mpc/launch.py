@@ -117,7 +117,7 @@ def init(
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
     _mend()
-    _crypten.install(channel, seeds, DealerProvider(made.take), _truncate_shared, device)
+    _crypten.install(channel, seeds, DealerProvider(made), _truncate_shared, device)
     return made
 
 
@@ -186,7 +186,7 @@ def stand_in(session: Session) -> Iterator[None]:
     before = enter(session)
     _mend()
     try:
-        with _crypten.lent(session.channel, zeros, DealerProvider(session.take), _truncate_shared):
+        with _crypten.lent(session.channel, zeros, DealerProvider(session), _truncate_shared):
             yield
     finally:
         enter(before)

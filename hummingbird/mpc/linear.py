@@ -19,7 +19,7 @@ from hummingbird.errors import InputError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.products import SquarePair, Triple
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.ring import SCALE, WEIGHT_SCALE
@@ -33,8 +33,7 @@ def beaver(op: str, x: Tensor, y: Tensor, options: dict[str, Any]) -> Tensor:
     only.
     """
     session = sessions.current()
-    request = Request("additive", {"size0": list(x.shape), "size1": list(y.shape), "op": op, "kwargs": options})
-    a, b, c = session.take(request)
+    a, b, c = session.correlation(Triple(tuple(x.shape), tuple(y.shape), op, options))
     e, d = x - a, y - b
     for theirs in session.channel.exchange(e, d).values():
         e += theirs[0]
@@ -49,7 +48,7 @@ def squared(x: Tensor) -> Tensor:
     With e = x - r opened, and r^2 dealt: x^2 = r^2 + 2 e r + e^2.
     """
     session = sessions.current()
-    r, square = session.take(Request("square", {"shape": list(x.shape)}))
+    r, square = session.correlation(SquarePair(tuple(x.shape)))
     e = x - r
     for theirs in session.channel.exchange(e).values():
         e += theirs[0]

@@ -48,7 +48,7 @@ class Description:
     release: str = VERSION
 
     def pack(self) -> bytes:
-        """As JSON."""
+        """The description as JSON."""
         state = {"version": self.state.version, "digest": self.state.digest.hex()}
         fields = {"party": self.party, "release": self.release, "signs": self.signs, "state": state}
         return json.dumps({**fields, "facts": asdict(self.facts)}).encode()

@@ -31,7 +31,7 @@ from hummingbird.pir.link import Remote
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.metrics import Metrics
 from hummingbird.pir.serving.service import Batcher
-from hummingbird.pir.serving.shards import Workers
+from hummingbird.pir.serving.workers import Workers
 from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT

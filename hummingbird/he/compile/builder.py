@@ -1,4 +1,4 @@
-"""What both builders of plans share: errors from step to step, lines of the report, weights as whole numbers.
+"""Common parts of both builders of plans: errors from step to step, lines of the report, weights as whole numbers.
 
 An error is a root mean square, as are the values it is compared with (magnitudes.py). A step passes on those of its
 inputs by its gains; the builders add what encryption makes.
@@ -39,7 +39,7 @@ class Builder:
         self.lines: dict[int, Line] = {}
 
     def size(self, index: int) -> Magnitude:
-        """Of a step's value."""
+        """The magnitude of a step's value."""
         found = self.sizes[index]
         assert found is not None, self.steps[index]
         return found
@@ -56,7 +56,7 @@ class Builder:
         return math.sqrt(sum((gain * self.error(i)) ** 2 for i, gain in found.gains.items()))
 
     def error(self, index: int) -> float:
-        """Of a step's value; one that nobody computes by itself, as it only reshapes, has that of its inputs."""
+        """The error of a step's value; where nobody computes it, as it only reshapes, that of its inputs."""
         if index not in self.errors:
             self._note(index, self.passed_on(index), FREE, self.placement.places[index].turn)
         return self.errors[index]

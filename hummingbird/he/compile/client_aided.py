@@ -63,7 +63,7 @@ class AidedBuilder(Builder):
         self.parameters, self.packing, self.bound, self.basis = parameters, packing, bound, basis
 
     def build(self) -> Plan:
-        """The plan."""
+        """The plan of all turns."""
         built = []
         for number in range(len(self.placement.served)):
             self.client_steps(number)
@@ -290,12 +290,12 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Rounded up to five significant bits, by at most a 16th: the client is told."""
+    """A gain rounded up to five significant bits, by at most a 16th, for the client is told it."""
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift
 
 
 def _rounded(error: float) -> float:
-    """As `_coarse`."""
+    """An error rounded up to five significant bits, as `_coarse` does."""
     mantissa, exponent = math.frexp(error)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)

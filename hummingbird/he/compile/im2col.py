@@ -1,4 +1,4 @@
-"""Every linear step as the same thing: weights, and which input value each of them multiplies.
+"""One form for every linear step: weights, and the input value that each of them multiplies.
 
     out[g rows + r, p] = sum_k weights[g, r, k] input[flat[groups[g] + places[p] + taps[k]]] + bias[g rows + r]
 

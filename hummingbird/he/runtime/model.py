@@ -43,7 +43,7 @@ class HEModel:
 
     @property
     def public(self) -> Public:
-        """What a client is told."""
+        """The part of the plan that a client is told."""
         return self.plan.public
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a server does to ciphertexts: four operations on registers, each an array of ciphertexts (n, size, primes, N).
+"""Four operations of a server on registers, each an array of ciphertexts (n, size, primes, N).
 
 A turn is a list of operations. Register 0 holds what was received; an operation reads registers and makes one. An
 operation runs whole or tile by tile, a tile being a range of places of all rows: what is only sent back is never held
@@ -22,14 +22,14 @@ TILE_BYTES = 32 << 20  # of ciphertexts made at a time
 
 @dataclass(frozen=True)
 class Form:
-    """Of a register: how many ciphertexts, of how many components, modulo how many primes."""
+    """Form of a register: numbers of ciphertexts, of their components, and of the primes of their modulus."""
 
     count: int
     size: int
     primes: int
 
     def bytes(self, degree: int) -> int:
-        """In memory."""
+        """Size in bytes."""
         return 4 * self.count * self.size * self.primes * degree
 
 
@@ -85,7 +85,7 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Of the result."""
+        """Form of the result register."""
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(

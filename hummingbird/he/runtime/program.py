@@ -29,7 +29,7 @@ class Program:
     masks: tuple[Mask, ...] = ()
 
     def forms(self) -> list[Form]:
-        """Of all registers."""
+        """Forms of all registers."""
         forms = [self.received]
         for operation in self.operations:
             forms.append(operation.form(forms))
@@ -72,7 +72,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Line:
-    """What the report says of a step. side: "encrypted", "client", or "free", what costs nothing on either side.
+    """A line of the report, for one step. side: "encrypted", "client", or "free", which costs nothing on either side.
 
     turn: of the server, or the one before which the client does it. register: of the result at the server, 0 for none.
     level: primes left. scale: log2 of the integer scale. margin: bits left below the exactness bound. down: bytes sent

@@ -1,4 +1,4 @@
-"""The report: what is encrypted, what it costs and how precise it is, before a run; what was measured, after it."""
+"""The report: encrypted layers, their cost and precision before a run; measurements after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hummingbird.table import text_table
 
 @dataclass(frozen=True)
 class Run:
-    """What a call measured. count: seconds of "client" and "server", bytes "up" and "down".
+    """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
 
     before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
     batch. images, outputs: some, to compare in the clear.
@@ -175,7 +175,7 @@ def _notes(plan: Plan, crossing: int) -> str:
 
 
 def after(plan: Plan, run: Run) -> str:
-    """What a call took, and how far its outputs are from the net's in the clear, in float64."""
+    """The report of a call: time, bytes, memory, and the distance of its outputs from the net's in the clear."""
     expected = graph.run(plan.steps, run.images.double())
     seconds = run.count["client"] + run.count["server"]
     lines = [

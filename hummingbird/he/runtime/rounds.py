@@ -66,7 +66,7 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """What the integers must stay below, before the server drops primes: half the modulus.
+        """The bound that integers must stay below, before the server drops primes: half the modulus.
 
         Dropping q leaves x/q and a rounding of at most (1 + ||s||_1)/2 <= (1 + N)/2, which takes q (1 + N)/2 of it.
         """

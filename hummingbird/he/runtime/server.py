@@ -40,7 +40,7 @@ class Server:
         self._programs = plan.programs
 
     def turn(self, number: int) -> ServerTurn:
-        """One client's turn."""
+        """Begin a turn of one client."""
         return ServerTurn(self.public, number, self._programs[number])
 
 

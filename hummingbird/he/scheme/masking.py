@@ -49,13 +49,13 @@ def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
 
 
 def deviation(flood: int) -> float:
-    """Of a coefficient of the flood; all else that masking adds is below 2^-DISTANCE of it."""
+    """Deviation of a coefficient of the flood; all else that masking adds is below 2^-DISTANCE of it."""
     return 2.0**flood / math.sqrt(12)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Of a value that is sent back: its integers are multiplied by 2^lift, to make room, and flooded with 2^flood."""
+    """Mask of a value that is sent back: its integers are multiplied by 2^lift, for room, and flooded with 2^flood."""
 
     lift: int
     flood: int

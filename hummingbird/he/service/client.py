@@ -172,7 +172,7 @@ class RemoteModel:
 
 
 def _items(outgoing: Ahead[bytes], problems: list[Exception]) -> Iterator[bytes]:
-    """What was made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
+    """The messages made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
     try:
         while (message := outgoing.next(_LONGEST_TURN)) is not None:
             yield message

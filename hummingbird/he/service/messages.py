@@ -1,4 +1,4 @@
-"""What client and server of homomorphic layers send each other (gRPC: wire/service.py): two methods.
+"""The messages between client and server of encrypted inference (gRPC: wire/service.py): two methods.
 
     Public(opening)  -> what a client must know of the net, JSON without weights
     Turn(stream)     -> stream
@@ -37,7 +37,7 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 
 def opening(digest: str = "", turn: int = 0) -> bytes:
-    """What a client's call begins with."""
+    """The first message of a client's call."""
     return json.dumps({"format": FORMAT, "release": VERSION, "digest": digest, "turn": turn}).encode()
 
 
@@ -64,7 +64,7 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """A slice's bytes as messages."""
+    """Messages that hold a slice's bytes, after `head`."""
     view = data.numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]

@@ -24,7 +24,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc import sharing
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
 
 
 class FixedWeight(nn.Module):
@@ -49,8 +49,7 @@ class FixedWeight(nn.Module):
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
         share = sharing.share_secret(self.code, self.shape, self.owner)
-        request = Request("fixed", {"shape": list(self.shape), "key": self.key})
-        (self.mask,) = session.take(request)
+        self.mask = session.correlation(FixedMask(self.shape, self.key)).mask
         self.code = None
         return share - self.mask
 
@@ -62,9 +61,7 @@ class FixedWeight(nn.Module):
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         session, view = sessions.current(), self.shape if view is None else view
         mask, difference = self.mask.view(tuple(view)), self.difference.view(tuple(view))
-        sizes = {"size0": list(x.shape), "size1": list(mask.shape)}
-        request = Request("linear", {**sizes, "op": op, "kwargs": options, "key": self.key})
-        a, out = session.take(request)
+        a, out = session.correlation(FixedTriple(tuple(x.shape), tuple(mask.shape), op, options, self.key))
         e = x - a
         for theirs in session.channel.exchange(e).values():
             e += theirs[0]

@@ -53,8 +53,8 @@ class BatchedEmbedding(nn.Module):
     def from_torch(
         cls, embedding: nn.Embedding, plan: Plan, zero: Sequence[str | Link], one: Sequence[str | Link], **options: Any
     ) -> BatchedEmbedding:
-        """In place of `embedding`, whose data are not used. zero, one: the servers of party 0 and of party 1, for each
-        of the plan's codes, as `Client` takes them; options: of `Client`.
+        """The layer in place of `embedding`, whose data are not used. zero, one: the servers of party 0 and of party 1,
+        for each of the plan's codes, as `Client` takes them; options: of `Client`.
         """
         clients = [Client(pair, **options) for pair in zip(zero, one, strict=True)]
         private = cls(plan, clients, padding_idx=embedding.padding_idx)

@@ -1,4 +1,4 @@
-"""Which of two servers lied, from one server's statement and the owner's copy of the table (integrity.py)."""
+"""Naming the server that lied, from one server's statement and the owner's copy of the table (integrity.py)."""
 
 from __future__ import annotations
 

@@ -36,24 +36,24 @@ class Buckets:
             table.fill(0, part)
 
     def accept(self, keys: Tensor, width: int) -> None:
-        """All are taken."""
+        """Take all keys and widths."""
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        """Of whole inferences' keys, in their order (`BucketServer` has checked that)."""
+        """Answers to the keys of whole inferences, in their order (`BucketServer` has checked that)."""
         code = self._code
         by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)
         records = kernel.answer_each(self._tables, by_bucket.flatten(1, 2), width)
         return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Always InputError: rows of a plan are in several buckets, whose places an update does not name."""
+        """Refuse an update, InputError: rows of a plan are in several buckets, whose places it does not name."""
         raise InputError("a table served by a plan takes no updates", hint="lay it out anew, at both servers")
 
     def check(self) -> None:
-        """Nothing here can end by itself."""
+        """Do nothing: buckets have no process that could end."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: buckets hold memory only."""
 
 
 class BucketServer(Server):
@@ -67,7 +67,7 @@ class BucketServer(Server):
         self._code = code
 
     def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
-        """As `Server.handle`; InputError unless every bucket and round gets a key, equally often."""
+        """Answer as `Server.handle` does; InputError unless every bucket and round gets a key, equally often."""
 
         def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
             if len(keys) % self._code.keys:

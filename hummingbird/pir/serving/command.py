@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
-    """Of the table, or of the tables of a plan."""
+    """The server of the table, or those of the tables of a plan."""
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
         return [open_server(args.table, args.party, tensor=args.tensor, **where)]
