@@ -21,9 +21,7 @@
 
 #pragma once
 
-#include "common.h"
-
-#define HIDDEN __attribute__((visibility("hidden")))
+#include "dispatch.h"
 
 constexpr int64_t kLeafBytes = 128;
 constexpr int kMostDepth = 30;  // 2^40 rows

@@ -8,30 +8,11 @@
 // of one bit position over those bytes yields that plane for 64 (AVX-512) or 32 (AVX2) elements at once; the baseline
 // transposes 8 x 8 bits in one word (H. S. Warren, Hacker's Delight, 2nd ed., section 7-3).
 
-#include "common.h"
+#include "eight.h"
 
 namespace {
 
-int best_isa() {
-#if X86
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return kAvx512;
-    if (__builtin_cpu_supports("avx2")) return kAvx2;
-#endif
-    return kPortable;
-}
-
-}  // namespace
-
-std::atomic<int> current_isa{best_isa()};
-
-namespace {
-
-// ---- to_planes: up to eight planes of bits low, low+1, ... for a run of elements; row p starts at out + p * stride
-
-using Planes = void (*)(const uint64_t* x, int64_t n, int low, int planes, uint8_t* out, int64_t stride);
+// ---- to_planes: up to eight planes of bits low, low + 1, .. of a run of elements; row p starts at out + p * stride
 
 BODY uint64_t transpose8(uint64_t x) {  // bit p of byte j goes to bit j of byte p
     uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAu;
@@ -42,18 +23,18 @@ BODY uint64_t transpose8(uint64_t x) {  // bit p of byte j goes to bit j of byte
     return x ^ t ^ (t << 28);
 }
 
-void planes_portable(const uint64_t* x, int64_t n, int low, int planes, uint8_t* out, int64_t stride) {
+void planes(Portable, const uint64_t* x, int64_t n, int low, int rows, uint8_t* out, int64_t stride) {
     for (int64_t i = 0; i < n; i += 8) {
         const int64_t here = n - i < 8 ? n - i : 8;
         uint64_t word = 0;
         for (int64_t j = 0; j < here; j++) word |= ((x[i + j] >> low) & 0xFF) << (8 * j);
         word = transpose8(word);
-        for (int p = 0; p < planes; p++) out[p * stride + i / 8] = uint8_t(word >> (8 * p));
+        for (int p = 0; p < rows; p++) out[p * stride + i / 8] = uint8_t(word >> (8 * p));
     }
 }
 
 #if X86
-AVX2 void planes_avx2(const uint64_t* x, int64_t n, int low, int planes, uint8_t* out, int64_t stride) {
+AVX2 void planes(Avx2, const uint64_t* x, int64_t n, int low, int rows, uint8_t* out, int64_t stride) {
     const __m128i shift = _mm_cvtsi32_si128(low);
     const __m256i byte = _mm256_set1_epi64x(0xFF);
     const __m256i pair_bytes = _mm256_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15,  //
@@ -73,14 +54,14 @@ AVX2 void planes_avx2(const uint64_t* x, int64_t n, int low, int planes, uint8_t
 #pragma GCC unroll 8
         for (int p = 7; p >= 0; p--) {
             const uint32_t plane = uint32_t(_mm256_movemask_epi8(t));  // the top bit of every byte
-            if (p < planes) memcpy(out + p * stride + i / 8, &plane, sizeof plane);
+            if (p < rows) memcpy(out + p * stride + i / 8, &plane, sizeof plane);
             t = _mm256_add_epi8(t, t);
         }
     }
-    planes_portable(x + i, n - i, low, planes, out + i / 8, stride);
+    planes(Portable{}, x + i, n - i, low, rows, out + i / 8, stride);
 }
 
-AVX512 void planes_avx512(const uint64_t* x, int64_t n, int low, int planes, uint8_t* out, int64_t stride) {
+AVX512 void planes(Avx512, const uint64_t* x, int64_t n, int low, int rows, uint8_t* out, int64_t stride) {
     const __m512i pair_bytes =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
     alignas(64) uint16_t order[32];  // word l of quarter j is word j of 128-bit lane l
@@ -104,25 +85,36 @@ AVX512 void planes_avx512(const uint64_t* x, int64_t n, int low, int planes, uin
         t = _mm512_permutexvar_epi16(gather, _mm512_shuffle_epi8(t, pair_bytes));  // byte e is element i + e
 #pragma GCC unroll 8
         for (int p = 0; p < 8; p++) {
-            if (p == planes) break;
+            if (p == rows) break;
             const uint64_t plane = _mm512_test_epi8_mask(t, _mm512_set1_epi8(char(1 << p)));
             memcpy(out + p * stride + i / 8, &plane, sizeof plane);
         }
     }
-    planes_portable(x + i, n - i, low, planes, out + i / 8, stride);
+    planes(Portable{}, x + i, n - i, low, rows, out + i / 8, stride);
 }
 #endif
 
+template <class Target>
+void to_planes(Target target, const uint64_t* x, int64_t n, int low, int count, uint8_t* out) {
+    // 2048 elements (16 KiB) stay in the first-level cache while their planes are written eight rows at a time: more
+    // rows at once would exceed its ways when the row length is a multiple of 4 KiB. 256 bytes per row: whole lines.
+    const int64_t block = 2048, stride = (n + 7) / 8;
+    for (int64_t start = 0; start < n; start += block)
+        for (int row = 0; row < count; row += 8)
+            planes(target, x + start, n - start < block ? n - start : block, low + row,
+                   count - row < 8 ? count - row : 8, out + row * stride + start / 8, stride);
+}
+
 // ---- from_bits, pack_bits
 
-BODY void from_bits_body(const uint8_t* plane, int64_t n, uint64_t* out) {
+BODY void from_bits(Portable, const uint8_t* plane, int64_t n, uint64_t* out) {
     for (int64_t i = 0; i < n; i += 8) {
         const Eight bits = ((uint64_t(plane[i / 8]) * kOne) >> kLane) & kOne;
         memcpy(out + i, &bits, n - i < 8 ? size_t(n - i) * 8 : sizeof bits);
     }
 }
 
-void pack_portable(const uint8_t* bits, int64_t n, uint8_t* out) {
+void pack_bits(Portable, const uint8_t* bits, int64_t n, uint8_t* out) {
     for (int64_t i = 0; i < n; i += 8) {
         uint64_t word = 0;
         memcpy(&word, bits + i, size_t(n - i < 8 ? n - i : 8));
@@ -132,23 +124,23 @@ void pack_portable(const uint8_t* bits, int64_t n, uint8_t* out) {
 }
 
 #if X86
-AVX2 void pack_avx2(const uint8_t* bits, int64_t n, uint8_t* out) {
+AVX2 void pack_bits(Avx2, const uint8_t* bits, int64_t n, uint8_t* out) {
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
         const __m256i v = _mm256_slli_epi16(_mm256_loadu_si256((const __m256i*)(bits + i)), 7);
         const uint32_t packed = uint32_t(_mm256_movemask_epi8(v));
         memcpy(out + i / 8, &packed, sizeof packed);
     }
-    pack_portable(bits + i, n - i, out + i / 8);
+    pack_bits(Portable{}, bits + i, n - i, out + i / 8);
 }
 
-AVX512 void pack_avx512(const uint8_t* bits, int64_t n, uint8_t* out) {
+AVX512 void pack_bits(Avx512, const uint8_t* bits, int64_t n, uint8_t* out) {
     int64_t i = 0;
     for (; i + 64 <= n; i += 64) {
         const uint64_t packed = _mm512_test_epi8_mask(_mm512_loadu_si512(bits + i), _mm512_set1_epi8(1));
         memcpy(out + i / 8, &packed, sizeof packed);
     }
-    pack_portable(bits + i, n - i, out + i / 8);
+    pack_bits(Portable{}, bits + i, n - i, out + i / 8);
 }
 #endif
 
@@ -160,70 +152,38 @@ struct Public {  // what is the same for every element
     uint64_t first;   // all ones for the party that adds public constants, else 0
 };
 
-BODY void rescale_step(int64_t i, size_t step, const uint64_t* opened, const uint64_t* mask_high,
-                       const uint64_t* mask_low, const Public& pub, uint64_t* z) {
-    LOAD(e, opened);
-    LOAD(high, mask_high);
-    LOAD(low, mask_low);
-    const Eight top = 0 - (e >> 63);
-    const Eight out = (((e >> pub.shift) - pub.offset) & pub.first) - PICK(top, high, low);
-    memcpy(z + i, &out, step);
+BODY void rescale(Portable, int64_t n, const uint64_t* opened, const uint64_t* mask_high, const uint64_t* mask_low,
+                  Public pub, uint64_t* z) {
+    by_eights(n, [&](int64_t i, size_t bytes) INLINE {
+        Eight e, high, low;
+        load(e, opened + i, bytes);
+        load(high, mask_high + i, bytes);
+        load(low, mask_low + i, bytes);
+        const Eight top = 0 - (e >> 63);
+        const Eight out = (((e >> pub.shift) - pub.offset) & pub.first) - PICK(top, high, low);
+        memcpy(z + i, &out, bytes);
+    });
 }
 
-BODY void rescale_body(int64_t n, const uint64_t* opened, const uint64_t* mask_high, const uint64_t* mask_low,
-                       const Public& pub, uint64_t* z) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) rescale_step(i, sizeof(Eight), opened, mask_high, mask_low, pub, z);
-    if (i < n) rescale_step(i, size_t(n - i) * 8, opened, mask_high, mask_low, pub, z);
+BODY void select(Portable, int64_t n, const uint64_t* opened, const uint8_t* choice, const uint64_t* bit,
+                 const uint64_t* mask_high, const uint64_t* mask_low, const uint64_t* bit_high,
+                 const uint64_t* bit_low, Public pub, uint64_t* y, uint64_t* z) {
+    by_eights(n, [&](int64_t i, size_t bytes) INLINE {
+        Eight c, e, r, high, low, r_high, r_low;
+        spread(c, choice[i / 8]);
+        load(e, opened + i, bytes);
+        load(r, bit + i, bytes);
+        load(high, mask_high + i, bytes);
+        load(low, mask_low + i, bytes);
+        load(r_high, bit_high + i, bytes);
+        load(r_low, bit_low + i, bytes);
+        const Eight top = 0 - (e >> 63), value = (e >> pub.shift) - pub.offset;
+        const Eight all = (value & pub.first) - PICK(top, high, low), part = value * r - PICK(top, r_high, r_low);
+        const Eight out = PICK(c, all - part, part);
+        memcpy(y + i, &out, bytes);
+        memcpy(z + i, &all, bytes);
+    });
 }
-
-BODY void select_step(int64_t i, size_t step, const uint64_t* opened, const uint8_t* choice, const uint64_t* bit,
-                      const uint64_t* mask_high, const uint64_t* mask_low, const uint64_t* bit_high,
-                      const uint64_t* bit_low, const Public& pub, uint64_t* y, uint64_t* z) {
-    LOAD(e, opened);
-    LOAD(r, bit);
-    LOAD(high, mask_high);
-    LOAD(low, mask_low);
-    LOAD(r_high, bit_high);
-    LOAD(r_low, bit_low);
-    const Eight c = 0 - (((uint64_t(choice[i / 8]) * kOne) >> kLane) & kOne), top = 0 - (e >> 63);
-    const Eight value = (e >> pub.shift) - pub.offset;
-    const Eight all = (value & pub.first) - PICK(top, high, low), part = value * r - PICK(top, r_high, r_low);
-    const Eight out = PICK(c, all - part, part);
-    memcpy(y + i, &out, step);
-    memcpy(z + i, &all, step);
-}
-
-BODY void select_body(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint64_t* bit,
-                      const uint64_t* mask_high, const uint64_t* mask_low, const uint64_t* bit_high,
-                      const uint64_t* bit_low, const Public& pub, uint64_t* y, uint64_t* z) {
-#define STEP(size) select_step(i, size, opened, choice, bit, mask_high, mask_low, bit_high, bit_low, pub, y, z)
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) STEP(sizeof(Eight));
-    if (i < n) STEP(size_t(n - i) * 8);
-#undef STEP
-}
-
-#define SELECT_PARAMETERS                                                                                      \
-    int64_t n, const uint64_t *opened, const uint8_t *choice, const uint64_t *bit, const uint64_t *mask_high,  \
-        const uint64_t *mask_low, const uint64_t *bit_high, const uint64_t *bit_low, Public pub, uint64_t *y, \
-        uint64_t *z
-#define SELECT_ARGUMENTS n, opened, choice, bit, mask_high, mask_low, bit_high, bit_low, pub, y, z
-#define RESCALE_PARAMETERS \
-    int64_t n, const uint64_t *opened, const uint64_t *mask_high, const uint64_t *mask_low, Public pub, uint64_t *z
-#define RESCALE_ARGUMENTS n, opened, mask_high, mask_low, pub, z
-
-void from_bits_portable(const uint8_t* plane, int64_t n, uint64_t* out) { from_bits_body(plane, n, out); }
-void select_portable(SELECT_PARAMETERS) { select_body(SELECT_ARGUMENTS); }
-void rescale_portable(RESCALE_PARAMETERS) { rescale_body(RESCALE_ARGUMENTS); }
-#if X86
-AVX2 void from_bits_avx2(const uint8_t* plane, int64_t n, uint64_t* out) { from_bits_body(plane, n, out); }
-AVX2 void select_avx2(SELECT_PARAMETERS) { select_body(SELECT_ARGUMENTS); }
-AVX2 void rescale_avx2(RESCALE_PARAMETERS) { rescale_body(RESCALE_ARGUMENTS); }
-AVX512 void from_bits_avx512(const uint8_t* plane, int64_t n, uint64_t* out) { from_bits_body(plane, n, out); }
-AVX512 void select_avx512(SELECT_PARAMETERS) { select_body(SELECT_ARGUMENTS); }
-AVX512 void rescale_avx512(RESCALE_PARAMETERS) { rescale_body(RESCALE_ARGUMENTS); }
-#endif
 
 Public make_public(int shift, int first, uint64_t offset) {
     return {shift, offset >> shift, first ? ~uint64_t(0) : 0};
@@ -231,41 +191,22 @@ Public make_public(int shift, int first, uint64_t offset) {
 
 }  // namespace
 
-// Raised whenever a signature below changes; ../native.py refuses a library with another number.
-API int hb_abi() { return 6; }
-
-API int hb_isa() { return current_isa; }
-
-API int hb_set_isa(int isa) {  // 0, or -1 where this processor lacks it
-    if (isa < kPortable || isa > best_isa()) return -1;
-    current_isa = isa;
-    return 0;
-}
-
 API void hb_to_planes(const uint64_t* x, int64_t n, int low, int count, uint8_t* out) {
-    // 2048 elements (16 KiB) stay in the first-level cache while their planes are written eight rows at a time: more
-    // rows at once would exceed its ways when the row length is a multiple of 4 KiB. 256 bytes per row: whole lines.
-    const int64_t block = 2048, stride = (n + 7) / 8;
-    const Planes planes = CHOOSE(planes);
-    for (int64_t start = 0; start < n; start += block)
-        for (int row = 0; row < count; row += 8)
-            planes(x + start, n - start < block ? n - start : block, low + row, count - row < 8 ? count - row : 8,
-                   out + row * stride + start / 8, stride);
+    dispatch(OVERLOADS(to_planes), x, n, low, count, out);
 }
 
-API void hb_from_bits(const uint8_t* plane, int64_t n, uint64_t* out) { CHOOSE(from_bits)(plane, n, out); }
+API void hb_from_bits(const uint8_t* plane, int64_t n, uint64_t* out) { dispatch(OVERLOADS(from_bits), plane, n, out); }
 
-API void hb_pack_bits(const uint8_t* bits, int64_t n, uint8_t* out) { CHOOSE(pack)(bits, n, out); }
+API void hb_pack_bits(const uint8_t* bits, int64_t n, uint8_t* out) { dispatch(OVERLOADS(pack_bits), bits, n, out); }
 
 API void hb_select(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint64_t* bit,
                    const uint64_t* mask_high, const uint64_t* mask_low, const uint64_t* bit_high,
                    const uint64_t* bit_low, int shift, int first, uint64_t offset, uint64_t* y, uint64_t* z) {
-    const Public pub = make_public(shift, first, offset);
-    CHOOSE(select)(SELECT_ARGUMENTS);
+    dispatch(OVERLOADS(select), n, opened, choice, bit, mask_high, mask_low, bit_high, bit_low,
+             make_public(shift, first, offset), y, z);
 }
 
 API void hb_rescale(int64_t n, const uint64_t* opened, const uint64_t* mask_high, const uint64_t* mask_low, int shift,
                     int first, uint64_t offset, uint64_t* z) {
-    const Public pub = make_public(shift, first, offset);
-    CHOOSE(rescale)(RESCALE_ARGUMENTS);
+    dispatch(OVERLOADS(rescale), n, opened, mask_high, mask_low, make_public(shift, first, offset), z);
 }

@@ -9,14 +9,23 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "reals.h"
 
 namespace {
 
+typedef VectorOf<double, 64>::type Double8;
+typedef VectorOf<double, 32>::type Double4;
+typedef ResiduesOf<32>::type Int8;
+typedef ResiduesOf<16>::type Int4;
+
+// What is worked on: in registers of 16 bytes one number at a time, for `columns` and `rows` have no version for two.
+template <class Target>
+using Real = std::conditional_t<(Target::kBytes > 16), Reals<Target>, double>;
+
 template <class V>
 constexpr int kLanes = sizeof(V) / 8;
-
-#define INLINE __attribute__((always_inline))  // of a lambda
 
 // Vectors are passed by reference: by value, the calling convention would depend on the target.
 BODY void load(Double8& v, const int32_t* from) { v = __builtin_convertvector(*(const Int8*)from, Double8); }

@@ -3,29 +3,20 @@
 // The table is bit-sliced (slices.h). With AVX2 or more, XOR is a product of bit matrices (tiles.h); sums, and XOR
 // without AVX2, choose among the sums of four rows (sums.h). Each thread takes a share of the table's blocks.
 
-#include <thread>
+#include <mutex>
 
 #include "slices.h"
 #include "sums.h"
+#include "threads.h"
 #include "tiles.h"
+#include "tiles_x86.h"
 
 namespace {
-
-bool has_gfni() {
-#if X86
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("gfni");
-#else
-    return false;
-#endif
-}
-
-std::atomic<bool> gfni{has_gfni()};
 
 // ---- the table
 
 // Groups first to last from rows that lie one after the other; fewer than eight `rows` are left for the last group.
-BODY void write_body(uint64_t* table, const Shape& s, int64_t first, int64_t last, const uint8_t* data, int64_t rows) {
+BODY void write(Portable, uint64_t* table, Shape s, int64_t first, int64_t last, const uint8_t* data, int64_t rows) {
     for (int64_t group = first; group < last; group++, data += 8 * s.row_bytes, rows -= 8)
         for (int64_t at = 0; at < s.row_bytes; at += 64) {
             const size_t size = size_t(least(64, s.row_bytes - at));
@@ -39,13 +30,6 @@ BODY void write_body(uint64_t* table, const Shape& s, int64_t first, int64_t las
             }
         }
 }
-#define WRITE_PARAMETERS uint64_t *table, const Shape &s, int64_t first, int64_t last, const uint8_t *data, int64_t rows
-#define WRITE_ARGUMENTS table, s, first, last, data, rows
-void write_portable(WRITE_PARAMETERS) { write_body(WRITE_ARGUMENTS); }
-#if X86
-AVX2 void write_avx2(WRITE_PARAMETERS) { write_body(WRITE_ARGUMENTS); }
-AVX512 void write_avx512(WRITE_PARAMETERS) { write_body(WRITE_ARGUMENTS); }
-#endif
 
 // One row: one bit of each of 8 row_bytes bytes.
 void put(uint64_t* table, const Shape& s, int64_t index, const uint8_t* data) {
@@ -59,58 +43,47 @@ void put(uint64_t* table, const Shape& s, int64_t index, const uint8_t* data) {
     }
 }
 
-// ---- threads: add(first block, last block, sums) for each one's share, then merge(sums, other sums)
+// ---- answers
 
-template <typename Add, typename Merge>
-std::vector<Line> shared(int64_t blocks, int64_t threads, int64_t lines, const Add& add, const Merge& merge) {
-    std::vector<std::vector<Line>> sums;
-    for (int64_t i = 0; i < threads; i++) sums.emplace_back(size_t(lines));
-    const auto run = [&](int64_t i) { add(blocks * i / threads, blocks * (i + 1) / threads, sums[size_t(i)].data()); };
-    std::vector<std::thread> others;
-    for (int64_t i = 1; i < threads; i++) others.emplace_back(run, i);
-    run(0);
-    for (auto& other : others) other.join();
-    for (size_t i = 1; i < sums.size(); i++) merge(sums[0].data(), sums[i].data());
-    return std::move(sums[0]);
+// An estimate of nanoseconds: 3/4 for a line of the table with eight queries.
+double work(const Shape& s, int64_t queries) { return 0.75 * double(s.groups() * s.vectors() * ((queries + 7) / 8)); }
+
+// The sum over all blocks: each thread calls add(first block, last block, sums) with so many lines of its own.
+template <class Add>
+std::vector<Line> total(const Shape& s, int64_t queries, int threads, int64_t lines, int width, const Add& add) {
+    std::vector<Line> all;
+    std::mutex lock;
+    share(s.blocks(), threads, work(s, queries), [&](int64_t first, int64_t last) {
+        std::vector<Line> own(size_t(lines), Line{});
+        add(first, last, own.data());
+        const std::lock_guard<std::mutex> held(lock);
+        if (all.empty()) all = std::move(own);
+        else merge_words(all.data(), own.data(), lines, width);
+    });
+    return all;
 }
 
-// A thread costs as much as some ten thousand products of a line of the table with eight queries.
-int64_t useful_threads(const Shape& s, int64_t count, int64_t threads) {
-    const int64_t useful = s.groups() * s.vectors() * ((count + 7) / 8) / (1 << 16) + 1;
-    return least(useful, threads < 1 ? 1 : threads);
-}
-
-// out (count, row_bytes): of one table.
-void answer(const Shape& s, const uint8_t* table, int width, const Queries& queries, int64_t threads, uint8_t* out) {
-    const int64_t used = least(useful_threads(s, queries.count, threads), s.blocks());
-#if X86
-    if (!width && current_isa >= kAvx2) {
-        const bool affine = gfni;
-        const int64_t lines = s.vectors() * ((queries.count + 7) / 8);
-        const auto add = [&](int64_t first, int64_t last, Line* sums) {
-            add_tiles(s, table, queries, affine, first, last, sums);
-        };
-        const auto merge = [&](Line* sums, const Line* other) { merge_words(sums, other, lines, 0); };
-        return give_tiles(s, shared(s.blocks(), used, lines, add, merge).data(), queries.count, out);
-    }
-#endif
-    const int64_t lines = (s.row_bytes + 63) / 64 * queries.count;
+// One table, out (count, row_bytes): by sums of any width, or, for an XOR on a target that has them, by tiles.
+void answer(Portable, const Shape& s, const uint8_t* table, int width, const Queries& queries, int threads,
+            uint8_t* out) {
     const auto add = [&](int64_t first, int64_t last, Line* sums) {
         add_sums(s, table, queries, width, first, last, sums);
     };
-    const auto merge = [&](Line* sums, const Line* other) { merge_words(sums, other, lines, width); };
-    give_sums(s, shared(s.blocks(), used, lines, add, merge).data(), queries.count, out);
+    const int64_t lines = (s.row_bytes + 63) / 64 * queries.count;
+    give_sums(s, total(s, queries.count, threads, lines, width, add).data(), queries.count, out);
+}
+
+template <class Target>
+void answer(Target target, const Shape& s, const uint8_t* table, int width, const Queries& queries, int threads,
+            uint8_t* out) {
+    const auto add = [&](int64_t first, int64_t last, Line* sums) {
+        add_tiles(target, s, table, queries, first, last, sums);
+    };
+    const int64_t lines = s.vectors() * ((queries.count + 7) / 8);
+    give_tiles(s, total(s, queries.count, threads, lines, width, add).data(), queries.count, out);
 }
 
 }  // namespace
-
-API int hb_gfni() { return gfni; }
-
-API int hb_set_gfni(int on) {  // 0, or -1 where this processor lacks it
-    if (on && !has_gfni()) return -1;
-    gfni = on != 0;
-    return 0;
-}
 
 // Rows start to start + count. The table is aligned to 8 bytes, and zero before the first row is written.
 API void hb_rows_write(uint64_t* table, int64_t rows, int64_t row_bytes, int64_t start, int64_t count,
@@ -118,7 +91,8 @@ API void hb_rows_write(uint64_t* table, int64_t rows, int64_t row_bytes, int64_t
     const Shape s = {rows, row_bytes};
     const int64_t end = start + count;
     const int64_t first = (start + 7) / 8, last = end < rows ? end / 8 : (end + 7) / 8;  // groups to write as a whole
-    if (first < last) CHOOSE(write)(table, s, first, last, data + (8 * first - start) * row_bytes, end - 8 * first);
+    if (first < last)
+        dispatch(OVERLOADS(write), table, s, first, last, data + (8 * first - start) * row_bytes, end - 8 * first);
     for (int64_t i = start; i < end; i++) {
         if (first < last && i == 8 * first) i = least(end, 8 * last);
         if (i < end) put(table, s, i, data + (i - start) * row_bytes);
@@ -131,20 +105,20 @@ API void hb_rows_update(uint64_t* table, int64_t rows, int64_t row_bytes, const 
     for (int64_t i = 0; i < count; i++) put(table, s, index[i], data + i * row_bytes);
 }
 
-// out: for each of the `tables`, all of one shape, and each of its `count` queries, row_bytes bytes: the XOR (width 0), or
-// the sum in words of `width` bits, of the rows selected. data: `size` bytes for each query, table after table: keys of a
-// DPF in which the table begins at leaf `leaf`, or, leaf -1, the bits. Threads share one table, or else the tables.
+// out: for each of the `tables`, all of one shape, and each of its `count` queries, row_bytes bytes: the XOR (width 0),
+// or the sum in words of `width` bits, of the rows selected. data: `size` bytes for each query, table after table: keys
+// of a DPF in which the table begins at leaf `leaf`, or, leaf -1, the bits. Threads share one table, or else the
+// tables.
 API void hb_rows_answer(const uint8_t* const* table, int64_t tables, int64_t rows, int64_t row_bytes, int width,
                         const uint8_t* data, int64_t count, int64_t size, int64_t leaf, int threads, uint8_t* out) {
     const Shape s = {rows, row_bytes};
-    const auto run = [&](int64_t first, int64_t last, int64_t inside) {
-        for (int64_t i = first; i < last; i++)
-            answer(s, table[i], width, {data + i * count * size, count, size, leaf}, inside, out + i * count * row_bytes);
-    };
-    const int64_t used = least(useful_threads(s, count * tables, threads), tables);
-    if (tables == 1 || used == 1) return run(0, tables, tables == 1 ? threads : 1);
-    std::vector<std::thread> others;
-    for (int64_t i = 1; i < used; i++) others.emplace_back(run, tables * i / used, tables * (i + 1) / used, 1);
-    run(0, tables / used, 1);
-    for (auto& other : others) other.join();
+    const int inside = tables == 1 ? threads : 1;
+    share(tables, threads, work(s, count * tables), [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++) {
+            const Queries queries = {data + i * count * size, count, size, leaf};
+            uint8_t* const to = out + i * count * row_bytes;
+            if (width) answer(Portable{}, s, table[i], width, queries, inside, to);
+            else dispatch<GfniTargets>(OVERLOADS(answer), s, table[i], width, queries, inside, to);
+        }
+    });
 }
