@@ -11,13 +11,13 @@ from setuptools import Extension, find_packages, setup
 README = Path(__file__).with_name("README.md")
 
 NATIVE = Extension(
-    "hummingbird.kernels._native",
+    "hummingbird.kernels.cpu._native",
     sources=[
-        f"hummingbird/kernels/csrc/{name}.cpp"
+        f"hummingbird/kernels/cpu/csrc/{name}.cpp"
         for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
     ],
     depends=[
-        f"hummingbird/kernels/csrc/{name}.h"
+        f"hummingbird/kernels/cpu/csrc/{name}.h"
         for name in (
             *("dispatch", "threads", "eight", "reals", "aes", "aes_x86", "chacha", "dpf", "prf", "ntt", "panels"),
             *("slices", "sums", "tiles", "tiles_x86"),

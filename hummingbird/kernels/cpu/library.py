@@ -66,7 +66,7 @@ def _load() -> Any:
             where="kernels",
             hint="set it to torch for the plain torch kernels, or unset it for the fastest ones",
         )
-    paths = [Path(__file__).parents[1] / ("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
+    paths = [Path(__file__).with_name("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in paths if path.exists()), None)
     if path is None or wanted:
         return None
