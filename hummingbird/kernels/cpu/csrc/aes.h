@@ -1,4 +1,4 @@
-// AES-128 for ../dpf.py's trees: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j. The round keys, and the portable version, in bit
+// AES-128 for the trees of dpf.h: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j. The round keys, and the portable version, in bit
 // slices; aes_x86.h has those by AES instructions. Included by dpf.cpp alone.
 
 #pragma once

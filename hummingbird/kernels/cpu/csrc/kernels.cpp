@@ -1,4 +1,4 @@
-// Bit planes, packed bits and the masked selection, for CPUs: the fast twins of ../reference.py.
+// Bit planes, packed bits and the masked selection, for CPUs: the fast twins of kernels/reference/shares.
 //
 // A plain C interface over raw pointers (no Python, no torch), called through ctypes. Elements of Z_2^64 are uint64_t,
 // so + - * wrap by the language's own rule. Bits are packed least significant first: element i is bit i % 8 of byte
@@ -144,7 +144,7 @@ AVX512 void pack_bits(Avx512, const uint8_t* bits, int64_t n, uint8_t* out) {
 }
 #endif
 
-// ---- select, rescale: one pass over memory, equations in ../reference.py
+// ---- select, rescale: one pass over memory, equations in kernels/shares/opening.py
 
 struct Public {  // what is the same for every element
     int shift;
