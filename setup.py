@@ -11,14 +11,17 @@ from setuptools import Extension, find_packages, setup
 README = Path(__file__).with_name("README.md")
 
 NATIVE = Extension(
-    "hummingbird.kernels._native",
+    "hummingbird.kernels.cpu._native",
     sources=[
-        f"hummingbird/kernels/csrc/{name}.cpp"
-        for name in ("kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
+        f"hummingbird/kernels/cpu/csrc/{name}.cpp"
+        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
     ],
     depends=[
-        f"hummingbird/kernels/csrc/{name}.h"
-        for name in ("common", "aes", "chacha", "dpf", "ntt", "panels", "prf", "reals", "slices", "sums", "tiles")
+        f"hummingbird/kernels/cpu/csrc/{name}.h"
+        for name in (
+            *("dispatch", "threads", "eight", "reals", "aes", "aes_x86", "chacha", "dpf", "prf", "ntt", "panels"),
+            *("slices", "sums", "tiles", "tiles_x86"),
+        )
     ],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],
     extra_link_args=["-pthread"],

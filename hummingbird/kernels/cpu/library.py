@@ -16,7 +16,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 6  # the same number as hb_abi() in csrc/kernels.cpp
+_ABI = 6  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -66,7 +66,7 @@ def _load() -> Any:
             where="kernels",
             hint="set it to torch for the plain torch kernels, or unset it for the fastest ones",
         )
-    paths = [Path(__file__).parents[1] / ("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
+    paths = [Path(__file__).with_name("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
     path = next((path for path in paths if path.exists()), None)
     if path is None or wanted:
         return None

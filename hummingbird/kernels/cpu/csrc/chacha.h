@@ -1,8 +1,8 @@
-// ChaCha12 for ../dpf.py's trees, by 4, 8 or 16 states at a time. Included by dpf.cpp alone.
+// ChaCha12 for the trees of dpf.h, by 4, 8 or 16 states at a time. Included by dpf.cpp alone.
 //
 // A vector holds one word of many states. 4 x 4 words in each 128-bit lane are transposed to bring nodes to that form,
-// and once more to bring blocks back: lane l, place i is then the state of node (lanes) i + l. `convert` computes blocks
-// 1 and 2 of half as many nodes at once: places 0 and 1 of each lane, and places 2 and 3, of the same two nodes.
+// and once more to bring blocks back: lane l, place i is then the state of node (lanes) i + l. `convert` computes
+// blocks 1 and 2 of half as many nodes at once: places 0 and 1 of each lane, and places 2 and 3, of the same two nodes.
 
 #pragma once
 
@@ -62,7 +62,7 @@ BODY void two_children(const V* node, const uint8_t* nonce, const uint8_t* corre
     for (int i = 0; i < 8; i++) x[i] ^= mask & correction[i];
 }
 
-void chacha_children_portable(const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
+void chacha_children(Portable, const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
     for (int i = (n - 1) / 4 * 4; i >= 0; i -= 4) {
         uint32_t words[4][4], out[4][8];
         Four node[4], x[16];
@@ -75,7 +75,7 @@ void chacha_children_portable(const Prf& prf, const uint8_t* corrections, uint8_
     }
 }
 
-void chacha_convert_portable(const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
+void chacha_convert(Portable, const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
     for (int i = 0; i < n; i += 2) {  // an odd n reads one node more
         uint32_t words[2][4], bits[4][16];
         Four seed[4], x[16];
@@ -96,7 +96,7 @@ void chacha_convert_portable(const Prf& prf, const uint8_t* final, const uint8_t
 
 // ---- AVX2: eight states
 
-AVX2 INLINE void transpose(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {  // 4 x 4 words in each lane
+AVX2 BODY void transpose(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {  // 4 x 4 words in each lane
     const __m256i ab = _mm256_unpacklo_epi32(a, b), AB = _mm256_unpackhi_epi32(a, b);
     const __m256i cd = _mm256_unpacklo_epi32(c, d), CD = _mm256_unpackhi_epi32(c, d);
     a = _mm256_unpacklo_epi64(ab, cd);
@@ -105,10 +105,10 @@ AVX2 INLINE void transpose(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {  //
     d = _mm256_unpackhi_epi64(AB, CD);
 }
 
-AVX2 INLINE __m256i load256(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
-AVX2 INLINE void store256(uint8_t* p, __m256i x) { _mm256_storeu_si256((__m256i*)p, x); }
+AVX2 BODY __m256i load256(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+AVX2 BODY void store256(uint8_t* p, __m256i x) { _mm256_storeu_si256((__m256i*)p, x); }
 
-AVX2 void chacha_children_avx2(const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
+AVX2 void chacha_children(Avx2, const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
     for (int i = (n - 1) / 8 * 8; i >= 0; i -= 8) {
         __m256i a[4];
         for (int j = 0; j < 4; j++) a[j] = load256(nodes + kBlock * (i + 2 * j));
@@ -127,7 +127,7 @@ AVX2 void chacha_children_avx2(const Prf& prf, const uint8_t* corrections, uint8
     }
 }
 
-AVX2 void chacha_convert_avx2(const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
+AVX2 void chacha_convert(Avx2, const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
     for (int i = 0; i < n; i += 4) {
         __m256i a[4];
         a[0] = a[2] = load256(nodes + kBlock * i);
@@ -155,7 +155,7 @@ AVX2 void chacha_convert_avx2(const Prf& prf, const uint8_t* final, const uint8_
 
 // ---- AVX-512: sixteen states
 
-AVX512 INLINE void transpose(__m512i& a, __m512i& b, __m512i& c, __m512i& d) {
+AVX512 BODY void transpose(__m512i& a, __m512i& b, __m512i& c, __m512i& d) {
     const __m512i ab = _mm512_unpacklo_epi32(a, b), AB = _mm512_unpackhi_epi32(a, b);
     const __m512i cd = _mm512_unpacklo_epi32(c, d), CD = _mm512_unpackhi_epi32(c, d);
     a = _mm512_unpacklo_epi64(ab, cd);
@@ -164,7 +164,7 @@ AVX512 INLINE void transpose(__m512i& a, __m512i& b, __m512i& c, __m512i& d) {
     d = _mm512_unpackhi_epi64(AB, CD);
 }
 
-AVX512 INLINE void transpose_lanes(__m512i& a, __m512i& b, __m512i& c, __m512i& d) {
+AVX512 BODY void transpose_lanes(__m512i& a, __m512i& b, __m512i& c, __m512i& d) {
     const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x44), AB = _mm512_shuffle_i32x4(a, b, 0xEE);
     const __m512i cd = _mm512_shuffle_i32x4(c, d, 0x44), CD = _mm512_shuffle_i32x4(c, d, 0xEE);
     a = _mm512_shuffle_i32x4(ab, cd, 0x88);
@@ -173,7 +173,7 @@ AVX512 INLINE void transpose_lanes(__m512i& a, __m512i& b, __m512i& c, __m512i& 
     d = _mm512_shuffle_i32x4(AB, CD, 0xDD);
 }
 
-AVX512 void chacha_children_avx512(const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
+AVX512 void chacha_children(Avx512, const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
     for (int i = (n - 1) / 16 * 16; i >= 0; i -= 16) {
         __m512i a[4];
         for (int j = 0; j < 4; j++) a[j] = _mm512_loadu_si512(nodes + kBlock * (i + 4 * j));
@@ -195,7 +195,7 @@ AVX512 void chacha_children_avx512(const Prf& prf, const uint8_t* corrections, u
     }
 }
 
-AVX512 void chacha_convert_avx512(const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
+AVX512 void chacha_convert(Avx512, const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
     const __m512i low = _mm512_loadu_si512(final), high = _mm512_loadu_si512(final + 64);
     for (int i = 0; i < n; i += 8) {
         __m512i a[4];

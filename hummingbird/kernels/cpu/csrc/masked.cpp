@@ -1,17 +1,17 @@
-// The masked opening for CPUs: words of any width in one stream of bits, step tables, the lift. The fast twins of the
-// second half of ../reference.py, which has the equations; interface and conventions are those of kernels.cpp.
+// The masked opening for CPUs: words of any width in one stream of bits, step tables, the lift. The fast twins of
+// kernels/reference/shares/opening.py; interface and conventions are those of kernels.cpp.
 //
 // Eight words of `width` bits fill `width` bytes, so with AVX-512 one register holds eight words on either side of a
 // packing, and every 64-bit lane of it is two (unpacked) or three (packed) neighbouring lanes of the other, shifted:
 // a vector shift by 64 or more gives 0, which makes one rule of all cases. Elsewhere a 64-bit accumulator does it.
 
-#include "common.h"
+#include "eight.h"
 
 namespace {
 
 BODY uint64_t low_bits(int width) { return width < 64 ? (uint64_t(1) << width) - 1 : ~uint64_t(0); }
 
-// ---- What is packed. read() takes one element, or eight of which `step` bytes are there.
+// ---- sources of words to pack: read() gives one, or eight of which `step` bytes are there
 
 struct Plain {
     const uint64_t* x;
@@ -22,8 +22,6 @@ struct Plain {
 };
 
 typedef int64_t Signed8 __attribute__((vector_size(64)));
-BODY void shift_signed(uint64_t& word, int shift) { word = uint64_t(int64_t(word) >> shift); }
-BODY void shift_signed(Eight& word, int shift) { word = Eight(Signed8(word) >> shift); }
 
 struct Rounded {  // to a coarser scale, and masked
     const uint64_t *share, *mask;
@@ -35,7 +33,8 @@ struct Rounded {  // to a coarser scale, and masked
         memcpy(&word, share + i, step);
         memcpy(&added, mask + i, step);
         word += half;
-        shift_signed(word, shift);
+        if constexpr (sizeof(T) == 8) word = T(int64_t(word) >> shift);
+        else word = T(Signed8(word) >> shift);
         word += added;
     }
 };
@@ -53,7 +52,7 @@ struct Steps {  // step tables of up to 64 bits
 // ---- pack: n words of `width` bits
 
 template <class Source>
-BODY void pack_body(int64_t n, int width, uint8_t* out, const Source& source) {
+BODY void pack(Portable, int64_t n, int width, uint8_t* out, Source source) {
     const uint64_t low = low_bits(width);
     uint64_t filling = 0;
     int filled = 0;  // bits, below 64
@@ -75,7 +74,7 @@ BODY void pack_body(int64_t n, int width, uint8_t* out, const Source& source) {
 
 #if X86
 template <class Source>
-AVX512 void pack_vectors(int64_t n, int width, uint8_t* out, const Source& source) {
+AVX512 void pack(Avx512, int64_t n, int width, uint8_t* out, Source source) {
     // Neighbours are joined within the register until a joined word has more than 32 bits, or all eight are one word;
     // a lane of the output then touches three joined words at most.
     if (width == 0) return;
@@ -126,7 +125,7 @@ BODY uint64_t word_at(const uint8_t* data, uint64_t bit) {  // the 64 bits that 
     return word >> (bit % 8) | uint64_t(data[bit / 8 + 8]) << 1 << (63 - bit % 8);
 }
 
-BODY void open_body(const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
+BODY void open(Portable, const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
     const uint64_t low = low_bits(width), bytes = (uint64_t(n) * uint64_t(width) + 7) / 8;
     uint64_t bit = 0;
     int64_t i = 0;
@@ -147,7 +146,7 @@ BODY void open_body(const uint8_t* const* frames, int count, int64_t n, int widt
 }
 
 #if X86
-AVX512 void open_avx512(const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
+AVX512 void open(Avx512, const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
     const __m512i bit = _mm512_mullo_epi64((__m512i)kLane, _mm512_set1_epi64(width));  // below 7 * 64
     const __m512i first = _mm512_srli_epi64(bit, 6), second = _mm512_add_epi64(first, (__m512i)kOne);
     const __m512i right = _mm512_and_si512(bit, _mm512_set1_epi64(63));
@@ -170,7 +169,7 @@ AVX512 void open_avx512(const uint8_t* const* frames, int count, int64_t n, int 
 // ---- step tables of 128 and 256 bits
 
 template <int kBytes>
-BODY void wide_steps(const uint64_t* x, int64_t n, uint8_t* out) {
+BODY void wide_steps(Portable, const uint64_t* x, int64_t n, uint8_t* out) {
     // A window of these constants, which starts so that the step comes at the right byte.
     static const struct Bytes {
         uint8_t at[2 * kBytes];
@@ -178,6 +177,7 @@ BODY void wide_steps(const uint64_t* x, int64_t n, uint8_t* out) {
             for (int j = kBytes; j < 2 * kBytes; j++) at[j] = 0xFF;
         }
     } bytes;
+#pragma GCC unroll 4  // or else the speed depends on where so short a loop comes to lie in memory
     for (int64_t i = 0; i < n; i++, out += kBytes) {
         const uint64_t step = x[i] % (8 * kBytes);
         memcpy(out, bytes.at + kBytes - step / 8, kBytes);
@@ -194,7 +194,7 @@ struct Lookup {
     int low, bits, rows;  // row r is wanted if bit r of `rows` is set
 };
 
-BODY void lookup_body(const Lookup& job, int64_t start, uint8_t* out) {
+BODY void lookup_from(int64_t start, const Lookup& job, uint8_t* out) {
     const int64_t stride = (job.n + 7) / 8;
     const uint64_t low = low_bits(job.bits), flip = (low + 1) / 2;
     for (int64_t i = start; i < job.n; i += 8) {
@@ -215,10 +215,12 @@ BODY void lookup_body(const Lookup& job, int64_t start, uint8_t* out) {
     }
 }
 
+BODY void lookup(Portable, Lookup job, uint8_t* out) { lookup_from(0, job, out); }
+
 #if X86
 constexpr int kAhead = 1024;  // bytes; 256 to 2048 are alike, and without it tables of 8 bits take four times as long
 
-AVX512 void lookup_avx512(const Lookup& job, uint8_t* out) {
+AVX512 void lookup(Avx512, Lookup job, uint8_t* out) {
     // Sixteen tables fill whole 32-bit words, whatever their size, and so does every run of sixteen of them.
     const int64_t stride = (job.n + 7) / 8;
     const __m512i low = _mm512_set1_epi32(int(low_bits(job.bits))), one = _mm512_set1_epi32(1);
@@ -254,7 +256,7 @@ AVX512 void lookup_avx512(const Lookup& job, uint8_t* out) {
             to += stride;
         }
     }
-    lookup_body(job, i, out);
+    lookup_from(i, job, out);
 }
 #endif
 
@@ -269,87 +271,59 @@ struct Lift {
     uint64_t *y, *z;
 };
 
-BODY void lift_step(const Lift& job, int64_t i, size_t step) {
-    LOAD(e, job.opened);
-    LOAD(mask, job.mask);
-    LOAD(carry, job.carry);
-    LOAD(r_b, job.bit);
-    LOAD(r_s, job.wrap);
-    LOAD(product, job.product);
-    const int k = job.k;
-    const Eight c_b = 0 - (((uint64_t(job.choice[i / 8]) * kOne) >> kLane) & kOne);
-    const Eight c_s = 0 - (((uint64_t(job.lifted[i / 8]) * kOne) >> kLane) & kOne);
-    const Eight b = PICK(c_b, job.first - r_b, r_b), s = PICK(c_s, job.first - r_s, r_s);
-    const Eight below = ((e >> (k - 1)) & kOne) - kOne;  // all ones if the top bit is clear, else 0
-    // << k, which C++ leaves undefined for k = 64.
-    const Eight own = (mask & low_bits(k)) - (carry << (k - 1) << 1);
-    const Eight over = ((below & job.first) - s) << (k - 1) << 1;
-    const Eight all = (e & (0 - job.first)) - own + over;
-    const Eight part = e * b - PICK(c_b, own - product, product) + (over & below);
-    memcpy(job.y + i, &part, step);
-    memcpy(job.z + i, &all, step);
+BODY void lift(Portable, int64_t n, Lift job) {
+    by_eights(n, [&](int64_t i, size_t bytes) INLINE {
+        Eight e, mask, carry, r_b, r_s, product, c_b, c_s;
+        load(e, job.opened + i, bytes);
+        load(mask, job.mask + i, bytes);
+        load(carry, job.carry + i, bytes);
+        load(r_b, job.bit + i, bytes);
+        load(r_s, job.wrap + i, bytes);
+        load(product, job.product + i, bytes);
+        spread(c_b, job.choice[i / 8]);
+        spread(c_s, job.lifted[i / 8]);
+        const int k = job.k;
+        const Eight b = PICK(c_b, job.first - r_b, r_b), s = PICK(c_s, job.first - r_s, r_s);
+        const Eight below = ((e >> (k - 1)) & kOne) - kOne;  // all ones if the top bit is clear, else 0
+        // << k, which C++ leaves undefined for k = 64.
+        const Eight own = (mask & low_bits(k)) - (carry << (k - 1) << 1);
+        const Eight over = ((below & job.first) - s) << (k - 1) << 1;
+        const Eight all = (e & (0 - job.first)) - own + over;
+        const Eight part = e * b - PICK(c_b, own - product, product) + (over & below);
+        memcpy(job.y + i, &part, bytes);
+        memcpy(job.z + i, &all, bytes);
+    });
 }
-
-BODY void lift_body(const Lift& job, int64_t n) {
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) lift_step(job, i, sizeof(Eight));
-    if (i < n) lift_step(job, i, size_t(n - i) * 8);
-}
-
-// ---- one version of each for every target
-
-#define FOR(target, name)                                                                                              \
-    target void lift_##name(const Lift& job, int64_t n) { lift_body(job, n); }                                         \
-    target void steps16_##name(const uint64_t* x, int64_t n, uint8_t* out) { wide_steps<16>(x, n, out); }              \
-    target void steps32_##name(const uint64_t* x, int64_t n, uint8_t* out) { wide_steps<32>(x, n, out); }
-#define FOR_SCALAR(target, name)                                                                                       \
-    target void pack_plain_##name(int64_t n, int w, uint8_t* out, const Plain& x) { pack_body(n, w, out, x); }         \
-    target void pack_rounded_##name(int64_t n, int w, uint8_t* out, const Rounded& x) { pack_body(n, w, out, x); }     \
-    target void pack_steps_##name(int64_t n, int w, uint8_t* out, const Steps& x) { pack_body(n, w, out, x); }         \
-    target void open_##name(const uint8_t* const* frames, int count, int64_t n, int w, uint64_t* out) {                \
-        open_body(frames, count, n, w, out);                                                                           \
-    }                                                                                                                  \
-    target void lookup_##name(const Lookup& job, uint8_t* out) { lookup_body(job, 0, out); }
-
-FOR(, portable)
-FOR_SCALAR(, portable)
-#if X86
-FOR(AVX2, avx2)
-FOR_SCALAR(AVX2, avx2)
-FOR(AVX512, avx512)
-constexpr auto pack_plain_avx512 = pack_vectors<Plain>;
-constexpr auto pack_rounded_avx512 = pack_vectors<Rounded>;
-constexpr auto pack_steps_avx512 = pack_vectors<Steps>;
-#endif
 
 }  // namespace
 
 API void hb_pack_words(const uint64_t* x, int64_t n, int width, uint8_t* out) {
-    CHOOSE(pack_plain)(n, width, out, Plain{x});
+    dispatch(OVERLOADS(pack), n, width, out, Plain{x});
 }
 
 API void hb_mask_words(const uint64_t* share, const uint64_t* mask, int64_t n, int shift, int width, uint8_t* out) {
-    CHOOSE(pack_rounded)(n, width, out, Rounded{share, mask, shift, uint64_t(1) << shift >> 1});
+    dispatch(OVERLOADS(pack), n, width, out, Rounded{share, mask, shift, uint64_t(1) << shift >> 1});
 }
 
 API void hb_open_words(const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
-    CHOOSE(open)(frames, count, n, width, out);
+    dispatch(OVERLOADS(open), frames, count, n, width, out);
 }
 
 API void hb_step_table(const uint64_t* x, int64_t n, int bits, uint8_t* out) {
-    if (bits == 8) return CHOOSE(steps32)(x, n, out);
-    if (bits == 7) return CHOOSE(steps16)(x, n, out);
-    CHOOSE(pack_steps)(n, 1 << bits, out, Steps{x, low_bits(bits)});
+    if (bits == 8) return dispatch(OVERLOADS(wide_steps<32>), x, n, out);
+    if (bits == 7) return dispatch(OVERLOADS(wide_steps<16>), x, n, out);
+    dispatch(OVERLOADS(pack), n, 1 << bits, out, Steps{x, low_bits(bits)});
 }
 
 API void hb_lookup(const uint64_t* opened, int64_t n, const uint8_t* table, int low, int bits, int rows,
                    uint8_t* out) {
-    CHOOSE(lookup)(Lookup{opened, table, n, low, bits, rows}, out);
+    dispatch(OVERLOADS(lookup), Lookup{opened, table, n, low, bits, rows}, out);
 }
 
 API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint64_t* mask, const uint64_t* carry,
                  const uint64_t* bit, const uint64_t* wrap, const uint64_t* product, int k, int first, uint64_t* y,
                  uint64_t* z) {
     const uint8_t* const lifted = choice + (n + 7) / 8;
-    CHOOSE(lift)(Lift{opened, choice, lifted, mask, carry, bit, wrap, product, k, uint64_t(first != 0), y, z}, n);
+    const Lift job{opened, choice, lifted, mask, carry, bit, wrap, product, k, uint64_t(first != 0), y, z};
+    dispatch(OVERLOADS(lift), n, job);
 }

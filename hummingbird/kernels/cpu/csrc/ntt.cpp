@@ -1,15 +1,9 @@
-// Polynomials on CPUs: the fast versions of the functions in ../ntt.py, ../polynomials.py and ../sampling.py, which are
-// the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the nearest cache; what comes
-// before and after its transform is part of the first and the last pass.
+// Polynomials on CPUs: the fast versions of ring.py, polynomials.py and sampling.py in kernels/reference/ciphertexts,
+// which are the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the nearest cache;
+// what comes before and after its transform is part of the first and the last pass.
 
 #include "ntt.h"
-
-#include <thread>
-#include <vector>
-
-#if X86
-#define FMA __attribute__((target("avx2,fma")))
-#endif
+#include "threads.h"
 
 namespace {
 
@@ -21,7 +15,7 @@ struct Job {
     int32_t* out;
 };
 
-// Of one polynomial modulo one prime.
+// One polynomial modulo one prime: its tables, and where its residues are.
 template <class V>
 struct Place {
     const Modulus<V> m;
@@ -35,8 +29,10 @@ struct Place {
 };
 
 // out = the transform of x, or its inverse
-template <class V>
-BODY void transform_body(const Job& job, const Place<V>& p, double* x) {
+template <class Target>
+BODY void transform(Target, const Job& job, int64_t row, int64_t l, double* x) {
+    using V = Real<Target>;
+    const Place<V> p(job, row, l);
     const int32_t* const from = job.x + p.row * p.size + p.at;
     int32_t* const to = job.out + p.row * p.size + p.at;
     const auto in = [&](V& v, int64_t i) INLINE { load(v, from + i); };
@@ -49,8 +45,10 @@ BODY void transform_body(const Job& job, const Place<V>& p, double* x) {
 }
 
 // out = message + noise - x secret; values if job.ntt
-template <class V>
-BODY void encrypt_body(const Job& job, const Place<V>& p, double* x) {
+template <class Target>
+BODY void encrypt(Target, const Job& job, int64_t row, int64_t l, double* x) {
+    using V = Real<Target>;
+    const Place<V> p(job, row, l);
     const int32_t *const a = job.x + p.row * p.size + p.at, *const s = job.secret + p.at;
     const int32_t *const message = job.message + p.row * p.n, *const noise = job.noise + p.row * p.n;
     int32_t* const to = job.out + p.row * p.size + p.at;
@@ -90,8 +88,10 @@ BODY void encrypt_body(const Job& job, const Place<V>& p, double* x) {
 }
 
 // out = the coefficients of sum x_i secret^i; of two parts, the first of them coefficients already, if not job.ntt
-template <class V>
-BODY void phase_body(const Job& job, const Place<V>& p, double* x) {
+template <class Target>
+BODY void phase(Target, const Job& job, int64_t row, int64_t l, double* x) {
+    using V = Real<Target>;
+    const Place<V> p(job, row, l);
     const int32_t *const c = job.x + p.row * job.parts * p.size + p.at, *const s = job.secret + p.at;
     int32_t* const to = job.out + p.row * p.size + p.at;
     const int64_t last = job.parts - 1;
@@ -123,53 +123,25 @@ BODY void phase_body(const Job& job, const Place<V>& p, double* x) {
     else inverse<V>(product, add, x, p.inverse, p.m, p.n);
 }
 
-// Polynomials first .. last - 1; x: N doubles.
-using Work = void (*)(const Job& job, int64_t first, int64_t last, double* x);
-
-#define FOR(target, name, V, kind)                                                                 \
-    target void kind##_##name(const Job& job, int64_t first, int64_t last, double* x) {            \
-        for (int64_t row = first; row < last; row++)                                               \
-            for (int64_t l = 0; l < job.primes; l++) kind##_body(job, Place<V>(job, row, l), x);   \
-    }
-#define ALL(target, name, V) \
-    FOR(target, name, V, transform) FOR(target, name, V, encrypt) FOR(target, name, V, phase)
-
-ALL(, portable, double)
-#if X86
-ALL(FMA, avx2, Double4)
-ALL(AVX512, avx512, Double8)
-
-bool has_fma() {
-    static const bool has = __builtin_cpu_supports("fma");
-    return has;
-}
-#define PICK_FMA(name) (current_isa == kAvx2 && !has_fma() ? name##_portable : CHOOSE(name))
-#else
-#define PICK_FMA(name) (name##_portable)
-#endif
-
-// Threads share the polynomials; one is worth starting for about 50 microseconds of work.
-void share(Work work, const Job& job, int64_t count, int threads) {
+// kernel(job, row, l, N doubles) for all polynomials and primes. A residue takes about 3/4 ns.
+template <class F>
+void each(const Job& job, int64_t count, int threads, const F& kernel) {
     struct alignas(64) Line {
         double values[8];
     };
-    const int64_t useful = count * job.primes * job.n / (1 << 16) + 1, most = count < useful ? count : useful;
-    const int64_t pieces = threads < most ? (threads < 1 ? 1 : threads) : most;
-    const auto run = [&](int64_t index) {
+    share(count, threads, 0.75 * double(count * job.primes * job.n), [&](int64_t first, int64_t last) {
         std::vector<Line> buffer(size_t(job.n / 8));
-        work(job, count * index / pieces, count * (index + 1) / pieces, buffer[0].values);
-    };
-    std::vector<std::thread> others;
-    for (int64_t index = 1; index < pieces; index++) others.emplace_back(run, index);
-    if (count) run(0);
-    for (auto& other : others) other.join();
+        double* const x = buffer[0].values;
+        for (int64_t row = first; row < last; row++)
+            for (int64_t l = 0; l < job.primes; l++) dispatch(kernel, job, row, l, x);
+    });
 }
 
 // ---- residues one by one: plain loops, of which the compiler makes vectors
 
 constexpr uint32_t kWord = (1 << 26) - 1;  // a residue without sign is drawn and packed in 26 bits
 
-BODY void noise_body(const uint64_t* words, int64_t count, int32_t* out) {
+BODY void noise(Portable, const uint64_t* words, int64_t count, int32_t* out) {
     for (int64_t i = 0; i < count; i++) {  // ones among 42 bits, in fields of 2, 4, 8, then all bits
         uint64_t v = words[i] & 0x3FFFFFFFFFF;
         v -= v >> 1 & 0x15555555555;
@@ -182,7 +154,7 @@ BODY void noise_body(const uint64_t* words, int64_t count, int32_t* out) {
 }
 
 // x: words, to centred residues of q; returns how many are to be drawn again, their places, from `first`, in `again`.
-BODY int64_t uniform_body(int32_t* x, int64_t n, int32_t q, int64_t first, int64_t* again) {
+BODY int64_t uniform(Portable, int32_t* x, int64_t n, int32_t q, int64_t first, int64_t* again) {
     int64_t found = 0;
     for (int64_t start = 0; start < n; start += 64) {
         int32_t* const here = x + start;
@@ -202,10 +174,10 @@ BODY int64_t uniform_body(int32_t* x, int64_t n, int32_t q, int64_t first, int64
     return found;
 }
 
-// The format of `pack` in ../polynomials.py: three planes for a polynomial, at any address.
+// The format of `pack` in kernels/ciphertexts/polynomials.py: three planes for a polynomial, at any address.
 typedef uint16_t Loose16 __attribute__((aligned(1), may_alias));
 
-BODY void pack_body(const int32_t* __restrict__ x, int64_t n, int32_t q, uint8_t* __restrict__ out) {
+BODY void pack(Portable, const int32_t* __restrict__ x, int64_t n, int32_t q, uint8_t* __restrict__ out) {
     Loose16* const low = (Loose16*)out;
     uint8_t *const middle = out + 2 * n, *const top = out + 3 * n;
     memset(top, 0, size_t(n / 4));
@@ -219,7 +191,7 @@ BODY void pack_body(const int32_t* __restrict__ x, int64_t n, int32_t q, uint8_t
         }
 }
 
-BODY bool unpack_body(const uint8_t* __restrict__ data, int64_t n, int32_t q, int32_t* __restrict__ out) {
+BODY bool unpack(Portable, const uint8_t* __restrict__ data, int64_t n, int32_t q, int32_t* __restrict__ out) {
     const Loose16* const low = (const Loose16*)data;
     const uint8_t *const middle = data + 2 * n, *const top = data + 3 * n;
     int32_t wrong = 0;
@@ -233,15 +205,10 @@ BODY bool unpack_body(const uint8_t* __restrict__ data, int64_t n, int32_t q, in
     return wrong >= 0;
 }
 
-#if X86
-#define ROUNDED(v) "+x"(v)
-#else
-#define ROUNDED(v) "+m"(v)
-#endif
-
 // x: (L, N). table: all primes, then of every digit k but the last the inverses of q_k mod q_{k+1} .. q_{L-1}.
-template <class V>
-BODY void compose_body(const int32_t* x, int64_t primes, int64_t n, const double* table, double* out) {
+template <class Target>
+BODY void compose(Target, const int32_t* x, int64_t primes, int64_t n, const double* table, double* out) {
+    using V = Real<Target>;
     constexpr int kBlock = 64 / kLanes<V>;  // vectors, so that there are sums to do while others wait
     V digits[64][kBlock];
     for (int64_t i = 0; i < n; i += 64) {
@@ -261,7 +228,7 @@ BODY void compose_body(const int32_t* x, int64_t primes, int64_t n, const double
             V total = digits[primes - 1][v];
             for (int64_t j = primes - 2; j >= 0; j--) {
                 total = total * table[j];
-                asm("" : ROUNDED(total));  // not fused with the sum: rounded twice, as torch does
+                rounded(total);  // twice, as torch does
                 total = total + digits[j][v];
             }
             memcpy(out + i + v * kLanes<V>, &total, sizeof total);
@@ -269,78 +236,56 @@ BODY void compose_body(const int32_t* x, int64_t primes, int64_t n, const double
     }
 }
 
-#define EACH(target, fused, name, V)                                                                                \
-    target void noise_##name(const uint64_t* words, int64_t count, int32_t* out) { noise_body(words, count, out); } \
-    target int64_t uniform_##name(int32_t* x, int64_t n, int32_t q, int64_t first, int64_t* again) {                \
-        return uniform_body(x, n, q, first, again);                                                                 \
-    }                                                                                                               \
-    target void pack_##name(const int32_t* x, int64_t n, int32_t q, uint8_t* out) { pack_body(x, n, q, out); }      \
-    target bool unpack_##name(const uint8_t* data, int64_t n, int32_t q, int32_t* out) {                            \
-        return unpack_body(data, n, q, out);                                                                        \
-    }                                                                                                               \
-    fused void compose_##name(const int32_t* x, int64_t primes, int64_t n, const double* table, double* out) {      \
-        compose_body<V>(x, primes, n, table, out);                                                                  \
-    }
-
-EACH(, , portable, double)
-#if X86
-EACH(AVX2, FMA, avx2, Double4)
-EACH(AVX512, AVX512, avx512, Double8)
-#endif
-
 }  // namespace
 
 // x, out: (count, primes, n). tables: see `Job`. ntt: 1 for the transform, 0 for its inverse.
 API void hb_transform(const double* tables, int64_t primes, int64_t n, const int32_t* x, int64_t count, int ntt,
                       int threads, int32_t* out) {
     const Job job{tables, primes, n, 1, x, nullptr, nullptr, nullptr, ntt != 0, out};
-    share(PICK_FMA(transform), job, count, threads);
+    each(job, count, threads, OVERLOADS(transform));
 }
 
 // message, noise: (count, n). a, out: (count, primes, n). secret: (primes, n). ntt: 1 for values, 0 for coefficients.
 API void hb_encrypt(const double* tables, int64_t primes, int64_t n, const int32_t* message, const int32_t* noise,
                     const int32_t* a, const int32_t* secret, int64_t count, int ntt, int threads, int32_t* out) {
     const Job job{tables, primes, n, 2, a, message, noise, secret, ntt != 0, out};
-    share(PICK_FMA(encrypt), job, count, threads);
+    each(job, count, threads, OVERLOADS(encrypt));
 }
 
 // c: (count, parts, primes, n), parts >= 2. out: (count, primes, n). ntt: 0 where part 0 is coefficients.
 API void hb_phase(const double* tables, int64_t primes, int64_t n, const int32_t* c, int64_t parts,
                   const int32_t* secret, int64_t count, int ntt, int threads, int32_t* out) {
     const Job job{tables, primes, n, parts, c, nullptr, nullptr, secret, ntt != 0, out};
-    share(PICK_FMA(phase), job, count, threads);
+    each(job, count, threads, OVERLOADS(phase));
 }
 
-// x: (count, primes, n), primes <= 64. out: (count, n). table: see `compose_body`.
+// x: (count, primes, n), primes <= 64. out: (count, n). table: see `compose`.
 API void hb_compose(const int32_t* x, int64_t count, int64_t primes, int64_t n, const double* table, double* out) {
-    const auto run = PICK_FMA(compose);
-    for (int64_t row = 0; row < count; row++) run(x + row * primes * n, primes, n, table, out + row * n);
+    for (int64_t row = 0; row < count; row++)
+        dispatch(OVERLOADS(compose), x + row * primes * n, primes, n, table, out + row * n);
 }
 
 // words, out: (count,).
-API void hb_noise(const uint64_t* words, int64_t count, int32_t* out) { CHOOSE(noise)(words, count, out); }
+API void hb_noise(const uint64_t* words, int64_t count, int32_t* out) { dispatch(OVERLOADS(noise), words, count, out); }
 
 // x: (count, primes, n), words on entry. again: room for as many places. Returns how many there are.
 API int64_t hb_uniform(int32_t* x, int64_t count, int64_t primes, int64_t n, const int32_t* moduli, int64_t* again) {
-    const auto run = CHOOSE(uniform);
     int64_t found = 0;
     for (int64_t row = 0; row < count * primes; row++)
-        found += run(x + row * n, n, moduli[row % primes], row * n, again + found);
+        found += dispatch(OVERLOADS(uniform), x + row * n, n, moduli[row % primes], row * n, again + found);
     return found;
 }
 
 // x: (count, primes, n). out: 13 n / 4 bytes for each.
 API void hb_pack(const int32_t* x, int64_t count, int64_t primes, int64_t n, const int32_t* moduli, uint8_t* out) {
-    const auto run = CHOOSE(pack);
     for (int64_t row = 0; row < count * primes; row++)
-        run(x + row * n, n, moduli[row % primes], out + row * n / 4 * 13);
+        dispatch(OVERLOADS(pack), x + row * n, n, moduli[row % primes], out + row * n / 4 * 13);
 }
 
 // Returns 1, or 0 where a value is not below its prime.
 API int hb_unpack(const uint8_t* data, int64_t count, int64_t primes, int64_t n, const int32_t* moduli, int32_t* out) {
-    const auto run = CHOOSE(unpack);
     bool right = true;
     for (int64_t row = 0; row < count * primes; row++)
-        right &= run(data + row * n / 4 * 13, n, moduli[row % primes], out + row * n);
+        right &= dispatch(OVERLOADS(unpack), data + row * n / 4 * 13, n, moduli[row % primes], out + row * n);
     return right;
 }

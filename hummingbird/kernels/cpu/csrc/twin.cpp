@@ -1,11 +1,11 @@
-// A comparison of the plaintext twin in one pass over memory: the fast version of `reference_twin_relu` in ../twin.py,
-// which has the equations and says why every step is exact. Plain loops without jumps, over blocks that stay in the
-// first-level cache: the compiler makes vectors of them. One thread: a pass is bound by memory, and a second thread has
-// not made nets faster on two cores, where torch's own workers are.
-
-#include "common.h"
+// A comparison of the plaintext twin in one pass over memory: the fast version of kernels/reference/twin.py;
+// kernels/twin.py has the equations and says why every step is exact. Plain loops without jumps, over blocks that stay
+// in the first-level cache: the compiler makes vectors of them. One thread: a pass is bound by memory, and a second
+// thread has not made nets faster on two cores, where torch's own workers are.
 
 #include <cmath>
+
+#include "dispatch.h"
 
 namespace {
 
@@ -127,7 +127,7 @@ BODY bool small(const Value* v, int64_t n) {  // whether all |v| < 2^13
 }
 
 template <class Value, class Chunk>
-BODY void relu_body(const Job& job) {
+BODY void relu(Portable, const Job& job) {
     for (int64_t start = 0; start < job.n; start += kBlock) {
         const Value* const v = (const Value*)job.v + start;
         Value* const y = (Value*)job.y + start;
@@ -148,24 +148,14 @@ BODY void relu_body(const Job& job) {
     }
 }
 
-#define FOR(target, name)                                                                                              \
-    target void float16_##name(const Job& job) { relu_body<float, uint16_t>(job); }                                    \
-    target void float32_##name(const Job& job) { relu_body<float, uint32_t>(job); }                                    \
-    target void bfloat16_##name(const Job& job) { relu_body<Bf16, uint16_t>(job); }                                    \
-    target void bfloat32_##name(const Job& job) { relu_body<Bf16, uint32_t>(job); }
-
-FOR(, portable)
-#if X86
-FOR(AVX2, avx2)
-FOR(AVX512, avx512)
-#endif
-
 }  // namespace
 
 // v, y, z: n floats, or bfloat16s if `half`; z may be null. 1 <= k <= 64, 0 <= m <= 63, 0 <= draws <= 4095.
 API void hb_twin_relu(const void* v, int64_t n, int half, uint64_t key, int k, int m, int draws, uint64_t minus,
                       uint64_t below, int wraps, void* y, void* z) {
     const Job job{v, y, z, n, key, k, m, draws, minus, below, wraps != 0};
-    const auto run = m <= 16 ? (half ? CHOOSE(bfloat16) : CHOOSE(float16)) : half ? CHOOSE(bfloat32) : CHOOSE(float32);
-    run(job);
+    if (m <= 16 && half) return dispatch(OVERLOADS(relu<Bf16, uint16_t>), job);
+    if (m <= 16) return dispatch(OVERLOADS(relu<float, uint16_t>), job);
+    if (half) return dispatch(OVERLOADS(relu<Bf16, uint32_t>), job);
+    dispatch(OVERLOADS(relu<float, uint32_t>), job);
 }

@@ -19,27 +19,27 @@ struct Piece {               // of the work
     Line* sums;
 };
 
-// Vector is what a register holds, of words of `width` bits; width 0 is XOR.
-template <typename Vector, bool Xor>
-BODY void sum_body(const Piece& p) {
-    constexpr int parts = int(64 / sizeof(Vector));
+// V is what a register holds of words.
+template <typename V, bool Xor>
+BODY void sum_words(const Piece& p) {
+    constexpr int parts = int(64 / sizeof(V));
     Eight rows[8][8] = {};  // of each group: byte column 8 v + j of its rows in word v of row j, then turned to rows
     for (int g = 0; g < p.groups; g++)
         for (int t = 0, v = 0; t < 2; t++)
             for (int i = 0; i < p.width[t]; i++, v++)
                 for (int j = 0; j < 8; j++)
                     memcpy((uint8_t*)&rows[g][j] + 8 * v, p.tile[t] + (g * p.width[t] + i) * 64 + 8 * j, 8);
-    alignas(64) Vector sixteen[16][16][parts];
+    alignas(64) V sixteen[16][16][parts];
     for (int g = 0; g < p.groups; g++) {
         for (int j = 0; j < 8; j++) turn(rows[g][j]);
         exchange(rows[g]);
         for (int half = 0; half < 2; half++) {
             auto& sum = sixteen[2 * g + half];
-            for (int k = 0; k < parts; k++) sum[0][k] = Vector{};
+            for (int k = 0; k < parts; k++) sum[0][k] = V{};
             for (int i = 1; i < 16; i++)
                 for (int k = 0; k < parts; k++) {
                     const Eight& lowest = rows[g][4 * half + __builtin_ctz(unsigned(i))];
-                    Vector row;
+                    V row;
                     memcpy(&row, (const uint8_t*)&lowest + k * sizeof row, sizeof row);
                     sum[i][k] = Xor ? sum[i & (i - 1)][k] ^ row : sum[i & (i - 1)][k] + row;
                 }
@@ -48,9 +48,9 @@ BODY void sum_body(const Piece& p) {
     for (int64_t q = 0; q < p.count; q++) {
         uint64_t bits;
         memcpy(&bits, p.bits + q * kStride, 8);
-        Vector sum[parts];
+        V sum[parts];
         memcpy(sum, &p.sums[q], 64);
-        const auto add = [&](int i) __attribute__((always_inline)) {
+        const auto add = [&](int i) INLINE {
             const auto& chosen = sixteen[i][bits >> (4 * i) & 15];
             for (int k = 0; k < parts; k++) sum[k] = Xor ? sum[k] ^ chosen[k] : sum[k] + chosen[k];
         };
@@ -64,31 +64,21 @@ BODY void sum_body(const Piece& p) {
     }
 }
 
-template <typename Word, int Bytes>
-struct Of {
-    typedef Word Vector __attribute__((vector_size(Bytes)));
-};
-
-#define SUM(name, bytes, target)                                                      \
-    target void sum_##name(const Piece& p, int width) {                               \
-        switch (width) {                                                              \
-            case 0: return sum_body<Of<uint64_t, bytes>::Vector, true>(p);            \
-            case 8: return sum_body<Of<uint8_t, bytes>::Vector, false>(p);            \
-            case 16: return sum_body<Of<uint16_t, bytes>::Vector, false>(p);          \
-            case 32: return sum_body<Of<uint32_t, bytes>::Vector, false>(p);          \
-            default: return sum_body<Of<uint64_t, bytes>::Vector, false>(p);          \
-        }                                                                             \
+// Words of `width` bits; width 0 is XOR.
+template <class Target>
+BODY void sum(Target, const Piece& p, int width) {
+    switch (width) {
+        case 0: return sum_words<Vector<uint64_t, Target>, true>(p);
+        case 8: return sum_words<Vector<uint8_t, Target>, false>(p);
+        case 16: return sum_words<Vector<uint16_t, Target>, false>(p);
+        case 32: return sum_words<Vector<uint32_t, Target>, false>(p);
+        default: return sum_words<Vector<uint64_t, Target>, false>(p);
     }
-SUM(portable, 16, )
-#if X86
-SUM(avx2, 32, AVX2)
-SUM(avx512, 64, AVX512)
-#endif
+}
 
-// Of blocks first to last.
+// Blocks first to last.
 void add_sums(const Shape& s, const uint8_t* table, const Queries& queries, int width, int64_t first, int64_t last,
               Line* sums) {
-    const auto sum = CHOOSE(sum);
     Selections selections(queries);
     for (int64_t start = first; start < last; start += kBlocks) {
         const int64_t blocks = least(kBlocks, last - start);
@@ -105,7 +95,7 @@ void add_sums(const Shape& s, const uint8_t* table, const Queries& queries, int 
                     p.bits = bits + (block - start) * kLeafBytes + group;
                     p.count = queries.count;
                     p.sums = sums + tile / 2 * queries.count;
-                    sum(p, width);
+                    dispatch(OVERLOADS(sum), p, width);
                 }
     }
 }

@@ -9,8 +9,8 @@
 
 #include <vector>
 
-#include "common.h"
 #include "dpf.h"
+#include "eight.h"
 
 namespace {
 

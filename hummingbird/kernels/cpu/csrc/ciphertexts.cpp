@@ -1,11 +1,10 @@
-// Arithmetic on ciphertexts, for CPUs: the fast twins of the torch versions in ../ciphertexts.py, which has the bounds.
+// Arithmetic on ciphertexts, for CPUs: kernels/ciphertexts/arithmetic.py has the bounds.
 //
 // The linear layer is a matrix product [rows, terms] x [terms, columns] for every place, whose columns are the residues
 // of the ciphertexts that the place reads. Here it is cut into places that share what they read, for panels.h.
 
 #include "panels.h"
-
-#include <thread>
+#include "threads.h"
 
 namespace {
 
@@ -18,32 +17,6 @@ constexpr int64_t kStream = 1 << 18;   // residues of a result that no second-le
 template <typename T>
 T* aligned(T* at) {
     return (T*)((uintptr_t(at) + 63) / 64 * 64);
-}
-
-int usable_isa() {
-#if X86
-    if (current_isa == kAvx2 && !__builtin_cpu_supports("fma")) return kPortable;
-#endif
-    return current_isa;
-}
-
-// The function of this name for the processor at hand.
-#if X86
-#define CHOOSE_FMA(name)                                                                                      \
-    (usable_isa() == kAvx512 ? name##_avx512 : usable_isa() == kAvx2 ? name##_avx2 : name##_portable)
-#else
-#define CHOOSE_FMA(name) (name##_portable)
-#endif
-
-// Work on pieces 0 .. count - 1 by threads that take a run of them each; one costs about as much as a million products.
-template <typename F>
-void share(int64_t count, int threads, double products, const F& run) {
-    const int64_t most = std::max<int64_t>(1, std::min<int64_t>({threads, count, int64_t(products / 1e6) + 1}));
-    std::vector<std::thread> others;
-    for (int64_t i = 1; i < most; i++)
-        others.emplace_back([&, i] { run(count * i / most, count * (i + 1) / most); });
-    run(0, count / most);
-    for (auto& other : others) other.join();
 }
 
 // ---- linear
@@ -117,7 +90,9 @@ void choose(const Job& job, int64_t place, int columns, std::vector<int32_t>& sl
     while (chunk.width > kColumns && chunk.width * slots > most) chunk.width /= 2;
 }
 
-void run_columns(const Job& job, RunChunk run, int columns, int64_t first, int64_t last) {
+template <class Target>
+void linear(Target target, const Job& job, int64_t first, int64_t last) {
+    constexpr int columns = kTileColumns<Target>;
     std::vector<int32_t> slot_of(size_t(job.s.inputs), -1), panels;
     Chunk chunk;
     for (int64_t g = 0; g < job.s.groups; g++) {
@@ -128,7 +103,7 @@ void run_columns(const Job& job, RunChunk run, int columns, int64_t first, int64
             const size_t panel = chunk.inputs.size() * size_t(chunk.width);
             if (panels.size() < 2 * panel + 16) panels.resize(2 * panel + 16);
             int32_t* start = aligned(panels.data());
-            run(job, chunk, first, last, start, start + panel);
+            target.call(OVERLOADS(run_chunk), job, chunk, first, last, start, start + panel);
         }
     }
 }
@@ -140,10 +115,11 @@ BODY void widen_columns(const int32_t* from, double* to) {
     for (int j = 0; j < kColumns; j += int(sizeof(V) / 8)) widen(from + j, *(V*)(to + j));
 }
 
-using Combine = void (*)(const int32_t* x, const int32_t* y, int64_t n, double a, double b, double q, int32_t* out);
-
-template <typename V, typename W>
-BODY void combine(const int32_t* x, const int32_t* y, int64_t n, double a, double b, double q, int32_t* out) {
+// out = a x + b y mod q
+template <class Target>
+BODY void combine(Target, const int32_t* x, const int32_t* y, int64_t n, double a, double b, double q,
+                  int32_t* out) {
+    using V = Reals<Target>;
     const double inverse = 1.0 / q;
     for (int64_t i = 0; i < n; i += int64_t(sizeof(V) / 8)) {
         V left, right;
@@ -151,16 +127,15 @@ BODY void combine(const int32_t* x, const int32_t* y, int64_t n, double a, doubl
         widen(y + i, right);
         V sum = a * left + b * right;
         reduce(sum, q, inverse);
-        const W words = __builtin_convertvector(sum, W);
+        const auto words = __builtin_convertvector(sum, Residues<Target>);
         memcpy(out + i, &words, sizeof words);
     }
 }
 
 // x += constant mod q at every `step`-th of n residues; 0 <= constant < q.
-using Shift = void (*)(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q);
-
-template <typename W>
-BODY void shift(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q) {
+template <class Target>
+BODY void shift(Target, int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q) {
+    using W = Residues<Target>;
     const int32_t half = q / 2;
     if (step > 1) {
         for (int64_t i = 0; i < n; i += step) {
@@ -179,12 +154,10 @@ BODY void shift(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q
 }
 
 // `a` parts of x times `b` parts of y, `stride` apart, n residues modulo q each; spare: room for (a + b) * 32 numbers.
-using Convolve = void (*)(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n, double q,
-                          double* spare, int32_t* out);
-
-template <typename V, typename W>
-BODY void convolve(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n, double q,
-                   double* spare, int32_t* out) {
+template <class Target>
+BODY void convolve(Target, const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n,
+                   double q, double* spare, int32_t* out) {
+    using V = Reals<Target>;
     constexpr int lanes = sizeof(V) / 8;
     const double inverse = 1.0 / q;
     double* other = spare + a * kColumns;
@@ -198,35 +171,16 @@ BODY void convolve(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int
                     sum += *(const V*)(spare + i * kColumns + j) * *(const V*)(other + (k - i) * kColumns + j);
                 reduce(sum, q, inverse);  // of at most 8 products below q^2 / 4: 2^53 - q
                 reduce(sum, q, inverse);
-                const W words = __builtin_convertvector(sum, W);
+                const auto words = __builtin_convertvector(sum, Residues<Target>);
                 memcpy(out + k * stride + column + j, &words, sizeof words);
             }
     }
 }
 
-#define HB_ELEMENTWISE(target, isa, V, W)                                                                              \
-    target void shift_##isa(int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q) {                        \
-        shift<W>(x, n, step, constant, q);                                                                             \
-    }                                                                                                                  \
-    target void combine_##isa(const int32_t* x, const int32_t* y, int64_t n, double a, double b, double q,             \
-                              int32_t* out) {                                                                          \
-        combine<V, W>(x, y, n, a, b, q, out);                                                                          \
-    }                                                                                                                  \
-    target void convolve_##isa(const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n,    \
-                               double q, double* spare, int32_t* out) {                                                \
-        convolve<V, W>(x, a, y, b, stride, n, q, spare, out);                                                          \
-    }
-HB_ELEMENTWISE(, portable, Double2, Int2)
-#if X86
-HB_ELEMENTWISE(AVX2FMA, avx2, Double4, Int4)
-HB_ELEMENTWISE(AVX512, avx512, Double8, Int8)
-#endif
-#undef HB_ELEMENTWISE
-
 }  // namespace
 
-// out (groups * rows, places, lines, degree) as ../ciphertexts.py says; row_stride and place_stride are the first two
-// strides of out, all else is contiguous; sizes: ten numbers in the order of `Sizes`, none of them 0.
+// out (groups * rows, places, lines, degree) as `linear` of ../ciphertexts.py says; row_stride, place_stride are
+// the first two strides of out, all else is contiguous; sizes: ten numbers in the order of `Sizes`, none of them 0.
 API void hb_linear(const double* weights, const int32_t* index, const int32_t* x, const int64_t* sizes,
                    const double* primes, int steps, int threads, int32_t* out) {
     Job job{index, x, out, primes, {}, steps, false, {}};
@@ -235,21 +189,18 @@ API void hb_linear(const double* weights, const int32_t* index, const int32_t* x
     for (int64_t g = 0; g < s.groups; g++) job.groups.push_back(pack(weights + g * s.rows * s.terms, s));
     const int64_t size = s.groups * s.rows * s.places * s.lines * s.degree;
     job.stream = size > kStream && uintptr_t(out) % 16 == 0 && s.row_stride % 4 == 0 && s.place_stride % 4 == 0;
-    const RunChunk run = CHOOSE_FMA(run_chunk);
-    const int isa = usable_isa();
-    const int columns = isa == kAvx512 ? kAvx512Columns : isa == kAvx2 ? kAvx2Columns : kPortableColumns;
-    share(s.lines * s.degree / kStep, threads, double(size) * double(s.terms),
-          [&](int64_t first, int64_t last) { run_columns(job, run, columns, first * kStep, last * kStep); });
+    share(s.lines * s.degree / kStep, threads, kProduct * double(size) * double(s.terms),
+          [&](int64_t first, int64_t last) { dispatch(OVERLOADS(linear), job, first * kStep, last * kStep); });
 }
 
 // out (rows, primes, degree) = a x + b y mod q with a, b for each prime, |a x + b y| < 2^51; x (rows, x_primes, degree)
 API void hb_combine(const int32_t* x, const int32_t* y, int64_t rows, int64_t primes, int64_t x_primes, int64_t degree,
                     const double* a, const double* b, const double* q, int threads, int32_t* out) {
-    const Combine run = CHOOSE_FMA(combine);
-    share(rows * primes, threads, double(rows * primes * degree), [&](int64_t first, int64_t last) {
+    share(rows * primes, threads, kProduct * double(rows * primes * degree), [&](int64_t first, int64_t last) {
         for (int64_t line = first; line < last; line++) {
             const int64_t prime = line % primes, from = line / primes * x_primes + prime;
-            run(x + from * degree, y + line * degree, degree, a[prime], b[prime], q[prime], out + line * degree);
+            dispatch(OVERLOADS(combine), x + from * degree, y + line * degree, degree, a[prime], b[prime], q[prime],
+                     out + line * degree);
         }
     });
 }
@@ -257,29 +208,29 @@ API void hb_combine(const int32_t* x, const int32_t* y, int64_t rows, int64_t pr
 // x (rows, places, .. primes, degree), of strides as given, plus constants (rows, primes) in 0 .. q - 1; sizes: rows,
 // places, their strides, primes, degree, step
 API void hb_shift(int32_t* x, const int64_t* sizes, const int32_t* constants, const int32_t* q, int threads) {
-    const Shift run = CHOOSE_FMA(shift);
     const int64_t rows = sizes[0], places = sizes[1], primes = sizes[4], degree = sizes[5], step = sizes[6];
-    share(rows * places, threads, double(rows * places * primes * degree), [&](int64_t first, int64_t last) {
+    share(rows * places, threads, kProduct * double(rows * places * primes * degree), [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++) {
             const int64_t row = i / places, place = i % places;
             int32_t* part = x + row * sizes[2] + place * sizes[3];
             for (int64_t prime = 0; prime < primes; prime++)
-                run(part + prime * degree, degree, step, constants[row * primes + prime], q[prime]);
+                dispatch(OVERLOADS(shift), part + prime * degree, degree, step, constants[row * primes + prime],
+                         q[prime]);
         }
     });
 }
 
-// out (n, a + b - 1, primes, degree): part k is the sum of x (n, a, primes, degree) i times y (n, b, primes, degree) k - i
-API void hb_multiply(const int32_t* x, const int32_t* y, int64_t n, int64_t a, int64_t b, int64_t primes, int64_t degree,
-                     const double* q, int threads, int32_t* out) {
-    const Convolve run = CHOOSE_FMA(convolve);
+// out (n, a + b - 1, primes, degree): part k is the sum of x (n, a, primes, degree) i times y (n, b, primes, degree)
+// k - i
+API void hb_multiply(const int32_t* x, const int32_t* y, int64_t n, int64_t a, int64_t b, int64_t primes,
+                     int64_t degree, const double* q, int threads, int32_t* out) {
     const int64_t size = primes * degree;
-    share(n * primes, threads, double(n * a * b * size), [&](int64_t first, int64_t last) {
+    share(n * primes, threads, kProduct * double(n * a * b * size), [&](int64_t first, int64_t last) {
         std::vector<double> spare(size_t((a + b) * kColumns) + 8);
         for (int64_t line = first; line < last; line++) {
             const int64_t i = line / primes, prime = line % primes, at = prime * degree;
-            run(x + i * a * size + at, a, y + i * b * size + at, b, size, degree, q[prime], aligned(spare.data()),
-                out + i * (a + b - 1) * size + at);
+            dispatch(OVERLOADS(convolve), x + i * a * size + at, a, y + i * b * size + at, b, size, degree, q[prime],
+                     aligned(spare.data()), out + i * (a + b - 1) * size + at);
         }
     });
 }

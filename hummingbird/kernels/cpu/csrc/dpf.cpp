@@ -1,15 +1,13 @@
-// Distributed point functions: the fast versions of `reference_expand` and `reference_generate` in ../dpf.py, which has
-// the key's format and the equations; dpf.h says how other files use it, aes.h and chacha.h have the PRFs.
+// Distributed point functions: the fast versions of kernels/reference/lookups/dpf.py. kernels/lookups/dpf.py has the
+// key's format and the equations; dpf.h says how other files use it, aes.h, aes_x86.h and chacha.h have the PRFs.
 //
 // Nothing branches on a node, a control bit or a bit of alpha, and no memory is looked up at such a place: corrections
 // are masked. (The S-box table of aes.h is for round keys only, which are public.)
 
 #include "aes.h"
+#include "aes_x86.h"
 #include "chacha.h"
-
-#if X86
-#include <cpuid.h>
-#endif
+#include "eight.h"
 
 namespace {
 
@@ -18,25 +16,28 @@ constexpr int kNumber = 4, kParty = 5, kRows = 8, kPublic = 16, kRoot = 32;  // 
 constexpr int kRandom = 48;  // random bytes for two keys
 constexpr uint8_t kZeros[kLeafBytes] = {};
 
-#if X86
-bool has_aes() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c >> 25 & 1);
+template <class Target>
+Steps aes_steps(Target) {
+    return {[](const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
+                aes_children(Target{}, prf, corrections, nodes, n);
+            },
+            [](const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
+                aes_convert(Target{}, prf, final, nodes, n, out);
+            }};
 }
-bool has_vaes() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c >> 9 & 1);
+
+template <class Target>
+Steps chacha_steps(Target) {
+    return {[](const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
+                chacha_children(Target{}, prf, corrections, nodes, n);
+            },
+            [](const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
+                chacha_convert(Target{}, prf, final, nodes, n, out);
+            }};
 }
-const bool kHasAes = has_aes(), kHasVaes = has_vaes() && kHasAes;
-#endif
 
 Steps steps_of(int prf) {
-    if (prf == kChacha) return {CHOOSE(chacha_children), CHOOSE(chacha_convert)};
-#if X86
-    if (current_isa == kAvx512 && kHasVaes) return {aes_children_avx512, aes_convert_avx512};
-    if (current_isa >= kAvx2 && kHasAes) return {aes_children_avx2, aes_convert_avx2};
-#endif
-    return {aes_children_portable, aes_convert_portable};
+    return prf == kChacha ? dispatch(OVERLOADS(chacha_steps)) : dispatch<AesTargets>(OVERLOADS(aes_steps));
 }
 
 Prf open_prf(int id, const uint8_t* public_key) {
@@ -106,7 +107,7 @@ void dpf_walk(Walker& w, int64_t first, int64_t leaves, uint8_t* out) {
 }
 
 // Whether keys of one whole batch are all for so many rows and, unless it is -1, for this party, and valid: as `check`
-// in ../dpf.py, which also says what is wrong.
+// of the reference, which also says what is wrong.
 API int hb_dpf_check(const uint8_t* keys, int64_t count, int64_t size, int64_t rows, int64_t party) {
     const int depth = depth_of(leaves_of(rows));
     if (size != kHead + kCorrection * depth + kLeafBytes) return 0;

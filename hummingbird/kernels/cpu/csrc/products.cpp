@@ -1,18 +1,17 @@
-// Matrix products and convolutions mod 2^64, for CPUs: the fast twins of the torch versions in ../products.py.
+// Matrix products and convolutions mod 2^64, for CPUs: the fast twins of kernels/reference/shares/products.py.
 //
 // One algorithm for all. An output channel's values at all places of all images are one row of a matrix product
-// [outputs, terms] x [terms, places]. 24 places at a time, the inputs that they read are copied side by side into a panel
-// [terms, 24] (the unfolding, a piece at a time that stays in the cache), and a tile of 8 outputs x 24 places is summed
-// in registers: 24 sums, 3 vectors of inputs and a weight fill the 32 registers of AVX-512 (K. Goto, R. van de Geijn,
-// Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008). A matrix product is a 1x1 convolution of one image.
-// With one input channel and one or two outputs per group a panel would not be used again: those sum along the rows.
+// [outputs, terms] x [terms, places]. 24 places at a time, the inputs that they read are copied side by side into a
+// panel [terms, 24] (the unfolding, a piece at a time that stays in the cache), and a tile of 8 outputs x 24 places is
+// summed in registers: 24 sums, 3 vectors of inputs and a weight fill the 32 registers of AVX-512 (K. Goto, R. van de
+// Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008). A matrix product is a 1x1 convolution of
+// one image. With one input channel and one or two outputs per group a panel would not be used again: those sum along
+// the rows.
 //
 // Products are of uint64_t, so they wrap by the language's own rule: exact for all operands, without a bound.
 
-#include "common.h"
-
-#include <thread>
-#include <vector>
+#include "eight.h"
+#include "threads.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
 // Without 64-bit vector multiplication, one word at a time is faster than what the compiler would make of vectors.
@@ -28,11 +27,8 @@ constexpr int kRows = 8, kVectors = 3, kPlaces = 8 * kVectors;
 
 // ---- tiles: sums[r * kPlaces + j] = sum over p < terms of a[r * stride + p] * panel[p * kPlaces + j], j < 8 * vectors
 
-using Tile = void (*)(const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
-                      uint64_t* sums);
-
-SCALAR void tile_portable(const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
-                          int64_t terms, uint64_t* sums) {
+SCALAR void tile(Portable, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
+                 int64_t terms, uint64_t* sums) {
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 8 * vectors; j += 8) {
             uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0, s4 = 0, s5 = 0, s6 = 0, s7 = 0;
@@ -75,11 +71,12 @@ AVX2 BODY void halves(const uint64_t* a, int64_t stride, const uint64_t* panel, 
         }
 }
 
-AVX2 void tile_avx2(const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
-                    uint64_t* sums) {
+AVX2 void tile(Avx2, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
+               uint64_t* sums) {
     for (int v = 0; v < vectors; v++) {
         int r = 0;
-        for (; r + 2 <= rows; r += 2) halves<2>(a + r * stride, stride, panel + 8 * v, terms, sums + r * kPlaces + 8 * v);
+        for (; r + 2 <= rows; r += 2)
+            halves<2>(a + r * stride, stride, panel + 8 * v, terms, sums + r * kPlaces + 8 * v);
         if (r < rows) halves<1>(a + r * stride, stride, panel + 8 * v, terms, sums + r * kPlaces + 8 * v);
     }
 }
@@ -105,8 +102,8 @@ AVX512 BODY void wide(const uint64_t* a, int64_t stride, const uint64_t* panel, 
     if (vectors == 3) whole<R, 3>(a, stride, panel, terms, sums);
 }
 
-AVX512 void tile_avx512(const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
-                        uint64_t* sums) {
+AVX512 void tile(Avx512, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
+                 int64_t terms, uint64_t* sums) {
     if (rows == kRows) return wide<kRows>(a, stride, panel, vectors, terms, sums);
     for (int r = 0; r < rows; r++) wide<1>(a + r * stride, stride, panel, vectors, terms, sums + r * kPlaces);
 }
@@ -114,7 +111,7 @@ AVX512 void tile_avx512(const uint64_t* a, int64_t stride, int rows, const uint6
 
 // ---- the product
 
-struct Shape {  // as ../native.py fills it in; x is padded already
+struct Shape {  // as ../shares.py fills it in; x is padded already
     int64_t batch, channels, height, width, outputs, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w,
         groups, out_h, out_w;
 };
@@ -142,7 +139,9 @@ struct Part {  // of the work: panels of places and rows of outputs, first to la
     int64_t panel, panels, row, rows;
 };
 
-void multiply(Tile tile, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part, uint64_t* out) {
+template <class Target>
+void multiply(Target target, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part,
+              uint64_t* out) {
     const int64_t inputs = s.channels / s.groups, outputs = s.outputs / s.groups, plane = s.height * s.width;
     const int64_t terms = inputs * s.kernel_h * s.kernel_w, length = s.out_h * s.out_w, places = s.batch * length;
     std::vector<int64_t> tap;
@@ -172,7 +171,8 @@ void multiply(Tile tile, const uint64_t* x, const uint64_t* weight, const Shape&
                 const bool run = to[here - 1] == to[0] + here - 1;  // all in one image
                 for (int64_t m = part.row; m < part.rows; m += kRows) {
                     const int rows = int(part.rows - m < kRows ? part.rows - m : kRows);
-                    tile(weight + (g * outputs + m) * terms + term, terms, rows, panel.data(), vectors, now, sums);
+                    const uint64_t* const a = weight + (g * outputs + m) * terms + term;
+                    tile(target, a, terms, rows, panel.data(), vectors, now, sums);
                     for (int r = 0; r < rows; r++) {
                         uint64_t* target = out + (m + r) * length;
                         const uint64_t* sum = sums + r * kPlaces;
@@ -188,9 +188,7 @@ void multiply(Tile tile, const uint64_t* x, const uint64_t* weight, const Shape&
 
 // ---- one input channel, one or two outputs per group: a row of outputs is a sum of scaled rows of inputs
 
-using Row = void (*)(const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out);
-
-SCALAR void row_portable(const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out) {
+SCALAR void row(Portable, const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out) {
     for (int64_t l = 0; l < s.out_w; l++) {
         uint64_t sum = 0;
         for (int64_t i = 0; i < s.kernel_h; i++)
@@ -201,8 +199,8 @@ SCALAR void row_portable(const uint64_t* x, const uint64_t* weight, const Shape&
 }
 
 #if X86
-AVX512 void row_avx512(const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out) {
-    if (s.stride_w > 2) return row_portable(x, weight, s, out);
+AVX512 void row(Avx512, const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out) {
+    if (s.stride_w > 2) return row(Portable{}, x, weight, s, out);
     const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
     for (int64_t l = 0; l < s.out_w; l += 8) {
         const int64_t here = s.out_w - l < 8 ? s.out_w - l : 8, span = (here - 1) * s.stride_w + 1;
@@ -213,7 +211,8 @@ AVX512 void row_avx512(const uint64_t* x, const uint64_t* weight, const Shape& s
                 const uint64_t* at = x + i * s.dilation_h * s.width + j * s.dilation_w + l * s.stride_w;
                 __m512i value = _mm512_maskz_loadu_epi64(__mmask8(wanted), at);
                 if (s.stride_w == 2)
-                    value = _mm512_permutex2var_epi64(value, even, _mm512_maskz_loadu_epi64(__mmask8(wanted >> 8), at + 8));
+                    value = _mm512_permutex2var_epi64(value, even,
+                                                      _mm512_maskz_loadu_epi64(__mmask8(wanted >> 8), at + 8));
                 sum += weight[i * s.kernel_w + j] * (Eight)value;
             }
         _mm512_mask_storeu_epi64(out + l, __mmask8((1u << here) - 1), (__m512i)sum);
@@ -222,12 +221,15 @@ AVX512 void row_avx512(const uint64_t* x, const uint64_t* weight, const Shape& s
 #endif
 
 // rows here: of the batch * outputs planes of the result
-void depthwise(Row row, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part, uint64_t* out) {
+template <class Target>
+void depthwise(Target target, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part,
+               uint64_t* out) {
     for (int64_t at = part.row; at < part.rows; at++) {
-        const int64_t output = at % s.outputs, channel = at / s.outputs * s.channels + output / (s.outputs / s.channels);
+        const int64_t output = at % s.outputs;
+        const int64_t channel = at / s.outputs * s.channels + output / (s.outputs / s.channels);
         for (int64_t i = 0; i < s.out_h; i++)
-            row(x + (channel * s.height + i * s.stride_h) * s.width, weight + output * s.kernel_h * s.kernel_w, s,
-                out + (at * s.out_h + i) * s.out_w);
+            row(target, x + (channel * s.height + i * s.stride_h) * s.width,
+                weight + output * s.kernel_h * s.kernel_w, s, out + (at * s.out_h + i) * s.out_w);
     }
 }
 
@@ -240,28 +242,16 @@ API void hb_conv2d(const uint64_t* x, const uint64_t* weight, const int64_t* sha
     memcpy(&s, shape, sizeof s);
     const int64_t outputs = s.outputs / s.groups, panels = (s.batch * s.out_h * s.out_w + kPlaces - 1) / kPlaces;
     const bool alone = s.groups == s.channels && outputs <= 2;
-#if X86
-    const Row row = current_isa == kAvx512 ? row_avx512 : row_portable;
-#else
-    const Row row = row_portable;
-#endif
-    const Tile tile = CHOOSE(tile);
-    // Threads share the longer side, in whole panels or tiles; a thread costs about as much as a million products.
+    // Threads share the longer side, in whole panels or tiles.
     const int64_t rows = alone ? s.batch * s.outputs : outputs, step = alone ? 1 : kRows;
     const bool by_rows = alone || rows / step > panels;
     const int64_t pieces = by_rows ? (rows + step - 1) / step : panels;
-    const double work = double(s.batch) * double(s.outputs) * double(s.out_h * s.out_w) *
-                        double(s.channels / s.groups * s.kernel_h * s.kernel_w);
-    const int64_t useful = int64_t(work / 1e6) + 1, most = pieces < useful ? pieces : useful;
-    const int64_t count = threads < most ? (threads < 1 ? 1 : threads) : most;
-    const auto run = [&](int64_t index) {
-        const int64_t first = pieces * index / count, last = pieces * (index + 1) / count;
-        const int64_t end = last * step < rows ? last * step : rows;
+    const double products = double(s.batch) * double(s.outputs) * double(s.out_h * s.out_w) *
+                            double(s.channels / s.groups * s.kernel_h * s.kernel_w);
+    share(pieces, threads, kProduct * products, [&](int64_t first, int64_t last) {
+        const int64_t end = std::min(last * step, rows);
         const Part part = by_rows ? Part{0, panels, first * step, end} : Part{first, last, 0, rows};
-        alone ? depthwise(row, x, weight, s, part, out) : multiply(tile, x, weight, s, part, out);
-    };
-    std::vector<std::thread> others;
-    for (int64_t index = 1; index < count; index++) others.emplace_back(run, index);
-    run(0);
-    for (auto& other : others) other.join();
+        alone ? dispatch(OVERLOADS(depthwise), x, weight, s, part, out)
+              : dispatch(OVERLOADS(multiply), x, weight, s, part, out);
+    });
 }

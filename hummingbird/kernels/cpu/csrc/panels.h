@@ -13,14 +13,14 @@
 
 #include "reals.h"
 
-#if X86
-#define AVX2FMA __attribute__((target("avx2,fma")))
-#endif
-
 namespace {
 
 constexpr int kColumns = 32, kRows = 6;  // of a tile: 24 sums, 4 columns and a weight in the registers of AVX-512
 constexpr int64_t kAhead = 4;            // ciphertexts between fetching and copying
+
+// Columns of a tile in registers: two, two and four vectors, as there are 16, 16 and 32 of them.
+template <class Target>
+constexpr int kTileColumns = int(Target::kBytes / 8 * (Target::kBytes < 64 ? 2 : 4));
 
 // Eight, four or two numbers in one instruction; of __builtin_convertvector gcc 12 makes several.
 template <typename V>
@@ -84,9 +84,11 @@ BODY void copy(const Job& job, const Chunk& chunk, int64_t column, int32_t* pane
 }
 
 // R rows x 32 columns of one place, to sums[r * 32 + j].
-template <typename V, typename W, int C, int R>
+template <class Target, int R>
 BODY void tile(const int32_t* panel, int64_t slots, const Term* term, const Term* end, const double* weights,
                double prime, int steps, int32_t* sums) {
+    using V = Reals<Target>;
+    constexpr int C = kTileColumns<Target>;
     constexpr int lanes = sizeof(V) / 8, vectors = C / lanes;
     const double inverse = 1.0 / prime;
     for (int j = 0; j < kColumns; j += C, panel += slots * C) {
@@ -106,24 +108,28 @@ BODY void tile(const int32_t* panel, int64_t slots, const Term* term, const Term
                 for (int v = 0; v < vectors; v++) reduce(sum[r][v], prime, inverse);
         for (int r = 0; r < R; r++)
             for (int v = 0; v < vectors; v++) {
-                const W words = __builtin_convertvector(sum[r][v], W);
+                const auto words = __builtin_convertvector(sum[r][v], Residues<Target>);
                 memcpy(sums + r * kColumns + j + v * lanes, &words, sizeof words);
             }
     }
 }
 
-BODY void store(const int32_t* from, bool stream, int32_t* to) {
+// ---- stores past the caches, of a row of a tile: with SSE2, which every x86-64 has
+
 #if X86
-    if (stream) {
-        for (int j = 0; j < kColumns; j += 4) _mm_stream_si128((__m128i*)(to + j), *(const __m128i*)(from + j));
-        return;
-    }
-#endif
-    memcpy(to, from, kColumns * 4);
+BODY void stream(const int32_t* from, int32_t* to) {
+    for (int j = 0; j < kColumns; j += 4) _mm_stream_si128((__m128i*)(to + j), *(const __m128i*)(from + j));
 }
+BODY void end_stream() { _mm_sfence(); }
+#else
+BODY void stream(const int32_t* from, int32_t* to) { memcpy(to, from, kColumns * 4); }
+BODY void end_stream() {}
+#endif
+
+// ---- panels
 
 // All rows and places of a chunk for one panel, and the copying of the next one, from column `next` on if not negative.
-template <typename V, typename W, int C>
+template <class Target>
 BODY void multiply(const Job& job, const Chunk& chunk, int64_t column, const int32_t* panel, int64_t next,
                    int32_t* next_panel) {
     const int64_t slots = int64_t(chunk.inputs.size()), places = int64_t(chunk.ends.size());
@@ -142,15 +148,18 @@ BODY void multiply(const Job& job, const Chunk& chunk, int64_t column, const int
                 const int32_t* part = panel + j * slots;
                 switch (rows.count) {
 #define HB_TILE(R) \
-    case R: tile<V, W, C, R>(part, slots, term, end, weights, prime, job.steps, sums); break;
+    case R: tile<Target, R>(part, slots, term, end, weights, prime, job.steps, sums); break;
                     HB_TILE(1) HB_TILE(2) HB_TILE(3) HB_TILE(4) HB_TILE(5) HB_TILE(6)
 #undef HB_TILE
                 }
-                for (int r = 0; r < rows.count; r++)
-                    store(sums + r * kColumns, job.stream, out + r * job.s.row_stride + j);
+                for (int r = 0; r < rows.count; r++) {
+                    int32_t* const to = out + r * job.s.row_stride + j;
+                    if (job.stream) stream(sums + r * kColumns, to);
+                    else memcpy(to, sums + r * kColumns, kColumns * 4);
+                }
                 if (next >= 0) {
                     const int64_t wanted = slots * ++done / tiles;
-                    copy<C>(job, chunk, next, next_panel, copied, wanted);
+                    copy<kTileColumns<Target>>(job, chunk, next, next_panel, copied, wanted);
                     copied = wanted;
                 }
             }
@@ -160,35 +169,16 @@ BODY void multiply(const Job& job, const Chunk& chunk, int64_t column, const int
 }
 
 // One chunk, columns first .. last - 1 of a ciphertext; two panels.
-template <typename V, typename W, int C>
-BODY void run_chunk(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* panel, int32_t* other) {
-    copy<C>(job, chunk, first, panel, 0, int64_t(chunk.inputs.size()));
+template <class Target>
+BODY void run_chunk(Target, const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* panel,
+                    int32_t* other) {
+    copy<kTileColumns<Target>>(job, chunk, first, panel, 0, int64_t(chunk.inputs.size()));
     for (int64_t column = first; column < last; column += chunk.width) {
         const int64_t next = column + chunk.width < last ? column + chunk.width : -1;
-        multiply<V, W, C>(job, chunk, column, panel, next, other);
+        multiply<Target>(job, chunk, column, panel, next, other);
         std::swap(panel, other);
     }
-#if X86
-    _mm_sfence();
-#endif
+    end_stream();
 }
-
-using RunChunk = void (*)(const Job&, const Chunk&, int64_t, int64_t, int32_t*, int32_t*);
-
-constexpr int kPortableColumns = 4, kAvx2Columns = 8, kAvx512Columns = 32;  // of a tile in registers
-
-void run_chunk_portable(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Double2, Int2, kPortableColumns>(job, chunk, first, last, a, b);
-}
-
-#if X86
-AVX2FMA void run_chunk_avx2(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Double4, Int4, kAvx2Columns>(job, chunk, first, last, a, b);
-}
-
-AVX512 void run_chunk_avx512(const Job& job, const Chunk& chunk, int64_t first, int64_t last, int32_t* a, int32_t* b) {
-    run_chunk<Double8, Int8, kAvx512Columns>(job, chunk, first, last, a, b);
-}
-#endif
 
 }  // namespace

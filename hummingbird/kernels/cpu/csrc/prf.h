@@ -4,12 +4,6 @@
 
 #include "dpf.h"
 
-#if X86
-#define INLINE inline __attribute__((always_inline))  // for helpers that have a target of their own
-#define AESNI __attribute__((target("avx2,aes")))
-#define VAES __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,aes,vaes")))
-#endif
-
 namespace {
 
 constexpr int kBlock = 16;       // bytes of a node
