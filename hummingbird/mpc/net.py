@@ -116,7 +116,7 @@ class PrivateNet(nn.Module):
         session.dealer.admit(self.facts, [])
         for step in self.plan:
             if isinstance(step.layer, Layer):
-                step.layer.share_weights()
+                step.layer.share_weights(session)
         if self._fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self._fixed_weights)

@@ -27,7 +27,7 @@ from hummingbird.he.runtime.server import Server
 from hummingbird.he.service import messages
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import MAX_CALLS, Service
-from hummingbird.kernels.polynomials import pack, unpack
+from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.wire import service
 from tests.support.dealers import Authority
 from tests.support.he_service import SHAPE, close, images, served, small_net

@@ -214,7 +214,7 @@ def test_a_product_of_every_kind(alone: sessions.Session) -> None:
         expected = ring.bilinear(op, x, code.view(view or right), **options)
         for _ in range(2):
             before = x.clone()
-            assert torch.equal(weight.product(op, x, options, view), expected), op
+            assert torch.equal(weight.product(alone, op, x, options, view), expected), op
             assert torch.equal(x, before)
 
 

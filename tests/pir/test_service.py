@@ -23,7 +23,7 @@ import torch
 
 from hummingbird import ring
 from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
-from hummingbird.kernels.dpf import LEAF_ROWS
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring
 
 TILE_BYTES = 32 << 20  # of ciphertexts made at a time
 

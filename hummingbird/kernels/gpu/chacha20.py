@@ -1,4 +1,4 @@
-"""Kernels in Triton, for GPUs: one program per 128 blocks of ChaCha20, every thread a block. Definition: `chacha20`."""
+"""ChaCha20 in Triton: one program per 128 blocks, every thread a block; kernels/chacha20.py describes it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from hummingbird.kernels import chacha20 as declared
+from hummingbird.kernels.registry import implements
 
 _PROGRAM = 128  # blocks per program
 
@@ -82,8 +85,9 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
     tl.store(at + 15, x15.to(tl.int32, bitcast=True), mask=inside)
 
 
+@implements(declared.chacha20, "gpu")
 def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """See `chacha20.chacha20`; arguments are not checked here."""
+    """See `chacha20.chacha20`."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=device)
     words = torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
     if blocks:

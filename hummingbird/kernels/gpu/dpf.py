@@ -1,12 +1,6 @@
-"""Selection bits and sums of rows on a GPU, in Triton: ChaCha12 trees level by level, and products on int8 units.
+"""Selection bits on a GPU, in Triton: ChaCha12 trees, level by level; kernels/lookups/dpf.py has the construction.
 
-Definitions: `dpf.reference_expand` for keys of PRF chacha12, and `rows.reference_select` for sums. A thread computes
-one node's children, or half of a leaf. The product of selection bits (0 and 1) and the table's bytes x, kept as the
-signed bytes x - 128, is exact in 32 bits:
-
-    sum_i t_i x_i = sum_i t_i (x_i - 128) + 128 sum_i t_i  <=  255 * 2^23 < 2^31    for pieces of up to 2^23 rows,
-
-and the words' sums are those of their bytes, shifted into place, mod 2^width.
+A thread computes one node's children, or half of a leaf.
 """
 
 from __future__ import annotations
@@ -17,14 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf
-from hummingbird.kernels.prf import CHACHA12, LEAF_BYTES
-from hummingbird.kernels.rows import WIDTHS
-from hummingbird.kernels.triton import double_round
+from hummingbird.kernels.gpu.chacha20 import double_round
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES
 
 _PROGRAM = 128  # nodes per program
-_QUERIES, _COLUMNS, _ROWS = 64, 128, 128  # a product's tile
-_PIECE, _PIECES = 1 << 23, 32  # rows of one sum at most; sums side by side, to fill the GPU
 
 
 @triton.jit
@@ -65,7 +56,7 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
 
 @triton.jit
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
-    """Of `total` nodes, n of each key."""
+    """The children of `total` nodes, n of each key."""
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -85,7 +76,7 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
 
 @triton.jit
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
-    """Halves of leaves, by the grid's second dimension, of `total` nodes, n of each key."""
+    """The halves of leaves, by the grid's second dimension, of `total` nodes, n of each key."""
     index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
     inside, key = index < total, index // n
     k0, k1, k2, k3, control = _node(nodes + key * stride + index % n * 4, inside)
@@ -111,38 +102,18 @@ def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
     _put(at, final, 15, x15, control, inside)
 
 
-@triton.jit
-def _sums(
-    bits, bits_stride, table, rows, queries, columns, piece, out, Q: tl.constexpr, C: tl.constexpr, R: tl.constexpr
-):
-    q = tl.program_id(0).to(tl.int64) * Q + tl.arange(0, Q)
-    c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
-    start = tl.program_id(2).to(tl.int64) * piece
-    total, count = tl.zeros((Q, C), dtype=tl.int32), tl.zeros((Q,), dtype=tl.int32)
-    for step in range(0, piece, R):
-        r = start + step + tl.arange(0, R)
-        wanted = (q < queries)[:, None] & (r < rows)[None, :]
-        packed = tl.load(bits + q[:, None] * bits_stride + (r >> 3)[None, :], mask=wanted, other=0)
-        chosen = ((packed.to(tl.int32) >> (r & 7).to(tl.int32)[None, :]) & 1).to(tl.int8)
-        x = tl.load(table + r[:, None] * columns + c[None, :], mask=(r < rows)[:, None] & (c < columns), other=0)
-        total += tl.dot(chosen, x, out_dtype=tl.int32)
-        count += tl.sum(chosen.to(tl.int32), axis=1)
-    at = out + (tl.program_id(2).to(tl.int64) * queries + q[:, None]) * columns + c[None, :]
-    tl.store(at, total + 128 * count[:, None], mask=(q < queries)[:, None] & (c < columns)[None, :])
-
-
 def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tensor:
-    """`dpf.expand` on a device: uint8 (B, 128 * leaves) there. keys: on the CPU, all of PRF chacha12, else InputError.
+    """Make selection bits as `dpf.expand`, uint8 (B, 128 * leaves) on a device, from keys on the CPU.
 
-    Takes 16 bytes a leaf besides the result.
+    InputError for keys of another PRF than chacha12. Takes 16 bytes a leaf besides the result.
     """
-    rows = dpf.check(keys, "kernels.triton_dpf.expand(keys)")
+    rows = dpf.check(keys, "kernels.gpu.expand(keys)")
     if not (keys[:, dpf.NUMBER] == CHACHA12).all():
         hint = 'make them with generate(..., prf="chacha12")'
-        raise InputError("a GPU takes ChaCha12 keys only", where="kernels.triton_dpf.expand(keys)", hint=hint)
+        raise InputError("a GPU takes ChaCha12 keys only", where="kernels.gpu.expand(keys)", hint=hint)
     if not 0 <= first <= first + leaves <= dpf.leaves_of(rows):
         message = f"expected leaves from 0 to {dpf.leaves_of(rows)}, got {first} to {first + leaves}"
-        raise InputError(message, where="kernels.triton_dpf.expand(first, leaves)", hint="a leaf is 1024 rows")
+        raise InputError(message, where="kernels.gpu.expand(first, leaves)", hint="a leaf is 1024 rows")
     batch, levels = len(keys), dpf.depth(rows)
     out = torch.empty((batch, leaves * LEAF_BYTES // 4), dtype=torch.int32, device=device)
     if not leaves:
@@ -166,34 +137,3 @@ def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tenso
 
 def _words(octets: Tensor) -> Tensor:
     return octets.clone(memory_format=torch.contiguous_format).view(torch.int32)
-
-
-def prepare(data: Tensor) -> Tensor:
-    """A table for `select_sum`: rows uint8 (rows, row_bytes) to int8 of the same shape, less 128, on their device."""
-    return (data ^ 0x80).view(torch.int8)
-
-
-def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
-    """The sums of the rows that bits select, as words of `width` bits, mod 2^width: uint8 (B, row_bytes).
-
-    bits: uint8 (B, ceil(rows / 8) or more), packed; spare bits are ignored. table: of `prepare`, on the same device.
-    width: 8, 16, 32 or 64, whole words in a row. InputError for anything else.
-    """
-    where = "kernels.triton_dpf.select_sum"
-    if bits.dtype != torch.uint8 or bits.dim() != 2 or table.dtype != torch.int8 or table.dim() != 2:
-        got = f"{bits.dtype} {tuple(bits.shape)} and {table.dtype} {tuple(table.shape)}"
-        raise InputError(f"expected bits uint8 (B, n) and a table int8 (rows, row_bytes), got {got}", where=where)
-    (queries, size), (rows, columns) = bits.shape, table.shape
-    if 8 * size < rows or bits.device != table.device:
-        raise InputError(f"{8 * size} bits on {bits.device} for {rows} rows on {table.device}", where=where)
-    if width not in WIDTHS or 8 * columns % width:
-        raise InputError(f"no words of {width} bits in rows of {columns} bytes", where=f"{where}(width)")
-    pieces = max(triton.cdiv(rows, _PIECE), min(_PIECES, triton.cdiv(rows, _ROWS)))
-    piece = triton.cdiv(triton.cdiv(rows, pieces), _ROWS) * _ROWS  # at most 2^23, a multiple of a tile
-    out = torch.empty((pieces, queries, columns), dtype=torch.int32, device=bits.device)
-    grid = (triton.cdiv(queries, _QUERIES), triton.cdiv(columns, _COLUMNS), pieces)
-    bits, table = bits.contiguous(), table.contiguous()
-    _sums[grid](bits, size, table, rows, queries, columns, piece, out, Q=_QUERIES, C=_COLUMNS, R=_ROWS)
-    octets = out.sum(0, dtype=torch.int64).view(queries, -1, width // 8)
-    words = (octets << 8 * torch.arange(width // 8, device=bits.device)).sum(2)  # wraps mod 2^64
-    return words.to(WIDTHS[width]).view(torch.uint8)

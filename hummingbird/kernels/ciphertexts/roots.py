@@ -14,7 +14,7 @@ from torch import Tensor
 
 @lru_cache(maxsize=256)
 def root(degree: int, q: int) -> int:
-    """zeta: the primitive 2N-th root of one mod q that kernels/ntt.py chooses."""
+    """zeta: the primitive 2N-th root of one mod q that ring.py chooses."""
     roots = (pow(x, (q - 1) // (2 * degree), q) for x in range(2, q))
     return next(zeta for zeta in roots if pow(zeta, degree, q) == q - 1)
 

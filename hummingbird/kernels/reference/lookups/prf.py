@@ -19,21 +19,19 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
-from hummingbird.kernels.chacha20 import rounds
+from hummingbird.kernels.lookups.dpf import AES, BLOCK
+from hummingbird.kernels.reference.chacha20 import rounds
 
-PRFS = {"aes": 1, "chacha12": 2}  # numbers in a key's header
-AES, CHACHA12 = PRFS.values()
-BLOCK, LEAF_BYTES = 16, 128
 _CONSTANTS = struct.unpack("<4i", b"expand 16-byte k")
 
 
 def children(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """H(0) and H(1) of every seed: uint8 (B, n, 32). public: uint8 (B, 16). seeds: uint8 (B, n, 16)."""
+    """Compute H(0) and H(1) of every seed: uint8 (B, n, 32). public: uint8 (B, 16). seeds: uint8 (B, n, 16)."""
     return _aes(public, seeds, 0, 2) if prf == AES else _chacha12(public, seeds, 0)[:, :, : 2 * BLOCK]
 
 
 def leaf(prf: int, public: Tensor, seeds: Tensor) -> Tensor:
-    """H(2) .. H(9) of every seed: uint8 (B, n, 128). Arguments as in `children`."""
+    """Compute H(2) .. H(9) of every seed: uint8 (B, n, 128). Arguments as in `children`."""
     if prf == AES:
         return _aes(public, seeds, 2, 8)
     return torch.cat([_chacha12(public, seeds, counter) for counter in (1, 2)], dim=2)

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.roots import centred, exponents, powers
+from hummingbird.kernels.ciphertexts.roots import centred, exponents, powers
 
 _PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # residues modulo one prime at a time
 _WIDE = 64  # columns of a matrix product, from which on it costs no more than to multiply its result by a number
@@ -30,7 +30,7 @@ def _radices(degree: int) -> list[int]:
 
 @lru_cache(maxsize=128)
 def _matrices(degree: int, q: int, inverse: bool, device: str) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Of each step: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k, or the inverse matrices, the last step's first.
+    """Make each step's matrices: float64 (G, K, K), entry [g, i, k] = c_{g,i}^k, or inverses, the last step's first.
 
     The second of each two is the first divided by q.
     """
@@ -59,7 +59,7 @@ class Workspace:
         self._a, self._b, self._kept = torch.empty(3, degree, columns, dtype=torch.float64, device=device)
 
     def _other(self, x: Tensor) -> Tensor:
-        """Of the two buffers that are worked in, the one that is free while x is worked on."""
+        """The one of the two working buffers that is free while x is worked on."""
         return self._a if x is self._b else self._b
 
     def load(self, x: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
-"""Matrix products and convolutions of ring elements: exact mod 2^64, on every device.
+"""Exact products and convolutions in plain torch.
 
-A convolution is one matrix product per group, [O, C*kh*kw] x [C*kh*kw, B*L], the batch folded into the columns. On the
-CPU csrc/products.cpp runs it without ever building the columns; without that library torch's own int64 `matmul` wraps
-mod 2^64 just as well, on columns built for a few images at a time. CUDA has no integer product: there the factors are
-cut into 16-bit limbs whose products are summed in float64, exactly.
+torch's own int64 `matmul` wraps mod 2^64 on CPUs, on columns built for a few images at a time. CUDA has no integer
+product: there the factors are cut into 16-bit limbs whose products are summed in float64, exactly.
 """
 
 from __future__ import annotations
@@ -14,39 +12,15 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import products
 
 LIMB_TERMS = 1 << 21  # the most terms whose sum of limb products is exact in float64
 _COLUMN_BYTES = 4 << 20  # unfolded columns built at a time: they stay in the cache
 
 
-def _check(where: str, a: Tensor, b: Tensor) -> None:
-    for name, tensor in (("a", a), ("b", b)):
-        if tensor.dtype != torch.int64:
-            raise InputError(f"{name} is {tensor.dtype}", where=where, hint="ring elements are torch.int64")
-    if a.device != b.device:
-        raise InputError(f"operands on {a.device} and {b.device}", where=where, hint="move both to one device")
-
-
-def _is_native(x: Tensor) -> bool:
-    return native.available() and x.device.type == "cpu"
-
-
+@implements(products.matmul, "reference")
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b mod 2^64, torch's shapes: int64 (..., n, k) x (..., k, m). InputError for other types or devices.
-
-    On CUDA k is at most 2^21.
-    """
-    _check("kernels.matmul", a, b)
-    if not _is_native(a) or b.dim() != 2 or a.dim() < 2 or not a.numel() or not b.numel():
-        return reference_matmul(a, b)
-    if a.shape[-1] != b.shape[0]:
-        raise InputError(f"{tuple(a.shape)} times {tuple(b.shape)}", where="kernels.matmul", hint="inner sizes differ")
-    left, right = a.contiguous().view(-1, b.shape[0], 1, 1), b.contiguous()[None, :, None]
-    return native.conv2d(right, left, (1, 1), (1, 1), 1, (1, b.shape[1])).view(*a.shape[:-1], b.shape[1])
-
-
-def reference_matmul(a: Tensor, b: Tensor) -> Tensor:
     """`matmul` in plain torch."""
     return matmul_limbs(a, b) if a.is_cuda else torch.matmul(a, b)
 
@@ -70,26 +44,8 @@ def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-def conv2d(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
-    """Convolution without padding mod 2^64: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
-
-    Returns int64 (B, O, oh, ow). InputError for other types or devices, for channels that do not fit, and for a kernel
-    larger than the input.
-    """
-    where = "kernels.conv2d"
-    _check(where, x, weight)
-    outputs, inputs, *kernel = weight.shape
-    if x.shape[1] != inputs * groups or outputs % groups:
-        raise InputError(f"{x.shape[1]} channels, weight {tuple(weight.shape)}, {groups} groups", where=where)
-    size = [(x.shape[2 + d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in (0, 1)]
-    if min(size) < 1:
-        raise InputError(f"kernel {tuple(kernel)} is larger than the padded input {tuple(x.shape[2:])}", where=where)
-    if x.numel() and weight.numel() and _is_native(x):
-        return native.conv2d(x.contiguous(), weight.contiguous(), stride, dilation, groups, size)
-    return reference_conv2d(x, weight, stride, dilation, groups, size)
-
-
-def reference_conv2d(
+@implements(products.conv2d, "reference")
+def conv2d(
     x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
 ) -> Tensor:
     """`conv2d` in plain torch: columns by strides, one matrix product per group."""
@@ -111,7 +67,7 @@ def reference_conv2d(
         )
         columns = view.reshape(groups, inputs * kh * kw, images * oh * ow)
         for group in range(groups):
-            product = reference_matmul(flat[group], columns[group]).view(-1, images, oh, ow)
+            product = matmul(flat[group], columns[group]).view(-1, images, oh, ow)
             first = group * (outputs // groups)
             out[start : start + images, first : first + product.shape[0]] = product.transpose(0, 1)
     return out

@@ -6,7 +6,7 @@ so that products of polynomials are products of values. order[p] = 2 reversed(p)
 zeta = x^((q-1)/2N) for the smallest x >= 2 for which that is primitive: both are part of the format, as transformed
 values cross the network.
 
-kernels/workspace.py has the transform in torch, csrc/ntt.h the one in C++.
+reference/ciphertexts/workspace.py has the transform in torch, csrc/ntt.h the one in C++.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
-from hummingbird.kernels.roots import centred, exponents, powers
-from hummingbird.kernels.workspace import pieces
+from hummingbird.kernels.ciphertexts.roots import exponents
+from hummingbird.kernels.registry import best
 
 DEGREES = tuple(1 << bits for bits in range(10, 16))
 BITS = 26  # every prime is between 2^25 and 2^26
@@ -68,12 +67,12 @@ class Ring:
         InputError for another type or shape.
         """
         self.check(x, "kernels.Ring.ntt(x)")
-        return _transform(self, x, False)
+        return transform(self, x, False)
 
     def intt(self, x: Tensor) -> Tensor:
         """Interpolate, the inverse of `ntt`: values of absolute value <= 2^25 to centred coefficients."""
         self.check(x, "kernels.Ring.intt(x)")
-        return _transform(self, x, True)
+        return transform(self, x, True)
 
     def check(self, x: Tensor, where: str, dims: int | None = None) -> None:
         """InputError unless x is int32 (..., L, N), of `dims` dimensions if given."""
@@ -119,66 +118,7 @@ def largest_primes(degree: int, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def reference_transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
-    """`Ring.ntt` and `Ring.intt` in plain torch, of a contiguous x."""
-    rows = x.view(-1, len(ring.primes), ring.degree)
-    out = torch.empty_like(rows)
-    for piece, space in pieces(ring.degree, rows.shape[0], x.device):
-        for i, q in enumerate(ring.primes):
-            values = space.transform(space.load(rows[piece, i]), q, inverse)
-            space.store(space.reduce(values, q), out[piece, i])
-    return out.view(x.shape)
-
-
-def reference_carry(x: Tensor, last: int, ring: Ring) -> Tensor:
-    """Values modulo the prime `last`, to those of the same centred coefficients modulo the ring's: in plain torch.
-
-    int32 (n, N) to (n, L, N); |coefficient| < 2^25, which transforms allow.
-    """
-    out = x.new_empty(x.shape[0], len(ring.primes), ring.degree)
-    for piece, space in pieces(ring.degree, x.shape[0], x.device):
-        plain = space.keep(space.reduce(space.transform(space.load(x[piece]), last, True), last))
-        for i, q in enumerate(ring.primes):
-            values = space.transform(plain, q, False)
-            space.store(space.reduce(values, q), out[piece, i])
-    return out
-
-
-# ---- C++
-
-
-@lru_cache(maxsize=128)
-def _factors(degree: int, q: int, inverse: bool) -> Tensor:
-    """Of every split X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w): w, or its inverse, in the layout of csrc/ntt.h; (N,)."""
-    table = powers(degree, q)
-
-    def level(groups: int) -> Tensor:
-        e = exponents(degree, groups) // 2
-        return table[-e % (2 * degree) if inverse else e]
-
-    first = torch.cat([torch.ones(1, dtype=torch.int64)] + [level(1 << j) for j in range(degree.bit_length() - 4)])
-    if inverse:
-        first[:2] = centred(first[:2] * pow(degree, -1, q), q)  # the last step divides by N
-    last = torch.cat([level(degree >> 3 - j).view(-1, 8, 1 << j) for j in range(3)], 2)  # (N/64, groups, 7)
-    return torch.cat([first, last.transpose(1, 2).flatten()]).double()
-
-
-@lru_cache(maxsize=32)
-def native_table(ring: Ring) -> Tensor:
-    """What csrc/ntt.cpp reads: of every prime itself, the factors, those of the inverse; float64 (L, 8 + 2 N)."""
-    rows = []
-    for q in ring.primes:
-        head = torch.zeros(8, dtype=torch.float64)
-        head[0] = q
-        rows.append(torch.cat([head, *(_factors(ring.degree, q, inverse) for inverse in (False, True))]))
-    return torch.stack(rows)
-
-
-def _transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
+def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
+    """Evaluate, or interpolate: `Ring.ntt` and `Ring.intt` of a checked x."""
     x = x.contiguous()
-    if not native.usable(x):
-        return reference_transform(ring, x, inverse)
-    out, table, (primes, degree) = torch.empty_like(x), native_table(ring), x.shape[-2:]
-    arguments = (x.data_ptr(), x.numel() // (primes * degree), not inverse, torch.get_num_threads(), out.data_ptr())
-    native.library().hb_transform(table.data_ptr(), primes, degree, *arguments)
-    return out
+    return best(transform, x)(ring, x, inverse)
