@@ -323,6 +323,21 @@ def test_tracked_files_stay_small() -> None:
     assert sum(path.stat().st_size for path in tracked()) <= 48 << 20
 
 
+def unclear_docstrings(source: str) -> list[str]:
+    """First lines of docstrings that begin with "What" or "Of" and not with a verb or a noun phrase."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [text.splitlines()[0] for text in texts if re.match(r"(What|Of)\b", text)]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = {
+        str(path.relative_to(ROOT)): unclear_docstrings(path.read_text()) for path in tracked() if path.suffix == ".py"
+    }
+    assert not {name: lines for name, lines in found.items() if lines}
+    assert unclear_docstrings('"""What it is."""') and unclear_docstrings('def f():\n    """Of x."""')
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_the_library_does_not_print(path: Path) -> None:
     calls = [

@@ -176,7 +176,7 @@ def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
-    """To `out`, of x (n, a, N) and y (n, b, N): sums of at most 8 products of less than q^2 / 4, below 2^53 - q."""
+    """Write products of x (n, a, N) and y (n, b, N) to `out`: sums of at most 8, each below q^2 / 4; < 2^53 - q."""
     a, b = x.shape[1], y.shape[1]
     torch.mul(x[:, :1], y, out=out[:, :b])
     torch.mul(x[:, 1:], y[:, b - 1 :], out=out[:, b:])

@@ -71,7 +71,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "reference")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """What a step table T of L says about v, bits low..low+bits-1 of an opened word: uint8 (len(rows), ceil(n/8)).
+    """Compare v, bits low..low+bits-1 of an opened word, with L by its step table T: uint8 (len(rows), ceil(n/8)).
 
     Row 0 is [L < v] = T[v - 1], row 1 [L <= v] = T[v]; 2 and 3 are the same for v with its top bit flipped.
     """
