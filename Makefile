@@ -12,16 +12,21 @@ READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f
 NATIVE := build/.native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test test-slow test-all lint bench clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /make \1: /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
 
 demo: $(NATIVE)  ## private inference between two local parties
 	@$(VENV) -m scripts.demo
 
-test: $(NATIVE)  ## run the tests
-	@$(VENV) -m pytest -q -n 2 --dist loadfile
+test: $(NATIVE)  ## run the tests, but for those marked slow: ten minutes at most on two cores
+	@$(VENV) -m pytest -q -n 2 --dist loadfile -m "not slow"
+
+test-slow: $(NATIVE)  ## run the tests marked slow
+	@$(VENV) -m pytest -q -n 2 --dist load -m slow
+
+test-all: test test-slow  ## run all tests
 
 lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m ruff check .

@@ -1,4 +1,4 @@
-"""Metadata, and the one native extension: a plain shared object that hummingbird/kernels/native.py loads with ctypes.
+"""Metadata, and the one native extension: a plain shared object that kernels/cpu/library.py loads with ctypes.
 
 The extension is optional: where it cannot be built, the package installs without it and runs the plain torch kernels.
 It holds no Python module, so it needs neither Python's headers nor an init function.

@@ -1,4 +1,4 @@
-"""What the benchmarks share: one piece of work by CrypTen as shipped, `gmw` and `masked`, over several links.
+"""Shared parts of the benchmarks: one piece of work by CrypTen as shipped, `gmw` and `masked`, over several links.
 
 Every contestant is the same worker (scripts/contest.py) with another protocol. `compare` starts the workers over every
 link, and turns their samples into flat rows with units in the key names.
@@ -59,7 +59,7 @@ CONTESTANTS = [
 
 @dataclass(frozen=True)
 class Work:
-    """What is run: `python -m module options`, and for a store the net as `--model` words and its input's shape."""
+    """The command `python -m module options`; for a store the net, as `--model` words, and its input's shape."""
 
     module: str
     options: list[str]
@@ -69,7 +69,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Unit:
-    """What figures are given per: `count` of them in one run."""
+    """The unit that figures are given per: `count` of them in one run."""
 
     name: str
     count: int

@@ -1,4 +1,4 @@
-"""What inference on ciphertexts costs: nets, kernels, the plain torch path, and each optimisation switched off in turn.
+"""Inference on ciphertexts, timed: nets, kernels, the plain torch path, and each optimisation switched off in turn.
 
     python -m scripts.bench_he --json he.json
     python -m scripts.bench_he --only kernels ablation
@@ -73,7 +73,7 @@ def work(args: argparse.Namespace) -> Rows:
 
 
 def jobs(sections: list[str], repeats: int) -> list[str]:
-    """What is run, one process each; the torch path needs the fast one to compare with, and takes turns with it."""
+    """Sections to run, one process each; the torch path needs the fast one to compare with, and takes turns with it."""
     paths = [path for path in _PATHS if path in sections or "torch" in sections]
     listed = [f"{path}:{activation}" for activation in ACTIVATIONS for _ in range(repeats) for path in paths]
     for section in SECTIONS:
@@ -101,7 +101,7 @@ def launch(job: str, args: argparse.Namespace) -> Rows:
 
 
 def medians(rows: Rows) -> Rows:
-    """Of several runs of a net the median one, on the torch path with the median of how many times longer it took than
+    """The median of several runs of a net, on the torch path with the median of how many times longer it took than
     the run of the fast path before it.
     """
     runs: dict[tuple[str, str], Rows] = {}

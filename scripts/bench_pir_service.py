@@ -70,7 +70,7 @@ def programs(folder: Path, window: str, workers: int) -> Iterator[list[str]]:
 
 
 def counters(client: Client) -> dict[str, Any]:
-    """What party 0 has counted."""
+    """Counts of party 0."""
     link = client.links[0]
     assert isinstance(link, Remote)
     counted: dict[str, Any] = json.loads(link.begin(b"", "Metrics")())

@@ -1,4 +1,4 @@
-"""What the plaintext twin costs: a net, and the same net with windows in place (`simulate`), turn by turn in one run.
+"""The cost of the plaintext twin: a net, and the same net with windows in place (`simulate`), turn by turn in one run.
 
     python -m scripts.bench_simulate --json simulate.json
     python -m scripts.bench_simulate --model resnet50 --batch 32 --windows 20:12 --threads 1

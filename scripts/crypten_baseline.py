@@ -84,7 +84,7 @@ def start() -> int:
 
 
 def relu_cost(n: int, parties: int) -> Cost:
-    """What n ReLUs take: `cost.crypten_relu` without the headers of our frames. Its offline bits are those a dealer
+    """Cost of n ReLUs: `cost.crypten_relu` without the headers of our frames. Its offline bits are those a dealer
     would send if it dealt the triples, which this provider lets every party draw.
     """
     here = cost.crypten_relu(n, parties)

@@ -1,12 +1,12 @@
 """How far private inference may be from torch: a bound on every element of every step, carried forward in float64.
 
 Error e of an operation f on a value v with error e_v is at most |f(v + e_v) - f(v)| and what the operation itself
-rounds. The table BOUNDS has a line for each operation, made of four promises:
+rounds. The table BOUNDS has a line for each operation, made of these promises:
 
     R            a value at rest has 16 bits of fraction, and every party may round its share: (N/2 + 1) 2^-16
-    delta(w)     a constant has 16 bits of fraction, and is never off by more than 2^-8 of its tensor's largest
-    2^-17        of the input, a bias, a summand: 16 bits of fraction, rounded to the nearest
-    2^-10        of a smooth activation: its spline
+    delta(w)     a weight has 20 bits of fraction, a factor 16; none is off by more than 2^-8 of its tensor's largest
+    2^-17        of the input, a summand: 16 bits of fraction, rounded to the nearest
+    2^-14        of a smooth activation: its spline, and a few R; 2^-10 of the two of a softmax
 
 Steps that only move values move their errors. Values and errors are those of `hummingbird.graph.run`.
 """
@@ -26,18 +26,19 @@ from hummingbird.graph.interpreter import arguments
 
 UNIT = 2.0**-16
 HALF = UNIT / 2
-SPLINE = 2.0**-10
+WEIGHT = 2.0**-21  # half a unit of a weight
+SPLINE, OF_SOFTMAX = 2.0**-14, 2.0**-10
 PRECISION = 2.0**-8
 
 Attrs = dict[str, Any]
 Bound = Callable[..., Tensor]
 
 
-def delta(constant: Any) -> float:
-    """Rounding of each entry of a constant tensor: float32's own (a folded norm), and the fixed point's."""
+def delta(constant: Any, half: float) -> float:
+    """Rounding of each entry of a constant tensor: float32's (a folded norm), and the fixed point's, half a unit."""
     w = torch.as_tensor(constant, dtype=torch.float64)
     largest = float(w.abs().max()) if w.numel() else 0.0
-    return min(HALF, PRECISION * largest) + 2.0**-24 * largest
+    return min(half, PRECISION * largest) + 2.0**-24 * largest
 
 
 def _product(op: str) -> Bound:
@@ -47,8 +48,8 @@ def _product(op: str) -> Bound:
         def layer(weight: Tensor, value: Tensor) -> Tensor:
             return OPS[op]({**a, "weight": weight, "bias": None}, value)
 
-        bias = 0.0 if a["bias"] is None else HALF + 2.0**-24 * float(a["bias"].abs().max())
-        code = layer(torch.ones_like(a["weight"]), x.abs() + e) * delta(a["weight"])
+        bias = 0.0 if a["bias"] is None else 2.0**-24 * float(a["bias"].abs().max())
+        code = layer(torch.ones_like(a["weight"]), x.abs() + e) * delta(a["weight"], WEIGHT)
         return layer(a["weight"].abs(), e) + code + bias + rounding
 
     return bound
@@ -56,8 +57,8 @@ def _product(op: str) -> Bound:
 
 def _affine(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
     by = {"scale": a["scale"].abs(), "shift": torch.zeros_like(a["shift"])}
-    shift = HALF + 2.0**-24 * float(a["shift"].abs().max())
-    return OPS["affine"](by, e) + (x.abs() + e) * delta(a["scale"]) + shift + rounding
+    shift = 2.0**-24 * float(a["shift"].abs().max())
+    return OPS["affine"](by, e) + (x.abs() + e) * delta(a["scale"], WEIGHT) + shift + rounding
 
 
 def _mean(op: str) -> Bound:
@@ -74,7 +75,7 @@ def _mean(op: str) -> Bound:
 def _mul(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = None, f: Tensor | None = None) -> Tensor:
     if y is None or f is None:
         c = torch.as_tensor(a["value"], dtype=torch.float64)
-        return e * c.abs() + (x.abs() + e) * delta(c) + rounding
+        return e * c.abs() + (x.abs() + e) * delta(c, HALF) + rounding
     return x.abs() * f + y.abs() * e + e * f + rounding
 
 
@@ -86,16 +87,16 @@ def _add(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = Non
     )  # which may broadcast
 
 
-def _smooth(lipschitz: float, asymptote: float = 0.0) -> Bound:
-    """A spline's promise; `asymptote`: the slope far out, a constant as others are."""
-    return lambda a, rounding, x, e: e * lipschitz + SPLINE + x.abs() * asymptote * UNIT + rounding
+def _smooth(lipschitz: float) -> Bound:
+    """A spline's promise, and the comparisons' roundings: bends times distances, below 4, and three of |x|."""
+    return lambda a, rounding, x, e: e * lipschitz + SPLINE + 7 * rounding
 
 
 def _softmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
-    """exp (within s = 2^-10) over a sum S >= 1 of n: s / S + n s / S^2 + s for the reciprocal; slope 1/2 at most."""
+    """exp (within s) over a sum S >= 1 of n: s / S + n s / S^2 + s for the reciprocal; slope 1/2 at most."""
     dim = a["dim"]
     total = (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
-    spline = SPLINE + rounding
+    spline = OF_SOFTMAX + rounding
     own = spline / total + x.shape[dim] * spline / total**2 + spline
     return e.amax(dim, keepdim=True) / 2 + own + rounding + torch.zeros_like(x)
 
@@ -111,14 +112,18 @@ def _argmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
 
 
 def _hardswish(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
-    """x y / 6 with y in [0, 6], slope 1.5 at most: both factors are rounded, and so is 1/6."""
-    return 1.5 * e + (2 * x.abs() + 6) / 6 * rounding + 6 * x.abs() * HALF + rounding
+    """c (c + 3) / 6 + relu(x - 3), slope at most 1.5: two comparisons in c, one more, a truncation; 1/6 to 2^-25."""
+    return 1.5 * (e + 2 * rounding) + 18 * 2.0**-25 + 2 * rounding
 
 
-def _leaky(slope: Callable[[Attrs, Tensor], Tensor]) -> Bound:
+def _leaky(slope: Callable[[Attrs, Tensor], Tensor], half: float) -> Bound:
     def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
         s = slope(a, x)
-        return e * s.abs().clamp(min=1.0) + (x.abs() + e) * (delta(s) + delta(1 - s)) + (1 + s.abs()) * rounding
+        return (
+            e * s.abs().clamp(min=1.0)
+            + (x.abs() + e) * (delta(s, half) + delta(1 - s, half))
+            + (1 + s.abs()) * rounding
+        )
 
     return bound
 
@@ -140,13 +145,13 @@ BOUNDS: dict[str, Bound] = {
     "adaptive_max_pool": lambda a, rounding, x, e: OPS["adaptive_max_pool"](a, e + rounding),
     "relu": lambda a, rounding, x, e: e + rounding,
     "hardtanh": lambda a, rounding, x, e: e + rounding + UNIT,
-    "leaky_relu": _leaky(lambda a, x: torch.tensor(a["slope"], dtype=torch.float64)),
-    "prelu": _leaky(_prelu_slope),
+    "leaky_relu": _leaky(lambda a, x: torch.tensor(a["slope"], dtype=torch.float64), HALF),
+    "prelu": _leaky(_prelu_slope, WEIGHT),
     "sigmoid": _smooth(0.25),
     "tanh": _smooth(1.0),
-    "silu": _smooth(1.1, asymptote=1.0),
-    "gelu": _smooth(1.13, asymptote=1.0),
-    "hardsigmoid": _smooth(1 / 6),
+    "silu": _smooth(1.1),
+    "gelu": _smooth(1.13),
+    "hardsigmoid": lambda a, rounding, x, e: e / 6 + 6 * HALF + rounding,
     "hardswish": _hardswish,
     "softmax": _softmax,
     "argmax": _argmax,

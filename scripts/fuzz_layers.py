@@ -177,7 +177,7 @@ def argmax(d: Draw) -> str:
 
 
 def _kernel(d: Draw, most: int) -> list[int]:
-    """Of any size up to the whole map, large ones for large maps."""
+    """Draw a kernel of any size up to the whole map, large ones for large maps."""
     if d.chance(0.3):
         return [d.rng.randint(1, min(3, s)) for s in d.shape[2:]]
     return [d.rng.choice([k for k in {2, 3, 7, 16, 56, 112, s // 2, s} if 1 <= k <= min(most, s)] or [1])

@@ -70,7 +70,7 @@ class Result:
 
 @dataclass
 class Truth:
-    """What torch computes: the net's steps, every step's value and bound on its error, and the net's own output."""
+    """Torch's results: the net's steps, every step's value and bound on its error, and the net's own output."""
 
     steps: list[Step]
     values: list[Any]
@@ -117,7 +117,7 @@ def _run(made: Recipe, private: PrivateNet, x: Tensor) -> Tensor:
 
 
 def _in_time(run: Callable[[], Tensor]) -> Tensor:
-    """What `run` returns or raises, on a thread of its own; TimeoutError after SECONDS, where parties wait for ever."""
+    """Run on a thread of its own, and return or raise what `run` does; TimeoutError after SECONDS."""
     done: Future[Tensor] = Future()
 
     def work() -> None:
@@ -147,7 +147,7 @@ class _Party(nn.Module):
 
 
 def _windows(made: Recipe, largest: float) -> BitWindow | None:
-    """What compares sees differences of two values, and distances to knots below 16."""
+    """The narrowest window that holds whatever is compared: differences of two values, distances to knots below 16."""
     if made.headroom is None:
         return None
     bits = (int(2 * largest) + 16).bit_length()  # 2 largest + 16 < 2^bits

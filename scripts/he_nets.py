@@ -25,11 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.he import ckks
-from hummingbird.he.client import RemoteModel
-from hummingbird.he.convert import convert_model
-from hummingbird.he.memory import predicted
-from hummingbird.he.roles import Client, Server
+from hummingbird.he.compile.convert import convert_model
+from hummingbird.he.runtime.client import Client
+from hummingbird.he.runtime.memory import predicted
+from hummingbird.he.runtime.server import Server
+from hummingbird.he.scheme import ckks
+from hummingbird.he.service.client import RemoteModel
 from models import get_model, trained
 from scripts.data import load
 from scripts.party import ROOT
@@ -51,7 +52,7 @@ class Net:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image."""
+        """Shape of one image."""
         return tuple(self.images.shape[1:])
 
 
@@ -167,7 +168,7 @@ def in_process(name: str, given: Net, advance: Callable[[float], object], passes
 
 
 def in_the_clear(given: Net) -> Tensor:
-    """What torch gives for all images."""
+    """Torch's outputs for all images."""
     with torch.inference_mode():
         return torch.cat([given.net(x) for x in given.images.split(256)])
 

@@ -66,7 +66,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _name(row: dict[str, Any], here: Sequence[dict[str, Any]]) -> str:
-    """What tells a bar from the others."""
+    """The label that tells a bar from the others."""
     same = [r["material"] for r in here if (r["protocol"], r["window"]) == (row["protocol"], row["window"])]
     words = [row["protocol"], row["window"], *([row["material"]] if len(set(same)) > 1 else [])]
     words += [row["weights"]] if len({r.get("weights") for r in here}) > 1 else []

@@ -131,7 +131,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def questions(args: argparse.Namespace, movies: int) -> Questions:
-    """What the user asks: of MovieLens where it is there, else made up, the same for the same --question."""
+    """Questions of users: of MovieLens where it is there, else made up, the same for the same --question."""
     if not args.synthetic and (args.data or os.environ.get("HUMMINGBIRD_DATA")):
         asked = load_questions("test", args.data)
         chosen = slice(args.question, args.question + args.count)

@@ -155,7 +155,7 @@ def uniform_row(case: Case, budget: str, args: argparse.Namespace) -> Row:
 
 
 def search_row(case: Case, setting: str) -> Row:
-    """What a configuration says about its search, and its windows."""
+    """The search's facts in a configuration, and its windows."""
     bits = case.bits(setting)
     said = bits.provenance
     return {

@@ -133,7 +133,7 @@ def _number(value: float) -> str:
 
 
 def _gains(apps: dict[str, list[Row]]) -> str:
-    """What co-design is worth: the fastest plans beside the fastest without it, for eco and for relaxed."""
+    """The worth of co-design: the fastest plans beside the fastest without it, for eco and for relaxed."""
     lines = []
     for name, rows in apps.items():
         kinds = {

@@ -104,7 +104,7 @@ def skeleton(name: str) -> nn.Module:
 
 
 def describe(name: str, net: nn.Module) -> Row:
-    """What is known without weights: why a net is refused, or the size it takes and what it compares."""
+    """Facts that are known without weights: why a net is refused, or the size it takes and what it compares."""
     if found := graph.problems(net):
         return Row(name, reason=first_reason(found))
     steps, why = graph.trace(net), ""

@@ -142,7 +142,7 @@ def state_of(out: Path) -> Path:
 
 
 def interrupted(out: Path) -> str:
-    """What to do after Ctrl-C in a training to `out`."""
+    """The hint after Ctrl-C in a training to `out`."""
     kept = state_of(out).is_file()
     return f"interrupted: {'go on with the same command and --resume' if kept else 'nothing was saved yet'}"
 

@@ -37,7 +37,7 @@ class Evaluation(Protocol):
     wanted: Sequence[Tensor]
 
     def quality(self, found: Sequence[Tensor]) -> float:
-        """Of the net when each inference gets the wanted rows marked in bool (n,) only."""
+        """Quality of the net when each inference gets only those of its wanted rows that bool (n,) marks."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Application:
 
     @property
     def rows(self) -> int:
-        """Of the table."""
+        """Number of rows of the table."""
         return len(self.table)
 
     @property

@@ -16,10 +16,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hummingbird.pir import profile
-from hummingbird.pir.batch import BatchCode
-from hummingbird.pir.plan import Plan
-from hummingbird.pir.price import Price, price
+from hummingbird.pir.batching import access_stats
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.cost_model import Price, price
+from hummingbird.pir.batching.plan import Plan
 
 KINDS = ("plain", "bins", "cuckoo")
 SIZES = (8, 16, 32, 48, 64, 96)
@@ -73,12 +73,12 @@ class Profile:
 
     @cached_property
     def counts(self) -> Tensor:
-        return profile.frequencies(self._accesses, self.rows)
+        return access_stats.frequencies(self._accesses, self.rows)
 
     @cached_property
     def companions(self) -> Tensor:
         step = -(-len(self._accesses) // _PROFILED)
-        return profile.companions(self._accesses[::step], self.rows, max(COMPANIONS))
+        return access_stats.companions(self._accesses[::step], self.rows, max(COMPANIONS))
 
     def plan(self, recipe: Recipe) -> Plan:
         """The plan of a recipe that fits."""
@@ -86,7 +86,7 @@ class Profile:
         beside = self.companions[:, : recipe.companions] if recipe.companions else None
         if not hot:
             return Plan(full, companions=beside)
-        return Plan(full, hot[0], profile.hottest(self.counts, recipe.share), beside)
+        return Plan(full, hot[0], access_stats.hottest(self.counts, recipe.share), beside)
 
 
 def recipes(kinds: Sequence[str] = KINDS) -> Iterator[Recipe]:
@@ -111,5 +111,5 @@ def found(plan: Plan, wanted: Sequence[Tensor]) -> list[Tensor]:
 
 
 def share_dropped(marks: Sequence[Tensor]) -> float:
-    """Of all wanted rows."""
+    """Share of the wanted rows of all inferences that the plan does not bring."""
     return 1 - float(torch.cat(list(marks)).double().mean())

@@ -26,8 +26,8 @@ from hummingbird.commands import plots
 from hummingbird.commands.files import check_writable, write_together
 from hummingbird.commands.program import command_of, end, machine
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels.prf import PRFS
-from hummingbird.pir.price import Price, Speed, pareto
+from hummingbird.kernels.lookups.dpf import PRFS
+from hummingbird.pir.batching.cost_model import Price, Speed, pareto
 from hummingbird.table import text_table
 from hummingbird.window_search.budget import read_budget
 from search import pir_plots
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Search:
-    """What all rows share: the application, the profile of its training split, the speed and the budgets."""
+    """Values that all rows share: the application, the profile of its training split, the speed and the budgets."""
 
     def __init__(self, application: Application, speed: Speed, args: argparse.Namespace) -> None:
         self.application, self.speed, self.clients = application, speed, args.clients
@@ -101,7 +101,7 @@ class Search:
         self.most_seconds = float(read_budget(args.budget_seconds, "seconds", "--budget-seconds"))
 
     def price(self, recipe: Recipe) -> Price:
-        """Of one inference."""
+        """Price of one inference."""
         return recipe.price(self.application.rows, self.application.row_bytes)
 
     def affordable(self, kinds: Sequence[str]) -> list[Recipe]:
@@ -113,7 +113,7 @@ class Search:
         return price.bytes <= self.most_bytes and self.clients * self.speed.seconds(price) <= self.most_seconds
 
     def front(self, candidates: Iterable[Recipe], evaluation: Evaluation, count: int) -> list[Recipe]:
-        """Of every family those that no other beats in dropped lookups and seconds, or in dropped lookups and bytes, on
+        """Every family's plans that no other beats in dropped lookups and seconds, or in dropped lookups and bytes, on
         the first `count` inferences.
         """
         families: dict[str, list[tuple[Recipe, float]]] = {}
@@ -157,7 +157,7 @@ class Search:
         }
 
     def time(self, row: Row, test: Evaluation, prf: str) -> Row:
-        """What real servers and a real client of its plan take for a pass of inferences of the test split."""
+        """Seconds that real servers and a real client of its plan take for the inferences of the test split."""
         wanted = [test.wanted[number * len(test.wanted) // self.clients] for number in range(self.clients)]
         took = timed(self.application.table, self.profile.plan(_recipe(row)), wanted, prf)
         if took.content != row["bytes_per_inference"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.commands.plots import drawing
-from hummingbird.pir.price import pareto
+from hummingbird.pir.batching.cost_model import pareto
 
 _COLOURS = {"plain": "#808080", "bins": "#dd8452", "cuckoo": "#4c72b0"}
 _STYLES = {0: ":", 1: "--", 2: "-"}  # by how many of hot table and companions

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.pir.bucket_server import BatchedEmbedding, plan_servers
+from hummingbird.pir.batching.embedding import BatchedEmbedding
+from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_answer, unpack_answer, unpack_query
-from hummingbird.pir.plan import Plan
-from hummingbird.pir.server import Server
+from hummingbird.pir.serving.bucket_server import plan_servers
+from hummingbird.pir.serving.server import Server
 from scripts.bench_pir import seconds
 from search.pir_grid import found
 
@@ -122,7 +123,7 @@ def _traffic(taps: Sequence[_Tap]) -> tuple[int, int]:
 
 
 def _client_seconds(private: BatchedEmbedding, taps: Sequence[_Tap], wanted: Sequence[Tensor]) -> float:
-    """Of the client for all inferences: all that its calls take, without the servers."""
+    """The client's seconds for all inferences: all that its calls take, without the servers."""
     times = []
     for _ in range(REPEATS):
         before, started = sum(tap.seconds for tap in taps), time.thread_time()

@@ -16,8 +16,9 @@ import torch
 import hummingbird
 from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
-from tests.dealers import Running
-from tests.nursery import Nursery, open_dealer, open_nursery
+from tests.support.dealers import Running
+from tests.support.nursery import Nursery, open_dealer, open_nursery
+from tests.support.paths import ROOT
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,7 +39,7 @@ def process():
     folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen", f"unix:{folder}/d.sock"]
     started = time.monotonic()
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert child.stdout is not None
     assert child.stdout.readline() == f"dealer listening on unix:{folder}/d.sock\n"
     yield f"unix:{folder}/d.sock", time.monotonic() - started

@@ -15,6 +15,7 @@ import pytest
 
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, HummingbirdError
+from tests.support.paths import ROOT
 
 
 def test_every_window_of_the_ring_is_accepted_or_refused_by_the_rule() -> None:
@@ -135,7 +136,7 @@ def test_what_is_no_json_object_is_refused(tmp_path: Path, data: bytes) -> None:
 
 def test_a_checkpoint_given_by_mistake_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"digits\.pt"):
-        BitConfig.load(Path(__file__).parent.parent / "checkpoints" / "digits.pt")
+        BitConfig.load(ROOT / "checkpoints" / "digits.pt")
 
 
 def test_every_truncation_of_a_file_is_an_error_of_ours() -> None:

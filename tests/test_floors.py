@@ -6,12 +6,13 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.paths import ROOT
+
 PACKAGE = ROOT / "hummingbird"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # By the first part of the name below `hummingbird`; a module that is not listed has no floor, which fails the test.
@@ -24,7 +25,13 @@ FLOORS = [
     {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir"}  # never import each other
-PRINTING = {"__main__.py", "selftest.py", "mpc/dealer/command.py", "he/command.py", "pir/command.py"}  # and commands/
+PRINTING = {
+    "__main__.py",
+    "selftest.py",
+    "mpc/dealer/command.py",
+    "he/service/command.py",
+    "pir/serving/command.py",
+}  # and commands/
 
 
 def part(path: Path) -> str:
@@ -97,6 +104,39 @@ def test_the_floor_test_can_fail() -> None:
     assert not upward("from hummingbird.wire import meter\nfrom hummingbird import ring, cost", "mpc")
 
 
+# The rooms of a package from the lowest on; a module beside them is below all.
+ROOMS = {"he": ["scheme", "runtime", "compile", "service"], "pir": ["secret_shared", "batching", "serving"]}
+
+
+def room(name: str) -> int:
+    """The height of a module's room in its package: 2 for hummingbird.he.runtime.client, 0 beside the rooms."""
+    _, package, *rest = name.split(".")
+    return ROOMS[package].index(rest[0]) + 1 if rest and rest[0] in ROOMS[package] else 0
+
+
+def upstairs(source: str, own: str) -> list[str]:
+    """Imports in `source`, the module `own`, of higher rooms of its package."""
+    package = own.rpartition(".")[0].split(".")[:2]
+    names = [name for name, _ in imported(ast.parse(source)) if name.split(".")[:2] == package]
+    return [name for name in names if room(name) > room(own)]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_their_own_or_a_lower_one(package: str) -> None:
+    folders = {path.parent.name for path in (PACKAGE / package).glob("*/__init__.py")}
+    assert folders == set(ROOMS[package])
+    for path in (PACKAGE / package).rglob("*.py"):
+        if path != PACKAGE / package / "__init__.py":  # it shows what is public, from all rooms
+            assert upstairs(path.read_text(), name_of(path)) == [], path
+
+
+def test_the_test_of_rooms_can_fail() -> None:
+    assert upstairs("from hummingbird.he.compile.im2col import Map", "hummingbird.he.runtime.operations")
+    assert upstairs("from hummingbird.pir.serving.server import Server", "hummingbird.pir.client")
+    assert not upstairs("from hummingbird.he.scheme import ckks", "hummingbird.he.runtime.client")
+    assert not upstairs("from hummingbird.wire import service", "hummingbird.pir.client")
+
+
 def name_of(path: Path) -> str:
     """`hummingbird.mpc.net` for hummingbird/mpc/net.py."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -154,8 +194,8 @@ def test_private_names_stay_in_their_package(path: Path) -> None:
 
 
 def test_the_test_of_private_names_can_fail() -> None:
-    source = "from hummingbird import convert\nfrom hummingbird.he.plan import _cut\nconvert._custom\nconvert.__doc__"
-    assert foreign(source, "twin") == ["hummingbird.he.plan._cut", "hummingbird.convert._custom"]
+    source = "from hummingbird import convert\nfrom hummingbird.he.report import _cut\nconvert._custom\nconvert.__doc__"
+    assert foreign(source, "twin") == ["hummingbird.he.report._cut", "hummingbird.convert._custom"]
     assert foreign(source, "he") == ["hummingbird.convert._custom"]
 
 
@@ -263,12 +303,23 @@ def tracked() -> list[Path]:
     return [path for path in (ROOT / name for name in listed.stdout.split("\0") if name) if path.is_file()]
 
 
-def test_no_file_is_long() -> None:
-    code = [
-        p for p in tracked() if p.suffix in {".py", ".cpp", ".cu", ".md"} and "tests" not in p.relative_to(ROOT).parts
-    ]
-    long = {str(path): count for path in [*FILES, *code] if (count := len(path.read_text().splitlines())) > 450}
-    assert not long
+MOST_LINES = 450
+
+
+def long_files(paths: Iterable[Path]) -> dict[str, int]:
+    """Files of more than `MOST_LINES` lines."""
+    sizes = {str(path): len(path.read_text().splitlines()) for path in paths}
+    return {name: size for name, size in sizes.items() if size > MOST_LINES}
+
+
+def test_no_file_is_long(tmp_path: Path) -> None:
+    assert not long_files([*FILES, *(p for p in tracked() if p.suffix in {".py", ".cpp", ".h", ".cu", ".md"})])
+    (tmp_path / "long.py").write_text("\n" * (MOST_LINES + 1))
+    assert long_files([tmp_path / "long.py"])
+
+
+def test_tracked_files_stay_small() -> None:
+    assert sum(path.stat().st_size for path in tracked()) <= 48 << 20
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -28,8 +28,8 @@ from hummingbird.pir.messages import pack_deposit
 from hummingbird.wire import meter
 from hummingbird.wire.meter import Meter
 from scripts import recommend
-from tests import parties
-from tests.nursery import ENDING, Nursery, Party, alive, error_of
+from tests.support import parties
+from tests.support.nursery import ENDING, Nursery, Party, alive, error_of
 
 ROWS, DIM = 1100, 4
 TABLE = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(0))

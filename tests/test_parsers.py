@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations import mutated
-from tests.parsers import Parser, all_parsers
+from tests.support.mutations import mutated
+from tests.support.parsers import Parser, all_parsers
 
 COUNT = int(os.environ.get("HUMMINGBIRD_FUZZ", "300"))
 SECONDS = 20.0  # for one input, on a machine that may be busy; the slowest take milliseconds

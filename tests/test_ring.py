@@ -192,7 +192,7 @@ def test_kernels_larger_than_the_input_are_refused(shape: tuple[int, ...]) -> No
 
 
 def test_bilinear_is_linear_in_shares() -> None:
-    """What the protocols rest on: f(a1 + a2, b) = f(a1, b) + f(a2, b) mod 2^64, for every product."""
+    """The identity that the protocols rest on: f(a1 + a2, b) = f(a1, b) + f(a2, b) mod 2^64, for every product."""
     shapes = {
         "mul": ((3, 4), (3, 4)),
         "matmul": ((3, 4), (4, 5)),

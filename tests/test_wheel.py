@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import own_net
+from tests.support import own_net
+from tests.support.paths import ROOT
 from tests.test_floors import FILES, imported
 
-ROOT = Path(__file__).resolve().parent.parent
 NET = ["--model", "my_net:net", "--weights", "net.pt"]
 
 
 def run(words: Sequence[str], folder: Path, **variables: str) -> str:
-    """What a program prints that sees neither this checkout nor a launcher's variables."""
+    """The output of a program that sees neither this checkout nor a launcher's variables."""
     hidden = ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     environment = {key: value for key, value in os.environ.items() if key not in hidden} | variables
     ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)

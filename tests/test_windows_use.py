@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +21,9 @@ from hummingbird.simulation.observe import magnitudes
 from hummingbird.simulation.simulate import InputRange
 from hummingbird.simulation.windows import traced
 from models import get_model, load_checkpoint
-from tests import parties
+from tests.support import parties
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 IMAGES = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
@@ -92,7 +91,7 @@ def test_another_protocol_or_number_of_parties_is_told_with_a_command() -> None:
 
 
 def as_party(count: int, rank: int, do: Callable[[], Any]) -> Any:
-    """What one of `count` parties does alone, without a word to the others."""
+    """Run `do` as one party of `count` that never hears of the others."""
     opened = parties.sessions(count)
     try:
         with launch.stand_in(opened[rank]):

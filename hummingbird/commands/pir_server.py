@@ -1,10 +1,10 @@
-"""`pir-server`: one half of private lookups; hummingbird/pir/command.py is the program."""
+"""`pir-server`: one half of private lookups; hummingbird/pir/serving/command.py is the program."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hummingbird.pir import command
+from hummingbird.pir.serving import command
 
 HELP = "Serve one half of private lookups in a table; must not collude with the other server."
 

@@ -4,17 +4,23 @@
 
     model = he.convert_model(net, (1, 28, 28))       # parameters, scales and the plan are chosen here
     print(model.report())                            # before anything runs
-    logits = model(images)                           # both roles in this process; he/server.py has them in two
+    logits = model(images)                           # both roles in this process; `service` has them in two
 
 A tensor (S, C, H, W) is C H W ciphertexts of S slots: a weight is one number for all images, so a layer is an exact
 integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph-HE2, WAHC 2019, for the packing;
-kernels/ciphertexts.py for the product).
+kernels/ciphertexts/arithmetic.py for the product).
+
+scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
+compile/  from a net to a plan: who computes which step, how large its values are, and at which scales
+runtime/  a plan at work: client, server, and what crosses between them
+service/  both as programs, over gRPC
 """
 
-from hummingbird.he.client_spec import Public
-from hummingbird.he.convert import convert_model, make_plan
-from hummingbird.he.model import HEModel
-from hummingbird.he.plan import Plan
-from hummingbird.he.roles import Client, Server
+from hummingbird.he.compile.convert import convert_model, make_plan
+from hummingbird.he.runtime.client import Client
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.model import HEModel
+from hummingbird.he.runtime.program import Plan
+from hummingbird.he.runtime.server import Server
 
 __all__ = ["Client", "HEModel", "Plan", "Public", "Server", "convert_model", "make_plan"]

@@ -19,13 +19,15 @@ from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.constants import fits
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, room
-from hummingbird.mpc.linear import beaver, fits, private_fraction, set_weight, squared, times
+from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.smooth import FRACTION, Curve
 from hummingbird.mpc.splines import Fit
+from hummingbird.mpc.weights import private_fraction, set_weight, times
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -91,7 +93,7 @@ class ReLU(Comparing):
     """
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
-        return self.comparison.relu(share, scale)[0], SCALE
+        return self.comparison.relu(self.session(), share, scale)[0], SCALE
 
 
 class LeakyReLU(Comparing):
@@ -112,7 +114,7 @@ class LeakyReLU(Comparing):
         return bounds[0] + self.growth
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
-        y, z = self.comparison.relu(share, scale)
+        y, z = self.comparison.relu(self.session(), share, scale)
         return z * self.slope + y * ((1 << self.fraction) - self.slope), SCALE + self.fraction
 
 
@@ -144,10 +146,10 @@ class PReLU(Comparing):
         return super().cost(inputs, parties) + extra
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
-        y, z = self.comparison.relu(share, scale)
+        y, z = self.comparison.relu(self.session(), share, scale)
         # torch: one slope for values without channels
         view = (-1, *[1] * (share.dim() - 2)) if share.dim() > 1 else (1,) * share.dim()
-        product = times("mul", z - y, self.weight, {}, view)
+        product = times(self.session(), "mul", z - y, self.weight, {}, view)
         return (y << self.fraction) + product, SCALE + self.fraction
 
 
@@ -170,7 +172,7 @@ class Hardtanh(Comparing):
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         session = self.session()
         bounds = (_constant(session, bound, scale) for bound in (self.low, self.high))
-        y, _ = self.comparison.relu(torch.stack([share - bound for bound in bounds]), scale)
+        y, _ = self.comparison.relu(session, torch.stack([share - bound for bound in bounds]), scale)
         return y[0] - y[1] + _constant(session, self.low, SCALE), SCALE
 
 
@@ -192,9 +194,9 @@ class Hardswish(Comparing):
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         session = self.session()
         three = _constant(session, 3.0, scale)
-        y, _ = self.comparison.relu(torch.stack([share + three, share - three]), scale)
+        y, _ = self.comparison.relu(session, torch.stack([share + three, share - three]), scale)
         clamped = y[0] - y[1] - _constant(session, 3.0, SCALE)
-        product = (squared(clamped) + clamped * (3 << SCALE)) * _SIXTH  # below 18 * 2^32 * 2^24 / 6
+        product = (beaver.square(session, clamped) + clamped * (3 << SCALE)) * _SIXTH  # below 18 * 2^32 * 2^24 / 6
         return truncate(session, product.reshape(-1), SCALE + _SIXTH_BITS).view(share.shape) + y[1], SCALE
 
 
@@ -225,7 +227,7 @@ class Spline(Comparing):
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
         session, curve = self.session(), self.curve
         shifted = torch.stack([share - _constant(session, float(t), scale) for t in curve.knots])
-        y, z = self.comparison.relu(shifted, scale)
+        y, z = self.comparison.relu(session, shifted, scale)
         bends = torch.tensor(curve.bends, device=share.device).view(-1, *[1] * share.dim())
         out = (y * bends).sum(0) + z[0] * curve.slopes[0]
         start = curve.value if session.rank == 0 else 0
@@ -267,7 +269,8 @@ class Smooth(Comparing):
     def curved(self, share: Tensor, scale: int, comparison: Comparison) -> tuple[Tensor, Tensor]:
         """Shares of the curve at min(x, t_n), at scale 2^(16 + `self.fraction`), and of relu(x - t_n), at rest."""
         session, curve = self.session(), self.curve
-        y, _ = comparison.relu(torch.stack([share - _constant(session, float(t), scale) for t in curve.knots]), scale)
+        shifted = torch.stack([share - _constant(session, float(t), scale) for t in curve.knots])
+        y, _ = comparison.relu(session, shifted, scale)
         line, factor = (
             (y * torch.tensor(multiples, device=share.device).view(-1, *[1] * share.dim())).sum(0)
             for multiples in (curve.line, curve.factor)
@@ -275,7 +278,7 @@ class Smooth(Comparing):
         moved = y[0] - y[-1]
         if session.rank == 0:
             moved, line = moved - curve.center, line + curve.value
-        whole = line + beaver("mul", moved, factor, {})  # below 8 * 2^(32 + 16)
+        whole = line + beaver.product(session, "mul", moved, factor, {})  # below 8 * 2^(32 + 16)
         surplus = SCALE + FRACTION - self.fraction
         return truncate(session, whole.reshape(-1), surplus).view(share.shape), y[-1]
 
@@ -312,6 +315,6 @@ class EvenSmooth(Smooth):
         return bounds[0]
 
     def compute(self, share: Tensor, scale: int) -> tuple[Tensor, int]:
-        y, x = self.comparison.relu(share, scale)
+        y, x = self.comparison.relu(self.session(), share, scale)
         curved, beyond = self.curved(2 * y - x, SCALE, self.again(scale))
         return curved + beyond + x, SCALE + self.fraction

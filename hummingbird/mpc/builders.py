@@ -15,9 +15,11 @@ from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.constants import AddConstant, Pad, Scale
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
-from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
+from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.products import Multiply, Square
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.rounding_plan import Built

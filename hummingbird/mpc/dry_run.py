@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from hummingbird.errors import InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share
-from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.dealer.ahead import Account, OnDemand
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.dealer.ahead import OnDemand, Requests
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
@@ -28,8 +30,8 @@ from hummingbird.wire.channel import Channel
 class Rehearsal:
     """`setup`: what a net takes once, to share private weights; `batch`: what every slice takes."""
 
-    setup: list[Request]
-    batch: list[Request]
+    setup: list[Request[Any]]
+    batch: list[Request[Any]]
 
 
 class _Silence(Channel):
@@ -51,23 +53,19 @@ class _Silence(Channel):
         return [torch.zeros_like(tensor) for tensor in like]
 
 
-class _Recorder(Account):
+class _Recorder:
     """A dealer of zeros that keeps what it was asked for."""
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.slice_shape = slice_shape
-        self.requests: list[Request] = []
+        self.slice_shape: tuple[int, ...] | None = slice_shape
+        self.requests: list[Request[Any]] = []
 
-    def take(self, request: Request) -> list[Tensor]:
+    def correlation(self, request: Request[Any]) -> Material:
         self.requests.append(request)
-        return [
-            torch.zeros(item.shape, dtype=torch.uint8 if item.kind == "packed" else torch.int64)
-            for item in request.shares
-        ]
+        return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
 
-    def reserve(self, requests: Sequence[Request] | None) -> OnDemand:
-        return OnDemand(self.take)
+    def reserve(self, requests: Requests | None) -> OnDemand:
+        return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
         pass

@@ -95,7 +95,7 @@ class Layer(nn.Module):
         """How many values the layer works on side by side: what its memory grows with."""
         return max((spec.numel for spec in inputs), default=0)
 
-    def share_weights(self) -> None:
+    def share_weights(self, session: sessions.Session) -> None:
         """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
 
     @staticmethod

@@ -16,20 +16,21 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
 from hummingbird.mpc.activations import Spline
 from hummingbird.mpc.averaging import equal_windows
 from hummingbird.mpc.layer import FLOOR, Layer, Spec
-from hummingbird.mpc.linear import beaver
+from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 
 
-def maximum(share: Tensor, comparison: Comparison) -> Tensor:
+def maximum(session: Session, share: Tensor, comparison: Comparison) -> Tensor:
     """Share of the maximum over dimension 0, scale 2^16, by a tree of max(a, b) = b + relu(a - b). Cost:
     `maximum_cost`.
     """
     while share.shape[0] > 1:
         pairs = share.shape[0] // 2
         a, b = share[:pairs], share[pairs : 2 * pairs]
-        share = torch.cat([b + comparison.relu(a - b, SCALE)[0], share[2 * pairs :]])
+        share = torch.cat([b + comparison.relu(session, a - b, SCALE)[0], share[2 * pairs :]])
     return share[0]
 
 
@@ -110,7 +111,7 @@ class MaxPool(_Maximum):
             places = self.places(share.shape[axis], d).to(share.device)
             taps = torch.stack([share.index_select(axis, row) for row in places])
             # No bits: the comparison is dropped, the first place of every window is kept.
-            share = taps[0] if self.comparison.drops else maximum(taps, self.comparison)
+            share = taps[0] if self.comparison.drops else maximum(self.session(), taps, self.comparison)
         return from_share(share)
 
     def label(self) -> str:
@@ -198,14 +199,14 @@ class Softmax(_Maximum):
         if self.comparison.drops:
             return x
         share = share_of(x).movedim(self.dim, 0)
-        exp, scale = self.exp(len(share)).compute(share - maximum(share, self.comparison), SCALE)
+        exp, scale = self.exp(len(share)).compute(share - maximum(self.session(), share, self.comparison), SCALE)
         # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
         total = truncate(self.session(), exp.sum(0).reshape(-1), scale - SCALE).view(share.shape[1:])
         inverse, finer = self.reciprocal(len(share)).compute(total, SCALE)
         # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
         both = truncate(self.session(), torch.cat([exp.reshape(-1), inverse.reshape(-1)]), SCALE)
         numerator, inverse = both[: exp.numel()].view(share.shape), both[exp.numel() :].view(1, *share.shape[1:])
-        return from_share(beaver("mul", numerator, inverse, {}).movedim(0, self.dim), finer)
+        return from_share(beaver.product(self.session(), "mul", numerator, inverse, {}).movedim(0, self.dim), finer)
 
 
 class Argmax(_Maximum):
@@ -255,6 +256,6 @@ class Argmax(_Maximum):
         bits, comparison = self._widened(length)
         first = int(self.session().rank == 0)
         values = (share << bits) + first * (length - 1 - places)
-        at, _ = comparison.relu(values - maximum(values, comparison) + first, SCALE)
+        at, _ = comparison.relu(self.session(), values - maximum(self.session(), values, comparison) + first, SCALE)
         index = (at * places).sum(0) << SCALE
         return from_share(index.unsqueeze(self.dim) if self.keepdim else index)

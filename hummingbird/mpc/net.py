@@ -21,7 +21,7 @@ from hummingbird.graph.steps import refs
 from hummingbird.mpc import microbatch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, scale_of
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
@@ -88,7 +88,7 @@ class PrivateNet(nn.Module):
         self.input_range = input_range
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._prepared_for: object = None
-        self._requests: dict[tuple[tuple[int, ...], int], list[Request]] = {}  # by slice shape and parties
+        self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of an image
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         self._interpreter = Interpreter(self.plan)
@@ -116,7 +116,7 @@ class PrivateNet(nn.Module):
         session.dealer.admit(self.facts, [])
         for step in self.plan:
             if isinstance(step.layer, Layer):
-                step.layer.share_weights()
+                step.layer.share_weights(session)
         if self._fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self._fixed_weights)
@@ -207,9 +207,9 @@ class PrivateNet(nn.Module):
 
         def lane(start: int) -> None:
             for number in range(start, len(parts), microbatch.LANES):
-                with session.supplied_by(supplies[number]) as taken:
+                with session.supplied_by(supplies[number]) as made:
                     outputs[number] = self._run(session, parts[number].of(x))
-                self._requests[parts[number].shape, session.parties] = taken
+                self._requests[parts[number].shape, session.parties] = made
                 if progress is not None:
                     progress(parts[number].images)
 

@@ -1,10 +1,11 @@
 """Private embedding lookup: two servers hold a table and return its rows without learning which.
 
 `dpf` makes the keys, `embedding` is what a net uses, `client` asks the two servers, over `link`s by `messages`. `table`
-is what a server holds, `server` one of the two, `deposits` what clients leave there, `shards` its worker processes,
-`service` the same over gRPC, with its `metrics`, `command` the program. `integrity` has the owner's signatures on rows
-and updates, and the audit that names a lying server. For many lookups in one inference: `batch` codes, a `plan` of them
-from a `profile` of the training data, its `price`, and `batched`, servers and layer of a plan.
+is what a server holds, `integrity` the owner's signatures on rows and updates.
+
+secret_shared/  rows that stay shared between the two servers, for a private net (`hummingbird.lookup`)
+batching/       many lookups in one inference: batch codes, a plan of them from the training data, its price and layer
+serving/        one of the two servers, its worker processes, the program over gRPC, the audit that names a liar
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
 """
@@ -15,32 +16,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hummingbird.pir.auditing import audit
-    from hummingbird.pir.batch import BatchCode
-    from hummingbird.pir.bucket_server import BatchedEmbedding, plan_servers
+    from hummingbird.pir.batching.batch_code import BatchCode
+    from hummingbird.pir.batching.embedding import BatchedEmbedding
+    from hummingbird.pir.batching.plan import Plan
     from hummingbird.pir.client import Client
     from hummingbird.pir.embedding import PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.integrity import IntegrityError, Owner
-    from hummingbird.pir.plan import Plan
-    from hummingbird.pir.server import Server, local_servers
-    from hummingbird.pir.service import Service
+    from hummingbird.pir.serving.auditing import audit
+    from hummingbird.pir.serving.bucket_server import plan_servers
+    from hummingbird.pir.serving.server import Server, local_servers
+    from hummingbird.pir.serving.service import Service
     from hummingbird.pir.table import Source
 
 _HOMES = {
-    "BatchCode": "batch",
-    "BatchedEmbedding": "bucket_server",
+    "BatchCode": "batching.batch_code",
+    "BatchedEmbedding": "batching.embedding",
     "Client": "client",
     "IntegrityError": "integrity",
     "Owner": "integrity",
-    "Plan": "plan",
+    "Plan": "batching.plan",
     "PrivateEmbedding": "embedding",
     "PrivateEmbeddingBag": "embedding",
-    "Server": "server",
-    "Service": "service",
+    "Server": "serving.server",
+    "Service": "serving.service",
     "Source": "table",
-    "audit": "auditing",
-    "local_servers": "server",
-    "plan_servers": "bucket_server",
+    "audit": "serving.auditing",
+    "local_servers": "serving.server",
+    "plan_servers": "serving.bucket_server",
 }
 
 __all__ = [

@@ -1,0 +1,94 @@
+"""How large a net's values can be for any input of |x| <= R: interval arithmetic, in the form centre and radius.
+
+A linear step takes the centre to its own value and the radius to that of the same step with absolute weights and no
+bias (Rump 1999, section 3). Bounds grow with every layer, as the worst case takes all signs together; where that leaves
+no room, largest values that were seen, with a margin, take their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph import OPS, Step, elementwise
+from hummingbird.graph.interpreter import arguments
+from hummingbird.he.compile.magnitudes import Magnitude
+
+MARGIN = 4.0  # of largest values seen: 2 bits
+_Interval = tuple[Tensor, Tensor]
+_LINEAR = frozenset(
+    "conv conv_transpose linear affine avg_pool adaptive_avg_pool mean sum neg pad cat stack flatten reshape permute "
+    "transpose squeeze unsqueeze chunk split getitem output".split()
+)
+
+
+def seen(sizes: Sequence[Magnitude | None]) -> list[float]:
+    """Bounds from largest values: no guarantee."""
+    return [0.0 if size is None else MARGIN * size.peak for size in sizes]
+
+
+def proven(steps: Sequence[Step], shape: Sequence[int], bound: float) -> list[float]:
+    """The largest absolute value that each step's value can have for inputs of |x| <= bound."""
+    centres: list[Any] = []
+    radii: list[Any] = []
+    for step in steps:
+        if step.op == "input":
+            centre: Any = torch.zeros(1, *shape, dtype=torch.float64)
+            radius: Any = torch.full_like(centre, bound)
+        else:
+            centre, radius = _step(step, arguments(step, centres), arguments(step, radii))
+        centres.append(centre)
+        radii.append(radius)
+    return [_largest(centre, radius) for centre, radius in zip(centres, radii, strict=True)]
+
+
+def _largest(centre: Any, radius: Any) -> float:
+    if isinstance(centre, tuple):
+        return max(_largest(c, r) for c, r in zip(centre, radius, strict=True))
+    return float((centre.abs() + radius).max())
+
+
+def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
+    """Centre and radius of a value from those of its inputs: c, r, tuples."""
+    a, op = step.attrs, OPS[step.op]
+    if step.op in _LINEAR or (step.op in ("add", "sub", "mul") and "value" in a):
+        if step.op in ("add", "sub"):
+            value = op(a, c[0])
+            return value, r[0].expand(value.shape)
+        return op(a, *c), op(_absolute(a), *r) if step.op != "neg" else r[0]
+    if step.op in ("add", "sub"):
+        return op(a, *c), r[0] + r[1]
+    if step.op in ("square", "mul"):
+        (c, r), (d, s) = (c[0], r[0]), (c[-1], r[-1])
+        corners = torch.stack([(c + x * r) * (d + y * s) for x in (-1, 1) for y in (-1, 1)])
+        low, high = corners.amin(0), corners.amax(0)
+        if step.op == "square":
+            low = torch.where(c.abs() <= r, 0.0, (c.abs() - r).square())
+        return (low + high) / 2, (high - low) / 2
+    if step.op == elementwise.OP:  # who needs a bound is told that there is none
+        value = op(a, *c)
+        return torch.zeros_like(value, dtype=torch.float64), torch.full_like(value, math.inf, dtype=torch.float64)
+    # The others of the vocabulary: |f(x)| <= max(|x|, 1, |bounds|), but for a steep LeakyReLU.
+    one = max([1.0, *(abs(a[name]) for name in ("low", "high", "slope") if name in a)])
+    value = op(a, c[0])
+    top = max(_largest(c[0], r[0]), 1.0) * one
+    return torch.zeros_like(value, dtype=torch.float64), torch.full_like(value, top, dtype=torch.float64)
+
+
+def _absolute(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Absolute weights and no constants."""
+    out = dict(attrs)
+    for name in ("weight", "scale"):
+        if isinstance(out.get(name), Tensor):
+            out[name] = out[name].abs()
+    if "value" in out:  # a factor, or what is padded
+        out["value"] = 0.0 if "pads" in out else abs(out["value"])
+    if out.get("bias") is not None:
+        out["bias"] = None
+    if "shift" in out:
+        out["shift"] = torch.zeros_like(out["shift"])
+    return out

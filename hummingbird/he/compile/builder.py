@@ -1,0 +1,142 @@
+"""Common parts of both builders of plans: errors from step to step, lines of the report, weights as whole numbers.
+
+An error is a root mean square, as are the values it is compared with (magnitudes.py). A step passes on those of its
+inputs by its gains; the builders add what encryption makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ModelError, Problem
+from hummingbird.graph import Step
+from hummingbird.graph.steps import refs
+from hummingbird.he.compile.im2col import Map
+from hummingbird.he.compile.magnitudes import Magnitude
+from hummingbird.he.compile.placement import CLIENT, FREE, Placement
+from hummingbird.he.runtime.operations import Linear, Operation
+from hummingbird.he.runtime.program import Line
+from hummingbird.he.runtime.spec_json import REMOTE
+from hummingbird.he.scheme import noise
+from hummingbird.kernels.ciphertexts import Ring
+
+EXACT = 1 << 53
+_MOST_PARTS = 1 << 10
+_FACTOR_BITS = 20  # of whole factors that bring values to one unit
+
+
+class Builder:
+    """Errors and lines of a plan under construction. Steps are `prepared`, all magnitudes known."""
+
+    def __init__(self, placement: Placement, sizes: Sequence[Magnitude | None]) -> None:
+        self.placement, self.steps, self.sizes = placement, placement.steps, sizes
+        self.errors: dict[int, float] = {}
+        self.lines: dict[int, Line] = {}
+
+    def size(self, index: int) -> Magnitude:
+        """The magnitude of a step's value."""
+        found = self.sizes[index]
+        assert found is not None, self.steps[index]
+        return found
+
+    def read(self, index: int) -> list[int]:
+        """The steps that a step reads, one as often as it does."""
+        return [ref.index for ref in refs(self.steps[index].inputs)]
+
+    def passed_on(self, index: int) -> float:
+        """The error of a step's value that comes from those of its inputs."""
+        found = self.sizes[index]
+        if found is None:  # the parts of a chunk: as the whole
+            return max(self.error(i) for i in self.read(index))
+        return math.sqrt(sum((gain * self.error(i)) ** 2 for i, gain in found.gains.items()))
+
+    def error(self, index: int) -> float:
+        """The error of a step's value; where nobody computes it, as it only reshapes, that of its inputs."""
+        if index not in self.errors:
+            self._note(index, self.passed_on(index), FREE, self.placement.places[index].turn)
+        return self.errors[index]
+
+    def client_steps(self, turn: int) -> None:
+        """Errors of what the client computes before a turn."""
+        for index in self.placement.client[turn]:
+            rms = 0.0 if self.sizes[index] is None else self.size(index).rms
+            error = math.hypot(self.passed_on(index) if self.steps[index].inputs else 0.0, rms * noise.FLOAT32)
+            self._note(index, error, FREE if self.placement.places[index].side == FREE else CLIENT, turn)
+
+    def _note(self, index: int, error: float, side: str, turn: int) -> None:
+        step, rms = self.steps[index], 0.0 if self.sizes[index] is None else self.size(index).rms
+        self.errors[index] = error
+        if step.op not in ("input", "output"):
+            self.lines[index] = Line(step.name, step.attrs.get("function", step.op), side, turn, rms=rms, error=error)
+
+
+def public_steps(placement: Placement) -> tuple[Step, ...]:
+    """The client's steps as they are, all others without what they are."""
+    known = {index for steps in placement.client for index in steps}
+    return tuple(step if i in known else Step(step.name, REMOTE) for i, step in enumerate(placement.steps))
+
+
+def exact_norm(ring: Ring) -> int:
+    """The largest sum of |weights| of a row that float64 adds up exactly: times (q - 1)/2, plus q, at most 2^53."""
+    prime = max(ring.primes)
+    return (EXACT - prime) // ((prime - 1) // 2)
+
+
+def margin(ring: Ring, operation: Operation) -> float | None:
+    """Bits between the largest row sum of |weights| and the exactness bound; None for what is no `Linear`."""
+    if not isinstance(operation, Linear):
+        return None
+    norm = max(float(part.abs().sum(2).max()) for part in operation.parts)
+    return math.log2(exact_norm(ring) / norm) if norm else math.inf
+
+
+def quantized(linear: Map, bits: int, bias: bool = True) -> Tensor:
+    """Whole weights at scale 2^bits, float64 (G, rows, K), or (G, rows, K + 1) with those of the bias."""
+    if linear.weights is None:
+        return torch.ones(1, 1, linear.gather.taps.numel(), dtype=torch.float64)
+    whole = (linear.weights * 2.0**bits).round()
+    if not bias or linear.bias is None:
+        return whole
+    return torch.cat([whole, (linear.bias * 2.0**bits).round().view(*whole.shape[:2], 1)], 2)
+
+
+def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
+    """Cut along K into the fewest equal parts whose row sums of |weights| are at most `most`; ModelError where even
+    single weights are larger. name: the layer's.
+    """
+    for count in range(1, _MOST_PARTS):
+        cut = weights.chunk(count, 2)
+        if all(float(part.abs().sum(2).max()) <= most for part in cut):
+            return tuple(part.contiguous() for part in cut)
+    what = f"weights up to {float(weights.abs().max()):.3g} in units of their scale, exact are sums up to {most:.3g}"
+    raise ModelError([Problem(name, what, "the layer's weights are too large or too far apart in size: rescale them")])
+
+
+def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
+    """A unit u and whole factors f_i, of at most 20 significant bits, with f_i u = units[i], and the largest relative
+    error in that. The integers of values of these units, times their factors, can be added up.
+    """
+    least = min(units, key=abs)
+    best: tuple[Fraction, list[int], float] | None = None
+    for steps in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 25, 36, 49, 64, 1 << 12):
+        unit = abs(least) / steps
+        factors = [_short(unit_i / unit) for unit_i in units]
+        wrong = max(abs(float(f * unit / unit_i - 1)) for f, unit_i in zip(factors, units, strict=True))
+        if best is None or wrong < best[2] / 2:
+            best = unit, factors, wrong
+        if wrong < 2.0**-_FACTOR_BITS:
+            break
+    assert best is not None
+    return best
+
+
+def _short(x: Fraction) -> int:
+    """The nearest whole number of 20 significant bits."""
+    whole = round(x)
+    shift = max(0, whole.bit_length() - _FACTOR_BITS)
+    return round(x / (1 << shift)) << shift

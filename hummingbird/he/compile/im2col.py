@@ -1,0 +1,251 @@
+"""One form for every linear step: weights, and the input value that each of them multiplies.
+
+    out[g rows + r, p] = sum_k weights[g, r, k] input[flat[groups[g] + places[p] + taps[k]]] + bias[g rows + r]
+
+`flat` lists positions of an array of ciphertexts, -1 for a zero: the input's own positions in its own order, so that
+reshaping, slicing, padding and dilation before a layer cost nothing but another list. Convolutions, linear layers,
+affine ones and pools differ in the offsets only (im2col, Chellapilla et al. 2006, of indices). A table of indices is
+made for a few places at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird.graph import OPS, Step, alias
+from hummingbird.he.runtime.operations import Gather
+
+VIEWS = alias.VIEWS | {"cat", "stack"}
+SUMS = frozenset("avg_pool adaptive_avg_pool mean sum".split())
+_LAYERS = frozenset("conv conv_transpose linear affine".split())
+
+
+def is_weighted(step: Step) -> bool:
+    """Whether the step multiplies by or adds parameters of the net, which only the server has."""
+    return step.op in _LAYERS or isinstance(step.attrs.get("value"), Tensor)
+
+
+def has_bias(step: Step) -> bool:
+    """Whether a step that `is_weighted` adds parameters, too."""
+    return step.op in ("add", "sub", "affine") if "bias" not in step.attrs else step.attrs["bias"] is not None
+
+
+@dataclass(frozen=True)
+class Map:
+    """weights: float64 (G, rows, K), or None: all ones, the sum then to be divided by `divisor`. bias: float64
+    (G rows,) or None. shape: of the output for one image. last: rows are its last dimension, else they come first.
+    """
+
+    gather: Gather
+    weights: Tensor | None
+    bias: Tensor | None
+    shape: tuple[int, ...]
+    last: bool = False
+    divisor: float = 1.0
+
+    @property
+    def rows(self) -> int:
+        """Rows of all groups."""
+        return self.gather.groups.numel() * (1 if self.weights is None else self.weights.shape[1])
+
+    @property
+    def places(self) -> int:
+        return self.gather.places.numel()
+
+
+def linear_map(step: Step, index: Tensor) -> Map:
+    """The map of a step, one that `is_weighted` or of `SUMS`.
+
+    index: int64, of the shape of an input for one image: positions of its values, -1 for a zero.
+    """
+    return _MAPS[step.op](step, index)
+
+
+def view(step: Step, *indices: Tensor) -> Any:
+    """The positions that a step of `VIEWS`, or a pad, leaves where: int64, a tuple of them for chunk and split."""
+    batched = [index[None] + 1 for index in indices]  # a padded zero is position -1
+    out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
+    if isinstance(out, tuple):
+        return tuple(part[0] - 1 for part in out)
+    return out[0] - 1
+
+
+def _arguments(step: Step, values: Sequence[Tensor]) -> tuple[Any, ...]:
+    if step.op in ("cat", "stack"):
+        return (tuple(values),)
+    return (*values, *step.inputs[len(values) :])
+
+
+def natural(shape: Sequence[int], rows: int, last: bool) -> Tensor:
+    """Positions of the values of a map's output, whose array is (rows, places): int64 of this shape."""
+    count = math.prod(shape)
+    index = torch.arange(count)
+    return (index.view(rows, -1).t() if last else index).reshape(tuple(shape))
+
+
+def _offsets(*parts: Tensor) -> Tensor:
+    """All sums of one number from each part, the last part fastest."""
+    return reduce(lambda a, b: (a[:, None] + b).flatten(), parts, torch.zeros(1, dtype=torch.int64))
+
+
+def _range(count: int, step: int = 1) -> Tensor:
+    return torch.arange(count) * step
+
+
+def _flat(index: Tensor) -> Tensor:
+    return index.reshape(-1).int()
+
+
+def _conv(step: Step, index: Tensor) -> Map:
+    a = step.attrs
+    weight = a["weight"].double()
+    index = F.pad(index, [side for p in reversed(a["padding"]) for side in (p, p)], value=-1)
+    return _windows(weight, a["bias"], index, a["stride"], a["dilation"], a["groups"])
+
+
+def _conv_transpose(step: Step, index: Tensor) -> Map:
+    """A convolution with the kernel turned round, of the input with zeros between its values."""
+    a = step.attrs
+    weight, groups, dims = a["weight"].double(), a["groups"], len(a["stride"])
+    wide = index.new_full(
+        [index.shape[0], *((n - 1) * s + 1 for n, s in zip(index.shape[1:], a["stride"], strict=True))], -1
+    )
+    wide[(slice(None), *(slice(None, None, s) for s in a["stride"]))] = index
+    pads = []
+    for d in reversed(range(dims)):
+        before = a["dilation"][d] * (weight.shape[2 + d] - 1) - a["padding"][d]
+        pads += [before, before + a["output_padding"][d]]
+    index = F.pad(wide, pads, value=-1)
+    turned = weight.flip(tuple(range(2, 2 + dims))).unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    return _windows(turned, a["bias"], index, (1,) * dims, a["dilation"], groups)
+
+
+def _windows(
+    weight: Tensor, bias: Tensor | None, index: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> Map:
+    """weight (out, in / groups, *kernel) on a padded index (in, *size)."""
+    kernel, size = weight.shape[2:], index.shape[1:]
+    steps = [math.prod(size[d + 1 :]) for d in range(len(size))]
+    shape = [(n - t * (k - 1) - 1) // s + 1 for n, k, s, t in zip(size, kernel, stride, dilation, strict=True)]
+    plane, inputs = math.prod(size), weight.shape[1]
+    gather = Gather(
+        _flat(index),
+        _range(groups, inputs * plane),
+        _offsets(*(_range(n, s * w) for n, s, w in zip(shape, stride, steps, strict=True))),
+        _offsets(_range(inputs, plane), *(_range(k, t * w) for k, t, w in zip(kernel, dilation, steps, strict=True))),
+    )
+    weights = weight.reshape(groups, weight.shape[0] // groups, -1)
+    return Map(gather, weights, None if bias is None else bias.double(), (weight.shape[0], *shape))
+
+
+def _linear(step: Step, index: Tensor) -> Map:
+    weight, bias = step.attrs["weight"].double(), step.attrs["bias"]
+    terms = weight.shape[1]
+    gather = Gather(_flat(index), _range(1), _range(index.numel() // terms, terms), _range(terms))
+    shape = (*index.shape[:-1], weight.shape[0])
+    return Map(gather, weight[None], None if bias is None else bias.double(), shape, last=index.dim() > 1)
+
+
+def _affine(step: Step, index: Tensor) -> Map:
+    shape = (-1,) + (1,) * (index.dim() - 1)
+    return _elementwise(step.attrs["scale"].double().view(shape), step.attrs["shift"].double().view(shape), index)
+
+
+def _constant(step: Step, index: Tensor) -> Map:
+    """Sums and products with a tensor of parameters."""
+    value = step.attrs["value"].double()
+    value = value[0] if value.dim() > index.dim() else value  # its dimension of the batch, of size 1
+    sign = -1.0 if step.attrs.get("reversed") else 1.0
+    if step.op == "mul":
+        return _elementwise(value, None, index)
+    shift = value if step.op == "add" else -sign * value
+    return _elementwise(torch.full((1,) * max(1, index.dim()), sign, dtype=torch.float64), shift, index)
+
+
+def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
+    """scale x + shift, both broadcast to the shape of the output: one group for each channel, or for each value."""
+    shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
+    parts = [part for part in (scale, shift) if part is not None]
+    index = index.expand(shape)
+    by_channel = all(part.expand(shape)[..., :1].numel() and _constant_beyond_first(part, len(shape)) for part in parts)
+    groups = shape[0] if by_channel and shape else math.prod(shape)
+    places = math.prod(shape) // groups
+    gather = Gather(_flat(index), _range(groups, places), _range(places), _range(1))
+
+    def column(part: Tensor) -> Tensor:
+        return part.expand(shape).reshape(groups, places)[:, 0].contiguous()
+
+    return Map(gather, column(scale)[:, None, None], None if shift is None else column(shift), tuple(shape))
+
+
+def _constant_beyond_first(part: Tensor, dims: int) -> bool:
+    sizes = (1,) * (dims - part.dim()) + tuple(part.shape)
+    return all(n == 1 for n in sizes[1:])
+
+
+def _pool(step: Step, index: Tensor) -> Map:
+    """Average pools: windows listed dimension by dimension, cut at the edges; the divisors from torch's own pool."""
+    a, sizes = step.attrs, index.shape[1:]
+    ones = OPS[step.op](a, torch.ones(1, 1, *sizes, dtype=torch.float64))[0, 0]
+    sides = []
+    for d, (n, out) in enumerate(zip(sizes, ones.shape, strict=True)):
+        if step.op == "adaptive_avg_pool":  # torch: from floor(i n / out) to ceil((i + 1) n / out)
+            ends = [(i * n // out, -(-(i + 1) * n // out)) for i in range(out)]
+        else:
+            starts = [i * a["stride"][d] - a["padding"][d] for i in range(out)]
+            ends = [(max(0, start), min(n, start + a["kernel"][d])) for start in starts]
+        width = max(stop - start for start, stop in ends)
+        sides.append(
+            torch.tensor([[i if i < stop else -1 for i in range(start, start + width)] for start, stop in ends])
+        )
+    where = torch.zeros((), dtype=torch.int64)  # (o1, .., on, k1, .., kn) -> flat, -1 at the edges
+    dims = len(sides)
+    for d, side in enumerate(sides):
+        shape = [1] * (2 * dims)
+        shape[d], shape[dims + d] = side.shape
+        part = side.view(shape)
+        where = torch.where((where < 0) | (part < 0), -1, where * sizes[d] + part)
+    taps = where.flatten(dims).flatten(0, -2)  # (places, K)
+    planes = index.flatten(1)
+    table = torch.where(taps < 0, -1, planes[:, taps.clamp(min=0)]).flatten(0, 1)
+    divisors = ((taps >= 0).sum(1) / ones.flatten()).round().repeat(index.shape[0])  # whole, but for the division
+    return _sum(table, divisors, (index.shape[0], *ones.shape))
+
+
+def _reduce(step: Step, index: Tensor) -> Map:
+    a = step.attrs
+    dims = sorted(d % (index.dim() + 1) - 1 for d in a["dims"])
+    kept = [d for d in range(index.dim()) if d not in dims]
+    table = index.permute(*kept, *dims).reshape(-1, math.prod(index.shape[d] for d in dims))
+    shape = tuple(1 if d in dims else n for d, n in enumerate(index.shape) if a["keepdim"] or d not in dims)
+    divisor = float(table.shape[1]) if step.op == "mean" else 1.0
+    return _sum(table, torch.full((table.shape[0],), divisor, dtype=torch.float64), shape)
+
+
+def _sum(table: Tensor, divisors: Tensor, shape: Sequence[int]) -> Map:
+    """Sums of the rows of a table of positions; divisors that differ make weights."""
+    count, terms = table.shape
+    if bool((divisors == divisors[0]).all()):
+        gather = Gather(_flat(table), _range(1), _range(count, terms), _range(terms))
+        return Map(gather, None, None, tuple(shape), divisor=float(divisors[0]))
+    gather = Gather(_flat(table), _range(count, terms), _range(1), _range(terms))
+    return Map(gather, (1 / divisors)[:, None, None].expand(count, 1, terms).contiguous(), None, tuple(shape))
+
+
+_MAPS: dict[str, Callable[[Step, Tensor], Map]] = {
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "linear": _linear,
+    "affine": _affine,
+    **dict.fromkeys(("add", "sub", "mul"), _constant),
+    **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), _pool),
+    **dict.fromkeys(("mean", "sum"), _reduce),
+}

@@ -1,0 +1,149 @@
+"""How large a net's values are and how it passes errors on, from running it in the clear on a few inputs.
+
+A plan needs typical sizes: how fine weights and inputs have to be is a matter of the errors they cause. Each step is
+run once on the inputs and once more for each value it reads, with that value moved a little at random, so one rule
+prices convolutions, pools and softmaxes: the root mean square of what comes out over what went in is the gain of errors
+that are independent. The inputs are the caller's, or a fixed pseudo-random pattern; neither is secret from the server,
+and nothing here is random where it has to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.errors import InputError, Problem
+from hummingbird.graph import OPS, Interpreter, Ref, Step
+from hummingbird.graph.steps import map_refs, refs
+
+PATTERN = 4  # inputs of the pattern
+_MOVED = 4  # inputs whose values are moved
+_SMALL = 2.0**-12  # by how much, of a value's root mean square
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """Size of a step's value: shape for one image, root mean square, largest absolute value; error gains by input."""
+
+    shape: tuple[int, ...]
+    rms: float
+    peak: float
+    gains: dict[int, float]
+
+
+def pattern(shape: Sequence[int], bound: float) -> Tensor:
+    """Inputs that look like normal numbers of deviation bound / 4, cut at the bound: float64 (PATTERN, *shape)."""
+    words = prg.Stream(bytes(prg.SEED_BYTES)).words(PATTERN, *shape)  # a fixed key: this is no secret
+    uniform = (words >> 11).double() * 2.0**-52  # in [-1, 1)
+    return (torch.erfinv(uniform) * (math.sqrt(2) * bound / 4)).clamp(-bound, bound)
+
+
+def shapes(steps: Sequence[Step], inputs: Tensor) -> tuple[list[tuple[int, ...] | None], list[Problem]]:
+    """The shape of every tensor for one image, None for other values; and the steps that mix the images of a batch.
+
+    inputs: float64 (2 or more, *input_shape). InputError where the net cannot take them.
+    """
+    values, alone = _run(steps, inputs), _run(steps, inputs[:1])
+    found = [
+        Problem(step.name, "mixes the images of a batch", "keep the first dimension to itself")
+        for step, value, single in zip(steps, values, alone, strict=True)
+        if isinstance(value, Tensor) and not _by_image(value, single, len(inputs))
+    ]
+    return [tuple(value.shape[1:]) if isinstance(value, Tensor) else None for value in values], found
+
+
+def planning_bytes(steps: Sequence[Step], shape: Sequence[int], images: int) -> int:
+    """Bytes of all values of so many images, which `measure` keeps: from shapes alone, on the meta device.
+
+    InputError where the net cannot take inputs of this shape.
+    """
+    values = _run(steps, torch.empty(images, *shape, dtype=torch.float64, device="meta"))
+    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
+
+
+def measure(steps: Sequence[Step], inputs: Tensor) -> list[Magnitude | None]:
+    """The magnitude of every step whose value is a tensor; `inputs` as for `shapes`."""
+    values = _run(steps, inputs)
+    return [
+        _magnitude(step, value, values) if isinstance(value, Tensor) else None
+        for step, value in zip(steps, values, strict=True)
+    ]
+
+
+def _run(steps: Sequence[Step], inputs: Tensor) -> list[Any]:
+    """The value of every step, as `graph.run_all` has them; InputError, naming the step, where there is none."""
+
+    def compute(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
+        try:
+            with torch.no_grad():
+                value = OPS[step.op](step.attrs, *arguments)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            what = (
+                f"the net does not take images of shape {tuple(inputs.shape[1:])}: {str(error).partition(chr(10))[0]}"
+            )
+            raise InputError(
+                what, where=step.name, hint="input_shape is that of one image, without the batch"
+            ) from None
+        if isinstance(value, Tensor) and not value.is_meta and bool(value.isnan().any()):
+            what = "its values are no numbers on the inputs that the plan is measured with"
+            raise InputError(what, where=step.name, hint="give samples= of your data")
+        return value
+
+    net = Interpreter(steps, keep=True)
+    values = net.start(inputs)
+    net.run(values, compute)
+    return [values[number] for number in range(len(steps))]
+
+
+def _by_image(value: Tensor, single: Tensor, images: int) -> bool:
+    if value.dim() == 0 or value.shape[0] != images or single.shape != (1, *value.shape[1:]):
+        return False
+    # float64, in another order of summation at most: far below 2^-30
+    slack = 2.0**-30 * (value.double().abs().max() if value.numel() else 0)
+    return bool(((value[:1].double() - single.double()).abs() <= slack).all())
+
+
+def _magnitude(step: Step, value: Tensor, values: list[Any]) -> Magnitude:
+    number = value.double()
+    number = number[number.isfinite()]  # what a pool is padded with is not
+    gains = {}
+    for ref in dict.fromkeys(refs(step.inputs)) if value.is_floating_point() else ():
+        gains[ref.index] = _gain(step, value, values, ref)
+    rms = float(number.square().mean().sqrt()) if number.numel() else 0.0
+    return Magnitude(tuple(value.shape[1:]), rms, float(number.abs().max()) if number.numel() else 0.0, gains)
+
+
+def _gain(step: Step, value: Tensor, values: list[Any], ref: Ref) -> float:
+    source = values[ref.index]
+    if isinstance(source, tuple):  # a part of what chunk or split gave
+        return 1.0
+    if not isinstance(source, Tensor) or not source.is_floating_point():
+        return 0.0
+    few = source[:_MOVED]
+    size = _SMALL * max(float(few.square().mean().sqrt()), 2.0**-100)
+    signs = prg.Stream(prg.derive(bytes(prg.SEED_BYTES), step.name)).bits(*few.shape)
+    moved = {ref.index: few + (signs.double() * 2 - 1) * size}
+
+    def argument(read: Ref) -> Any:
+        known = values[read.index]
+        return moved.get(read.index, known[:_MOVED] if isinstance(known, Tensor) else _first(known))
+
+    with torch.no_grad():
+        out = OPS[step.op](step.attrs, *map_refs(step.inputs, argument))
+    if isinstance(out, tuple):
+        return 1.0
+    moved_by = out - value[:_MOVED]
+    moved_by = moved_by[moved_by.isfinite()]  # the root of a zero that was moved below it is none
+    return float(moved_by.square().mean().sqrt()) / size if moved_by.numel() else 0.0
+
+
+def _first(known: Any) -> Any:
+    return (
+        tuple(part[:_MOVED] for part in known) if isinstance(known, tuple) and isinstance(known[0], Tensor) else known
+    )

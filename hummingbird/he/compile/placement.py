@@ -1,0 +1,234 @@
+"""Who computes which step, and in which turn: the client on plain values, or the server on ciphertexts.
+
+Parameters are the server's, so every step with parameters is its own; everything else is done where the values are. A
+value the client knows is plain there, and steps without parameters on it are exact and free. On a value that the server
+has computed:
+
+client-aided: pools with one divisor and sums of values of the same turn stay with the server, as they make the answer
+smaller; all other steps are the client's, which is sent the value at the end of the turn. A layer straight after a
+layer needs a refresh: the client decrypts and encrypts again. A sum with a value that the client knows is the client's
+(it could subtract that value anyway), as is one of values of different turns, whose scales have nothing in common.
+
+polynomial: there is one turn. The server does everything that polynomials can express; what cannot be is the client's
+if only such steps follow, as for a last softmax, and else a problem.
+
+Reshaping, and in polynomial mode also signs and factors, are "free": they change what is known about ciphertexts, not
+the ciphertexts, and whoever needs the result does them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hummingbird.errors import Problem
+from hummingbird.graph import Ref, Step, elementwise
+from hummingbird.graph.steps import compact, map_refs, refs
+from hummingbird.he.compile.im2col import SUMS, VIEWS, is_weighted, linear_map
+
+CLIENT, SERVER, FREE = "client", "server", "free"
+Shapes = Sequence[Any]  # of every step for one image; None for tuples and sizes
+
+_MOST_POWER = 64  # no parameters have room for more
+_HINT = 'use x * x, or mode="client-aided", where the client computes it on plain values'
+
+
+def _power(step: Step) -> int:
+    """n for a step x ** n with a whole n of 2 or more, else 0."""
+    if step.op != elementwise.OP or step.attrs["function"] != "pow" or len(step.inputs) != 2:
+        return 0
+    base, exponent = step.inputs
+    whole = isinstance(base, Ref) and isinstance(exponent, (int, float)) and exponent in range(2, _MOST_POWER + 1)
+    return int(exponent) if whole else 0
+
+
+def is_view(step: Step) -> bool:
+    """Whether the step's values are those of its inputs, and zeros, in another order."""
+    return step.op in VIEWS or (step.op == "pad" and step.attrs["value"] == 0)
+
+
+def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
+    """The steps without arithmetic on sizes, and with a PReLU as relu(x) - slope relu(-x), whose slope is the server's.
+
+    In polynomial mode whole powers become products.
+    """
+    out: list[Step] = []
+    number: dict[int, int] = {}
+
+    def emit(name: str, op: str, *inputs: Any, **attrs: Any) -> Ref:
+        out.append(Step(name, op, inputs, attrs))
+        return Ref(len(out) - 1)
+
+    for index, step in enumerate(steps):
+        inputs = map_refs(step.inputs, lambda ref: Ref(number[ref.index]))
+        x = inputs[0] if inputs else None
+        if step.op == "reshape":  # a size may stand for the batch; the rest of the shape is known
+            emit(step.name, "reshape", x, -1, *shapes[index])
+        elif step.op == "prelu":
+            slope = step.attrs["weight"].view(-1, *(1,) * (len(shapes[index]) - 1))
+            minus = emit(f"{step.name}.relu_minus", "relu", emit(f"{step.name}.minus", "neg", x))
+            scaled = emit(f"{step.name}.slope", "mul", minus, value=slope)
+            emit(step.name, "sub", emit(f"{step.name}.relu", "relu", x), scaled)
+        elif mode == "polynomial" and (exponent := _power(step)):
+            power, reached = x, 1
+            for bit in bin(exponent)[3:]:  # from the second bit on: squared, and times x where it is a one
+                power, reached = emit(f"{step.name}.{2 * reached}", "square", power), 2 * reached
+                if bit == "1":
+                    power, reached = emit(f"{step.name}.{reached + 1}", "mul", power, x), reached + 1
+        else:
+            out.append(replace(step, inputs=inputs))
+        number[index] = len(out) - 1
+    return compact(out)
+
+
+@dataclass(frozen=True)
+class Place:
+    """side: CLIENT, SERVER or FREE. turn: the server's turn; for the client, the turn before which it has the value."""
+
+    side: str
+    turn: int
+
+
+@dataclass
+class Placement:
+    """places: of every step. After `demand`: what is computed where, as numbers of steps, in order.
+
+    client: the client's steps by turn, the last entry after the last turn. sends: what it encrypts, by turn. served:
+    the server's steps by turn. returns: those that it sends back.
+    """
+
+    steps: Sequence[Step]
+    shapes: Shapes
+    places: list[Place]
+    client: list[list[int]] = field(default_factory=list)
+    sends: list[list[int]] = field(default_factory=list)
+    served: list[list[int]] = field(default_factory=list)
+    returns: list[list[int]] = field(default_factory=list)
+
+    def known(self, index: int) -> int:
+        """The turn before which the client has the value of a step."""
+        place = self.places[index]
+        return place.turn + (place.side != CLIENT)
+
+    def passes(self, index: int, turn: int) -> bool:
+        """Whether the ciphertexts of a value are those of its inputs, in another order or under another scale.
+
+        What the client only reshapes or pads is left to the server, so that no zeros are encrypted.
+        """
+        place, step = self.places[index], self.steps[index]
+        if place.turn == turn and place.side != CLIENT:
+            return place.side == FREE
+        if not is_view(step) or step.op in ("cat", "stack") or self.shapes[index] is None:
+            return False
+        before = self.shapes[step.inputs[0].index]
+        return before is not None and math.prod(before) <= math.prod(self.shapes[index])
+
+    def demand(self) -> None:
+        """Fill in what the last step needs."""
+        turns = max(self.known(len(self.steps) - 1), 0)
+        client, sends, served, returns = (set[int]() for _ in range(4))
+        seen: set[tuple[int, int]] = set()
+
+        def know(index: int) -> None:
+            if (index, -1) in seen:
+                return
+            seen.add((index, -1))
+            if self.places[index].side == SERVER:
+                returns.add(index)
+                cipher(index, self.places[index].turn)
+                return
+            client.add(index)
+            for ref in refs(self.steps[index].inputs):
+                know(ref.index)
+
+        def cipher(index: int, turn: int) -> None:
+            if (index, turn) in seen:
+                return
+            seen.add((index, turn))
+            place = self.places[index]
+            if place.side == SERVER and place.turn == turn:
+                served.add(index)
+            elif not self.passes(index, turn):
+                sends.add(index)
+                know(index)
+                return
+            for ref in refs(self.steps[index].inputs):
+                cipher(ref.index, turn)
+
+        know(len(self.steps) - 1)
+        self.client = [sorted(i for i in client if self.known(i) == turn) for turn in range(turns + 1)]
+        self.sends = [sorted(i for i in sends if self.known(i) == turn) for turn in range(turns)]
+        self.served = [sorted(i for i in served if self.places[i].turn == turn) for turn in range(turns)]
+        self.returns = [[i for i in served if i in returns] for served in self.served]
+
+
+def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, list[Problem]]:
+    """Sides and turns of `prepared` steps, and every step that the mode cannot express."""
+    decide = _aided if mode == "client-aided" else _polynomial
+    placement, found = Placement(steps, shapes, []), []
+    for index, step in enumerate(steps):
+        inputs = [placement.places[ref.index] for ref in refs(step.inputs)]
+        side = CLIENT if step.op in ("input", "output") else decide(step, inputs, placement)
+        turn = max((p.turn + (p.side != CLIENT and side == CLIENT) for p in inputs), default=0)
+        if mode == "client-aided" and is_weighted(step):
+            turn = max(placement.known(ref.index) for ref in refs(step.inputs))
+        if mode == "polynomial" and side != CLIENT and turn > 0:
+            found += [
+                Problem(
+                    steps[i].name,
+                    f"{steps[i].attrs.get('function', steps[i].op)} of an encrypted value, which {step.name!r} needs "
+                    "encrypted",
+                    _HINT,
+                )
+                for i in _culprits(placement, index)
+            ]
+            turn = 0
+        placement.places.append(Place(side, turn))
+    if not found:
+        placement.demand()
+    return placement, list(dict.fromkeys(found))
+
+
+def _aided(step: Step, inputs: Sequence[Place], placement: Placement) -> str:
+    if is_weighted(step):
+        return SERVER
+    if not inputs or any(p.side == CLIENT for p in inputs) or len({p.turn for p in inputs}) > 1:
+        return CLIENT
+    if step.op in SUMS and _divides_evenly(step, placement):
+        return SERVER
+    if step.op in ("add", "sub") and len(inputs) == 2:
+        return SERVER
+    return FREE if is_view(step) and len(inputs) == 1 else CLIENT
+
+
+def _polynomial(step: Step, inputs: Sequence[Place], placement: Placement) -> str:
+    if is_weighted(step):
+        return SERVER
+    if all(p.side == CLIENT for p in inputs) or any(p.side == CLIENT and p.turn > 0 for p in inputs):
+        return CLIENT
+    if step.op in SUMS or step.op in ("add", "sub", "square", "pad") or (step.op == "mul" and len(inputs) == 2):
+        return FREE if is_view(step) else SERVER
+    return FREE if is_view(step) or step.op in ("neg", "mul") else CLIENT
+
+
+def _divides_evenly(step: Step, placement: Placement) -> bool:
+    shape = placement.shapes[step.inputs[0].index]
+    return linear_map(step, torch.arange(math.prod(shape)).view(shape)).weights is None
+
+
+def _culprits(placement: Placement, index: int) -> list[int]:
+    """The steps on the way to step `index` that the server could not do even on encrypted values."""
+    found, waiting = set(), [ref.index for ref in refs(placement.steps[index].inputs)]
+    while waiting:
+        i = waiting.pop()
+        if placement.places[i].side == CLIENT and placement.places[i].turn > 0:
+            step = placement.steps[i]
+            before = [ref.index for ref in refs(step.inputs)]
+            if _polynomial(step, [Place(SERVER, 0)] * len(before), placement) == CLIENT:
+                found.add(i)
+            waiting += before
+    return sorted(found)

@@ -1,0 +1,221 @@
+"""The part of a plan that a client knows: parameters, its own steps, and what crosses in every turn. JSON, no weights.
+
+Inference goes in turns. In turn t the client runs its steps (plain torch on plain values), encrypts the tensors of
+`Turn.sends`, one after the other, and where `Turn.one` a last ciphertext of the constant 1: one stream of
+`Turn.sent` ciphertexts. The server answers with one stream of `Turn.returned` ciphertexts, those of `Turn.returns` one
+after the other, and forgets the turn. A stream is cut into slices of at most `SLICE` ciphertexts.
+
+Public, and so known to the client: shapes and operations, numbers written in the net's code (a LeakyReLU's slope, the
+bounds of a clamp), and for every linear layer one power of two, the largest row sum of |weights| and the predicted
+errors (of the rows' root mean square, and of rounding weights), rounded up by at most a 16th. Not public: parameters
+and buffers. The values that it decrypts tell it more: client-aided activations show it every
+pre-activation, and enough of them determine a layer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph import OPS, Interpreter, Ref, Step
+from hummingbird.graph.interpreter import arguments
+from hummingbird.he.runtime import spec_json
+from hummingbird.he.runtime.rounds import Return, Turn
+from hummingbird.he.runtime.spec_json import REMOTE
+from hummingbird.he.scheme import packing as packings
+from hummingbird.he.scheme.params import PRIME_BITS, Parameters
+
+MODES = ("client-aided", "polynomial")
+# What a description may ask of a client, as it may come from anybody. The largest net in the benchmarks, MobileNetV2 at
+# 224 x 224, has tensors of 2^20 values and 2^23 ciphertexts in all.
+_MOST = 1 << 24  # values of one tensor, for one image: a ciphertext each
+_MOST_CROSSING = 1 << 26  # ciphertexts of all turns
+_MOST_PARTS = 1 << 12  # tensors that a chunk or split makes
+_MOST_WORK = 1 << 32  # values that a pool reads for one image
+_MOST_SIZE = 65  # components of a ciphertext
+_MOST_UNIT = 4096  # bits of a unit, and of what it divides
+_MOST_GAIN = 1 << 1000  # float64 has room for it
+
+
+@dataclass(frozen=True)
+class Public:
+    """A plan as a client knows it.
+
+    steps: the net's canonical ones; in place of the server's, `REMOTE` without inputs or weights. last: numbers of the
+    steps that the client runs after the last turn, the output among them. input_range: the bound on |input| that the
+    plan was made for; None: the client sees to the range of every batch.
+    """
+
+    mode: str
+    packing: str
+    parameters: Parameters
+    input_shape: tuple[int, ...]
+    input_range: float | None
+    steps: tuple[Step, ...]
+    turns: tuple[Turn, ...]
+    last: tuple[int, ...]
+
+    @property
+    def slots(self) -> int:
+        """Images in a batch."""
+        return self.parameters.degree // (2 if self.packing == "real" else 1)
+
+    @property
+    def form(self) -> str:
+        """Form of the ciphertexts: "ntt" where the server multiplies them with each other, else "mixed"."""
+        return "ntt" if self.packing == "real" else "mixed"
+
+    def up_bytes(self, count: int) -> int:
+        """Bytes of `count` ciphertexts up: one component, 26 bits for each coefficient, without seeds."""
+        return count * len(self.parameters.primes) * self.parameters.degree * PRIME_BITS // 8
+
+    def down_bytes(self, back: Return, count: int) -> int:
+        """Bytes of `count` ciphertexts of one tensor down."""
+        return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
+
+    def to_json(self) -> str:
+        """Plain numbers, names and shapes; the same on every machine."""
+        return json.dumps(
+            {
+                "version": spec_json.VERSION,
+                "mode": self.mode,
+                "packing": self.packing,
+                "degree": self.parameters.degree,
+                "primes": self.parameters.primes,
+                "input_shape": self.input_shape,
+                "input_range": self.input_range,
+                "steps": [spec_json.step_fields(step) for step in self.steps],
+                "turns": [spec_json.turn_fields(turn) for turn in self.turns],
+                "last": self.last,
+            }
+        )
+
+    @staticmethod
+    def from_json(text: str | bytes) -> Public:
+        """From `to_json`; it may come from anybody. InputError for anything malformed or that does not fit together,
+        ConfigError for parameters that are not secure.
+        """
+        try:
+            fields = spec_json.load(text)
+            steps = tuple(spec_json.read_step(number, *entry) for number, entry in enumerate(fields["steps"]))
+            bound = fields["input_range"]
+            public = Public(
+                spec_json.word(fields["mode"], MODES),
+                spec_json.word(fields["packing"], packings.PACKINGS),
+                Parameters(spec_json.whole(fields["degree"]), spec_json.wholes(fields["primes"])),
+                spec_json.wholes(fields["input_shape"]),
+                None if bound is None else float(bound),
+                steps,
+                tuple(spec_json.read_turn(**turn) for turn in fields["turns"]),
+                spec_json.wholes(fields["last"]),
+            )
+            public.check()
+        except spec_json.MALFORMED as error:
+            what = f"malformed description of a net: {type(error).__name__}: {str(error)[:200]}"
+            raise InputError(what, where="public", hint="ask the server's owner for the release it runs") from None
+        return public
+
+    def check(self) -> None:
+        """ValueError unless everything fits together: a client that goes by it meets values of these shapes only.
+
+        The client's steps run once on tensors without memory (torch's meta device).
+        """
+        values: dict[int, Any] = {}
+        if [index for index, step in enumerate(self.steps) if step.op == "input"] != [0]:
+            raise ValueError("not one input, the first step")
+        if not 0 < math.prod(self.input_shape) <= _MOST:
+            raise ValueError(f"input_shape {self.input_shape}")
+        if sum(turn.sent + turn.returned for turn in self.turns) > _MOST_CROSSING:
+            raise ValueError(f"more than {_MOST_CROSSING} ciphertexts")
+        if self.input_range is not None and not 0 < self.input_range < math.inf:
+            raise ValueError(f"input_range {self.input_range}")
+        for number in range(len(self.turns) + 1):
+            turn = self.turns[number] if number < len(self.turns) else None
+            for index in self.last if turn is None else turn.steps:
+                if index in values:
+                    raise ValueError(f"step {index} runs twice")
+                values[index] = self.meta(self.steps[index], arguments(self.steps[index], values))
+            if turn is None:
+                break
+            if not turn.sends or not turn.returns or (turn.scale is None) != (self.mode == "client-aided"):
+                raise ValueError(f"turn {number}")
+            for send in turn.sends:
+                _agree(send.shape, values[send.value], self.steps[send.value].name)
+            for back in turn.returns:
+                self._check_return(back, turn)
+                if back.value in values:
+                    raise ValueError(f"step {back.value} is returned twice")
+                values[back.value] = torch.empty(1, *back.shape, device="meta")
+        if not self.last or self.steps[self.last[-1]].op != "output" or not isinstance(values[self.last[-1]], Tensor):
+            raise ValueError("no output")
+
+    def _check_return(self, back: Return, turn: Turn) -> None:
+        if not (
+            self.steps[back.value].op == REMOTE
+            and 0 < math.prod(back.shape) == back.count <= _MOST
+            and 1 <= back.tile <= back.places
+            and 1 <= back.primes <= len(self.parameters.primes)
+            and 2 <= back.size <= (2 if self.form == "mixed" else _MOST_SIZE)
+            and back.unit != 0
+            and abs(math.log2(abs(back.unit))) < _MOST_UNIT
+            and all(0 <= error < math.inf for error in (back.noise, back.relative))
+            and len(back.gains) == (len(turn.sends) if turn.scale is None else 0)
+            and all(0 <= gain < _MOST_GAIN for gain in (*back.gains, back.one_gain))
+            and (not back.last or back.shape[-1] == back.rows)
+        ):
+            raise ValueError(f"the return of {self.steps[back.value].name!r}")
+
+    def meta(self, step: Step, given: tuple[Any, ...]) -> Any:
+        """The value of a client's step for one image, on the meta device; ValueError where it is none of a net.
+
+        given: its arguments; the input has none.
+        """
+        if step.op == "input":
+            return torch.empty(1, *self.input_shape, device="meta")
+        try:
+            _check_work(step, given)
+            out = OPS[step.op](step.attrs, *given)
+        except (RuntimeError, IndexError, NotImplementedError, MemoryError) as error:
+            raise ValueError(f"{step.name!r} does not run: {str(error)[:200]}") from None
+        for part in out if isinstance(out, tuple) else (out,):
+            if not isinstance(part, Tensor) or not 0 < part.numel() <= _MOST or part.shape[:1] != (1,):
+                raise ValueError(f"{step.name!r} gives no values for each image")
+        if "kernel" in step.attrs and out.numel() * math.prod(step.attrs["kernel"]) > _MOST_WORK:
+            raise ValueError(f"{step.name!r} reads too many values")
+        return out
+
+
+def client_steps(public: Public) -> Interpreter[Step]:
+    """The client's steps, in the order of its turns.
+
+    A step of its own, number len(public.steps) + t, reads what turn t sends, after those of the turn: values live until
+    they are encrypted. It is not run; `drop` says that it is over.
+    """
+    first = len(public.steps)
+    sends = [Step(f"turn {t}", "send", tuple(Ref(x.value) for x in turn.sends)) for t, turn in enumerate(public.turns)]
+    order = [number for t, turn in enumerate(public.turns) for number in (*turn.steps, first + t)]
+    return Interpreter((*public.steps, *sends), (*order, *public.last))
+
+
+def _check_work(step: Step, given: Sequence[Any]) -> None:
+    """ValueError for a step that makes too many tensors, before it runs."""
+    if step.op == "chunk":
+        parts = step.attrs["chunks"]
+    elif step.op == "split" and isinstance(step.attrs["sizes"], int):
+        parts = given[0].shape[step.attrs["dim"]] / step.attrs["sizes"]
+    else:
+        return
+    if parts > _MOST_PARTS:
+        raise ValueError(f"{step.name!r} makes {parts} tensors")
+
+
+def _agree(shape: tuple[int, ...], value: Any, name: str) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape[1:]) != shape or not 0 < math.prod(shape) <= _MOST:
+        raise ValueError(f"{name!r} has another shape than {shape}")

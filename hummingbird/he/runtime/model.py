@@ -1,0 +1,118 @@
+"""A converted net: both roles in one process, and what a run has measured."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError
+from hummingbird.he.runtime import report
+from hummingbird.he.runtime.client import Batch, Client
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.memory import installed, predicted
+from hummingbird.he.runtime.program import Plan
+from hummingbird.he.runtime.server import Server
+from hummingbird.kernels import heap
+from hummingbird.kernels.ciphertexts import packed_bytes
+from hummingbird.prg import SEED_BYTES
+
+_COMPARED = 64  # images whose outputs are kept for `report` to compare
+
+
+class HEModel:
+    """`model(images)` evaluates the net on images encrypted here, under a key that the server's part never gets.
+
+    plan: what is done. server, client: the two roles; a service takes the first (he/service/server.py).
+
+        model = he.convert_model(net, (1, 28, 28))
+        logits = model(images)              # (n, 1, 28, 28) to (n, 10), any n
+        print(model.report())
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        heap.keep()  # ciphertexts of a layer are large, and fresh memory costs more than the arithmetic on it
+        self.plan = plan
+        self.server = Server(plan)
+        self.client = Client(plan.public)
+        self.last: report.Run | None = None
+
+    @property
+    def public(self) -> Public:
+        """The part of the plan that a client is told."""
+        return self.plan.public
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Outputs, float32 (n, *output), of images (n, *input_shape), n >= 1, in batches of `public.slots`.
+
+        InputError for shapes, types and ranges that do not fit, before anything is encrypted; ConfigError where a batch
+        takes more memory than this machine has.
+        """
+        needed, has = predicted(self.plan).process, installed()
+        if needed > has:
+            what = f"a batch takes {needed / 1e9:.3g} GB for client and server, this machine has {has / 1e9:.3g}"
+            hint = "a batch takes the same for 1 image as for all: run them on two machines, or take a smaller net"
+            raise ConfigError(what, where="memory", hint=hint)
+        batches = deque(self.client.batches(images))  # all are checked before the first is encrypted
+        precision = [batch.precision for batch in batches]
+        count: dict[str, float] = dict.fromkeys(("client", "server", "up", "down"), 0)
+        clock = time.perf_counter
+        before, outputs = _resident(), []
+        while batches:
+            batch = batches.popleft()
+            for number in range(len(self.public.turns)):
+                self._turn(batch, number, count)
+            start = clock()
+            outputs.append(batch.result())
+            count["client"] += clock() - start
+        out = torch.cat(outputs)
+        kept = images[:_COMPARED].detach().clone(), out[:_COMPARED].clone()
+        self.last = report.Run(len(images), len(precision), count, before, _peak(), precision, *kept)
+        return out
+
+    def _turn(self, batch: Batch, number: int, count: dict[str, float]) -> None:
+        """All slices up, all slices down, and what they take."""
+        clock = time.perf_counter
+        turn, start = self.server.turn(number), clock()
+        for sent in batch.uploads(number):
+            sending = clock()
+            turn.receive(sent)
+            count["up"] += packed_bytes(sent.body.shape) + SEED_BYTES
+            count["client"] += sending - start
+            start = clock()
+            count["server"] += start - sending
+        for back in turn.downloads():
+            sending = clock()
+            batch.receive(back)
+            count["down"] += packed_bytes(back.body.shape)
+            count["server"] += sending - start
+            start = clock()
+            count["client"] += start - sending
+
+    def report(self) -> str:
+        """The plan as a table; after a call, also what was measured, outputs compared with the net in the clear."""
+        text = report.before(self.plan)
+        return text if self.last is None else f"{text}\n\n{report.after(self.plan, self.last)}"
+
+
+def _peak() -> int:
+    """The process's largest resident memory so far, bytes."""
+    try:
+        with open("/proc/self/status") as file:  # getrusage would tell a large parent's, kept through fork and exec
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
+def _resident() -> int:
+    """The process's resident memory now, bytes; where the system does not tell, the largest so far."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return _peak()

@@ -1,0 +1,199 @@
+"""Four operations of a server on registers, each an array of ciphertexts (n, size, primes, N).
+
+A turn is a list of operations. Register 0 holds what was received; an operation reads registers and makes one. An
+operation runs whole or tile by tile, a tile being a range of places of all rows: what is only sent back is never held
+as a whole. Integers only: scales are the plan's business. Constants are added to every `apart`-th residue of component
+0, which is where the constant 1 has its ones (`packing.constant_step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels import ciphertexts
+from hummingbird.kernels.ciphertexts import Ring
+
+TILE_BYTES = 32 << 20  # of ciphertexts made at a time
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form of a register: numbers of ciphertexts, of their components, and of the primes of their modulus."""
+
+    count: int
+    size: int
+    primes: int
+
+    def bytes(self, degree: int) -> int:
+        """Size in bytes."""
+        return 4 * self.count * self.size * self.primes * degree
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+
+    flat: int32, 1-D; the offsets: int64, 1-D (he/compile/im2col.py). A table is made for a few places at a time.
+    """
+
+    flat: Tensor
+    groups: Tensor
+    places: Tensor
+    taps: Tensor
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """int32 (groups, stop - start, K)."""
+        where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
+        return self.flat[where.reshape(-1)].view(where.shape)
+
+    @property
+    def most(self) -> int:
+        """The most inputs that are added up for one output."""
+        cuts = range(0, self.places.numel(), 64)
+        return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """Sums of products with integers: `im2col.Map` with whole weights.
+
+    parts: float64 (G, rows, K_i), the weights cut along K so that every part is exact; a sum for each, added modulo q.
+    one: position of the encrypted constant that the weights' last column multiplies, None for no such column.
+    constants: int32 (G rows, L), residues added to a row's results, or None.
+    """
+
+    source: int
+    gather: Gather
+    parts: tuple[Tensor, ...]
+    one: int | None
+    constants: Tensor | None
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.source,)
+
+    @property
+    def rows(self) -> int:
+        return self.parts[0].shape[0] * self.parts[0].shape[1]
+
+    @property
+    def places(self) -> int:
+        return self.gather.places.numel()
+
+    def form(self, forms: Sequence[Form]) -> Form:
+        """Form of the result register."""
+        return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
+
+    def tile(
+        self, ring: Ring, registers: dict[int, Tensor], start: int, stop: int, apart: int, out: Tensor | None = None
+    ) -> Tensor:
+        """Places start .. stop - 1 of all rows: int32 (rows, stop - start, size, primes, N), in `out` if given."""
+        x = registers[self.source]
+        index = self.gather.table(start, stop)
+        if self.one is not None:
+            index = torch.cat([index, index.new_full((*index.shape[:2], 1), self.one)], 2)
+        columns = index.split([part.shape[2] for part in self.parts], 2)
+        out = ciphertexts.linear(ring, self.parts[0], columns[0].contiguous(), x, out)
+        for weights, read in zip(self.parts[1:], columns[1:], strict=True):
+            out.copy_(ciphertexts.add(ring, out, ciphertexts.linear(ring, weights, read.contiguous(), x)))
+        if self.constants is not None:
+            ciphertexts.shift(ring, out, self.constants[:, : out.shape[3]].contiguous(), apart)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Combine:
+    """factors[0] a + factors[1] b, element by element, of equal forms."""
+
+    a: int
+    b: int
+    factors: tuple[int, int]
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.a, self.b)
+
+    def form(self, forms: Sequence[Form]) -> Form:
+        return forms[self.a]
+
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
+        a, b = (times(ring, registers[i], f) for i, f in zip(self.sources, self.factors, strict=True))
+        return ciphertexts.add(ring, a, b)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """a b, element by element; the square where they are the same register. Form "ntt"."""
+
+    a: int
+    b: int
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return (self.a, self.b)
+
+    def form(self, forms: Sequence[Form]) -> Form:
+        a, b = forms[self.a], forms[self.b]
+        return Form(a.count, a.size + b.size - 1, a.primes)
+
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
+        if self.a == self.b:
+            return ciphertexts.square(ring, registers[self.a])
+        return ciphertexts.multiply(ring, registers[self.a], registers[self.b])
+
+
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """Ciphertexts picked from several registers in a row, -1 for zero; brought to one form, and a constant added.
+
+    index: int32 (n,). factors: of each register. size, primes: of the result. constants: int32 (n, L), or None.
+    """
+
+    sources: tuple[int, ...]
+    index: Tensor
+    factors: tuple[int, ...]
+    size: int
+    primes: int
+    constants: Tensor | None = None
+
+    def form(self, forms: Sequence[Form]) -> Form:
+        return Form(self.index.numel(), self.size, self.primes)
+
+    def run(self, ring: Ring, registers: dict[int, Tensor], apart: int) -> Tensor:
+        ring = ring.take(self.primes)
+        out = registers[self.sources[0]].new_zeros(self.index.numel(), self.size, self.primes, ring.degree)
+        first = 0
+        for source, factor in zip(self.sources, self.factors, strict=True):
+            part = registers[source]
+            where = ((self.index >= first) & (self.index < first + len(part))).nonzero()[:, 0]
+            # Fewer primes are the same integers modulo their product: nothing is divided.
+            found = part[self.index[where] - first, :, : self.primes]
+            out[where, : part.shape[1]] = times(ring, found, factor)
+            first += len(part)
+        if self.constants is not None:
+            ciphertexts.shift(ring, out[:, None], self.constants[:, : self.primes].contiguous(), apart)
+        return out
+
+
+Operation = Linear | Combine | Product | Pick
+
+
+def switched(ring: Ring, x: Tensor, primes: int, kind: str) -> Tensor:
+    """int32 (n, size, L, N) divided by its last primes, one after the other, down to `primes`."""
+    while x.shape[-2] > primes:
+        x = ciphertexts.switch(ring.take(x.shape[-2]), x, kind)
+    return x
+
+
+def times(ring: Ring, x: Tensor, factor: int) -> Tensor:
+    """A whole factor of at most 20 significant bits, times x: int32 (..., L, N)."""
+    while factor != 1:
+        shift = max(0, abs(factor).bit_length() - 24)
+        step = factor >> shift if shift <= 24 else 1 << 24
+        x = ciphertexts.add(ring, torch.zeros_like(x), x, step)
+        factor //= step
+    return x

@@ -1,0 +1,121 @@
+"""How precise an image's values are at the client: predicted by the plan, measured in free slots, and refused if poor.
+
+The plan predicts the error of the integers that come back, whatever the images; over the root mean square of an image's
+own integers it is the image's precision, as every image has a scale of its own. Slots without an image encrypt zeros:
+what they hold comes back with the same errors and nothing else that differs, so their deviation measures them.
+
+Where values are larger than the plan expects, errors are too, and an activation that cuts values off may leave nothing
+but errors. Of such images the client's steps are run once more with errors added, and where the results differ by more
+than 2^-LEAST of their size, the image is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.errors import InputError
+from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph.steps import map_refs
+from hummingbird.he.runtime.rounds import Return
+
+LEAST = 6  # bits
+_SHOWN = 8  # images named in an error
+
+
+class Precision:
+    """Precision of a batch's answers, in bits of an image's typical value: turns add up as independent relative errors.
+
+    predicted, measured: float64 (images,); measured is None without two free slots.
+    """
+
+    def __init__(self, images: int, slots: int) -> None:
+        self._images, self._free = images, slots - images
+        self._squares = torch.zeros(2, images, dtype=torch.float64)  # of relative errors: predicted, measured
+        self._energy, self._spread = torch.zeros(images, dtype=torch.float64), 0.0
+
+    def add(self, back: Return, integers: Tensor, last: bool) -> None:
+        """Count integers that came back: float64 (ciphertexts, slots), a slice of `back`; last: its last one."""
+        self._energy += integers[:, : self._images].square().sum(0)
+        if self._free > 1:
+            self._spread += float(integers[:, self._images :].var(1).sum())
+        if last:
+            energy = self._energy / back.count
+            for squares, error in zip(self._squares, (back.noise**2, self._spread / back.count), strict=True):
+                squares += error / energy.clamp(min=2.0**-60) + back.relative**2
+            self._energy, self._spread = torch.zeros_like(energy), 0.0
+
+    @property
+    def predicted(self) -> Tensor:
+        return self._bits(0)
+
+    @property
+    def measured(self) -> Tensor | None:
+        return self._bits(1) if self._free > 1 else None
+
+    def _bits(self, which: int) -> Tensor:
+        return (-torch.log2(self._squares[which]) / 2).clamp(min=0.0)
+
+
+def summary(batches: Sequence[Precision]) -> str:
+    """A line on the precision of a call's batches."""
+    predicted = torch.cat([batch.predicted for batch in batches])
+    least = int(predicted.argmin())
+    found = [batch.measured for batch in batches if batch.measured is not None]
+    measured = f"{float(torch.cat(found).median()):.1f}, in free slots" if found else "not known, as no slots are free"
+    return (
+        f"precision, bits of an image's typical values: predicted {float(predicted.median()):.1f}, least "
+        f"{float(predicted[least]):.1f} (image {least}); measured {measured}"
+    )
+
+
+class Shadow:
+    """The values of a few images once more, with errors, as far as the client's steps take them.
+
+    images: int64 (n,), their positions in the batch. first: the number of the batch's first image, for errors.
+    """
+
+    def __init__(self, images: Tensor, first: int) -> None:
+        self._images, self._first = images, first
+        self._values: dict[int, Any] = {}
+
+    def add(self, index: int, value: Tensor, errors: Tensor) -> None:
+        """Add errors of these deviations, (batch,), to the images of `value`, (batch, ...)."""
+        few, deviations = value[self._images], errors[self._images].to(value.dtype)
+        signs = prg.Stream(prg.derive(bytes(prg.SEED_BYTES), index)).bits(*few.shape)  # a fixed key: this is no secret
+        self._values[index] = few + (signs.to(few.dtype) * 2 - 1) * deviations.view(-1, *[1] * (few.dim() - 1))
+
+    def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
+        """Run a step where it reads a value that has errors; `values`: those of all images."""
+
+        def read(ref: Ref) -> Any:
+            return self._values.get(ref.index, self._few(values[ref.index]))
+
+        self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
+
+    def check(self, index: int, value: Tensor, where: str) -> None:
+        """InputError naming the images whose `value` the errors change by more than 2^-LEAST of its size."""
+        if index not in self._values:
+            return
+        few, moved = (part.double().reshape(len(self._images), -1) for part in (self._few(value), self._values[index]))
+        right = (moved - few).square().mean(1).sqrt() <= 2.0**-LEAST * few.square().mean(1).sqrt()
+        wrong = ~right  # what is no number is not right
+        if bool(wrong.any()):
+            images = named(self._images[wrong], self._first)
+            what = f"{images}: less than {LEAST} bits of the values here would be right"
+            hint = "their values are too far apart in size: look for outliers, normalize as in training"
+            raise InputError(what, where=where, hint=hint)
+
+    def _few(self, value: Any) -> Any:
+        return tuple(self._few(part) for part in value) if isinstance(value, tuple) else value[self._images]
+
+
+def named(images: Tensor, first: int) -> str:
+    """Images by number: positions in a batch whose first image has number `first`."""
+    numbers = [str(first + int(i)) for i in images[:_SHOWN]]
+    more = f" and {len(images) - _SHOWN} more" if len(images) > _SHOWN else ""
+    return f"image {numbers[0]}" if len(images) == 1 else f"images {', '.join(numbers)}{more}"

@@ -1,0 +1,197 @@
+"""The report: encrypted layers, their cost and precision before a run; measurements after it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hummingbird import graph
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.memory import predicted
+from hummingbird.he.runtime.precision import Precision, summary
+from hummingbird.he.runtime.program import Line, Plan
+from hummingbird.he.runtime.spec_json import REMOTE
+from hummingbird.prg import SEED_BYTES
+from hummingbird.table import text_table
+
+
+@dataclass(frozen=True)
+class Run:
+    """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
+
+    before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
+    batch. images, outputs: some, to compare in the clear.
+    """
+
+    images_done: int
+    batches: int
+    count: dict[str, float]
+    before: int
+    peak: int
+    precision: list[Precision]
+    images: Tensor
+    outputs: Tensor
+
+
+_HEAD = (
+    "layer",
+    "kind",
+    "computed",
+    "turn",
+    "primes",
+    "scale",
+    "exact",
+    "ciphertexts",
+    "up MB",
+    "down MB",
+    "memory MB",
+    "precision",
+)
+_NOTES = (
+    "primes: left of the modulus; scale: log2 of the integers' scale; exact: bits below the bound up to which float64 "
+    "adds exactly; precision: bits of a typical value above the predicted error"
+)
+
+
+def before(plan: Plan) -> str:
+    """A line for each step and each encryption, totals for a full batch, and what all of that rests on."""
+    public, rows, seen = plan.public, [], set[int]()
+    for line in plan.lines:
+        if line.side == "encrypted" and line.turn not in seen:
+            seen.add(line.turn)
+            rows += _encryptions(public, line.turn)
+        rows.append(_row(plan, line))
+    up, down = up_bytes(public), down_bytes(public)
+    sent, returned = sum(turn.sent for turn in public.turns), sum(turn.returned for turn in public.turns)
+    rows.append(
+        ("total", "", "", str(len(public.turns)), "", "", "", f"{sent:,} + {returned:,}", _mb(up), _mb(down), "", "")
+    )
+    return "\n\n".join([_heading(plan), text_table(_HEAD, rows, left=3, total=True), _NOTES, _notes(plan, up + down)])
+
+
+def up_bytes(public: Public) -> int:
+    """Bytes up for a batch, seeds included."""
+    return sum(public.up_bytes(turn.sent) + SEED_BYTES * sum(1 for _ in turn.up()) for turn in public.turns)
+
+
+def down_bytes(public: Public) -> int:
+    """Bytes down for a batch."""
+    return sum(public.down_bytes(back, back.count) for turn in public.turns for back in turn.returns)
+
+
+def _heading(plan: Plan) -> str:
+    public = plan.public
+    parameters = public.parameters
+    limits = ", ".join(f"{limit} ({year})" for year, limit in parameters.limits.items())
+    return (
+        f"{public.mode} inference of {public.slots:,} images of {public.input_shape} at a time, "
+        f"packing {public.packing}\n"
+        f"degree {parameters.degree}, {len(parameters.primes)} primes, log2 Q = {parameters.bits:.2f}; "
+        f"128 bits of security allow {limits}"
+    )
+
+
+def _encryptions(public: Public, number: int) -> list[tuple[str, ...]]:
+    """Rows of what the client encrypts for a turn."""
+    rows: list[tuple[str, ...]] = []
+    turn, level = public.turns[number], len(public.parameters.primes)
+    last = len(turn.sends) - 1
+    for position, send in enumerate(turn.sends):
+        step, scale = public.steps[send.value], "by batch" if turn.scale is None else str(turn.scale)
+        count = send.count + (turn.one and position == last)
+        up = public.up_bytes(count)
+        kind = "refresh" if step.op == REMOTE else "encrypt"
+        memory = 4 * count * 2 * level * public.parameters.degree
+        rows.append(
+            (
+                step.name,
+                kind,
+                "client",
+                str(number),
+                str(level),
+                scale,
+                "",
+                f"{count:,}",
+                _mb(up),
+                "",
+                _mb(memory),
+                "",
+            )
+        )
+    return rows
+
+
+def _row(plan: Plan, line: Line) -> tuple[str, ...]:
+    precision = f"{math.log2(line.rms / line.error):.1f}" if line.rms > 0 and line.error > 0 else ""
+    if line.side != "encrypted":
+        return (line.name, line.op, line.side, str(line.turn), *[""] * 7, precision)
+    program, degree = plan.programs[line.turn], plan.public.parameters.degree
+    form = program.forms()[line.register]
+    return (
+        line.name,
+        line.op,
+        line.side,
+        str(line.turn),
+        str(line.level),
+        f"{line.scale:.1f}",
+        "" if line.margin is None or math.isinf(line.margin) else f"{line.margin:.1f}",
+        f"{form.count:,}",
+        "",
+        _mb(line.down) if line.down else "",
+        _mb(program.held(line.register, degree)),
+        precision,
+    )
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:,.2f}"
+
+
+def _notes(plan: Plan, crossing: int) -> str:
+    public, memory, last = plan.public, predicted(plan), plan.lines[-1]
+    lines = [
+        f"per image {crossing / public.slots / 1e3:,.2f} kB cross, in {len(public.turns)} exchange(s); a batch takes "
+        f"the same bytes, memory and time for 1 image as for {public.slots:,}: an image alone {crossing / 1e6:,.2f} MB",
+        f"memory predicted: server {memory.server / 1e9:.3f} GB, client {memory.client / 1e9:.3f} GB, "
+        f"both in one process {memory.process / 1e9:.3f} GB",
+        f"output: error {last.error:.2g} predicted (root mean square), typical value {last.rms:.2g}; from {plan.basis}",
+        "the server learns nothing of the images; it never has the key",
+    ]
+    if public.mode == "client-aided":
+        lines.append(
+            "the client learns the results of all encrypted layers, and from enough of them their weights; "
+            "'client' rows run on its plain values"
+        )
+    else:
+        hidden = plan.distance_bits()
+        lines.append(
+            f"the client learns the outputs alone: answers are masked, within 2^-{math.floor(hidden)} of ones made "
+            "from the outputs (statistical distance, a batch); decrypted values must not be passed on: their noise "
+            "tells of the key"
+        )
+    return "\n".join(lines)
+
+
+def after(plan: Plan, run: Run) -> str:
+    """The report of a call: time, bytes, memory, and the distance of its outputs from the net's in the clear."""
+    expected = graph.run(plan.steps, run.images.double())
+    seconds = run.count["client"] + run.count["server"]
+    lines = [
+        f"measured: {run.images_done:,} images in {run.batches} batch(es), {seconds:.3f} s "
+        f"(client {run.count['client']:.3f}, server {run.count['server']:.3f}), {1e3 * seconds / run.images_done:.4f} "
+        "ms per image",
+        f"bytes: {run.count['up']:,} up, {run.count['down']:,} down",
+        summary(run.precision),
+        f"memory: {run.peak / 1e9:.3f} GB at most in this process, "
+        f"{(run.peak - run.before) / 1e9:.3f} GB more than before",
+    ]
+    compared = f"of {len(expected)} images compared with the net in the clear"
+    if expected.is_floating_point():
+        wrong = run.outputs.double() - expected
+        most, typical = float(wrong.abs().max()), float(wrong.square().mean().sqrt())
+        lines.append(f"output: error {typical:.2g} measured (root mean square), {most:.2g} at most, {compared}")
+    else:
+        lines.append(f"output: {int((run.outputs != expected).sum())} differ, {compared}")
+    return "\n".join(lines)

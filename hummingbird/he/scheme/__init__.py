@@ -1,0 +1,1 @@
+"""The encryption scheme: parameters and their security, keys and ciphertexts, packing, noise, masked answers."""

@@ -1,0 +1,97 @@
+"""Real values to the integer coefficients of a polynomial and back: three packings.
+
+coefficients: N values, coefficient j is value j. Weights are scalars, so any linear map of the values will do, and this
+one costs nothing and rounds once. complex, real: the canonical embedding of CKKS (Cheon, Kim, Kim and Song 2017), a
+polynomial's values at half of the 2N-th roots of unity, where products of polynomials are products of values:
+
+    m(zeta^(4j+1)) = sum_k (m_k + i m_{k+N/2}) zeta^k omega^(jk),   zeta = e^(i pi/N), omega = e^(2 pi i/(N/2)),
+
+an FFT of N/2 points after a twist, as zeta^((4j+1)N/2) = i. complex puts two values into a slot (nGraph-HE2, section
+4.2: no ciphertext may then multiply a ciphertext), value j and value j + N/2; real puts one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird.errors import ConfigError
+
+PACKINGS = ("coefficients", "complex", "real")
+
+
+def slots(packing: str, degree: int) -> int:
+    """Values in a polynomial; ConfigError for a packing that is not known."""
+    if packing not in PACKINGS:
+        raise ConfigError(f"packing={packing!r}", where="packing", hint=f"None, or one of {', '.join(PACKINGS)}")
+    return degree // 2 if packing == "real" else degree
+
+
+def spread(packing: str, degree: int) -> float:
+    """The deviation of a decoded value for independent errors of deviation 1 in the coefficients."""
+    return 1.0 if packing == "coefficients" else math.sqrt(degree / 2)
+
+
+def peak(packing: str) -> float:
+    """The largest coefficient for values of at most 1: a coefficient is a mean of slots turned by roots of unity."""
+    return math.sqrt(2) if packing == "complex" else 1.0
+
+
+def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) -> Tensor:
+    """Coefficients of values times scales, rounded: float (n, slots or less) to int32 (n, N).
+
+    scales: one for all, or (slots or less,), each slot's own; |value| scale peak < 2^30.
+    """
+    count = values.shape[1]
+    if packing == "coefficients":
+        out = torch.zeros(values.shape[0], degree, dtype=torch.int32, device=values.device)
+        out[:, :count] = (values * scales).round_()
+        return out
+    half, n = degree // 2, values.shape[0]
+    values = values * scales
+    if count < degree:
+        values = F.pad(values, (0, degree - count))
+    out = torch.empty(n, 2, half, dtype=torch.int32, device=values.device)
+    factors = _twist(degree).to(values.device).conj().resolve_conj() / half
+    for piece, place in _pieces(values.view(n, 2, half), out):
+        piece = piece.double()
+        twisted = torch.fft.fft(torch.complex(piece[:, 0], piece[:, 1])).mul_(factors)
+        place.copy_(torch.view_as_real(twisted).round_().movedim(2, 1))
+    return out.view(n, degree)
+
+
+def decode(coefficients: Tensor, packing: str) -> Tensor:
+    """Values times the scale: float64 (n, N) to float64 (n, slots)."""
+    if packing == "coefficients":
+        return coefficients
+    n, degree = coefficients.shape
+    half, parts = degree // 2, 1 if packing == "real" else 2
+    out = torch.empty(n, parts, half, dtype=torch.float64, device=coefficients.device)
+    twist = _twist(degree).to(coefficients.device)
+    for piece, place in _pieces(coefficients.view(n, 2, half), out):
+        values = torch.fft.ifft(torch.complex(piece[:, 0], piece[:, 1]).mul_(twist), norm="forward")
+        place.copy_(torch.view_as_real(values).movedim(2, 1)[:, :parts])
+    return out.view(n, -1)
+
+
+def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few polynomials of each tensor at a time on a CPU, whose passes over them then stay in the cache."""
+    size = 32 if tensors[0].is_cpu else max(1, len(tensors[0]))
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+
+def constant_step(packing: str, degree: int) -> int:
+    """Distance of the ones in the polynomial of the constant 1 in every slot; the first is coefficient 0."""
+    return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
+
+
+@lru_cache(maxsize=8)
+def _twist(degree: int) -> Tensor:
+    """zeta^k, complex128 (N/2,)."""
+    angles = torch.arange(degree // 2, dtype=torch.float64) * (math.pi / degree)
+    return torch.polar(torch.ones_like(angles), angles)

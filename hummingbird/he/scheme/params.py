@@ -1,0 +1,93 @@
+"""Ring degrees, primes, and the two tables that bound log2 Q at 128 bits of security.
+
+The modulus Q is a product of primes q = 1 mod 2N below 2^26, the largest there are: residues of 26 bits keep the
+product of a residue and a weight, and long sums of them, exact in float64. All primes count for security, also those
+that the first rescaling drops.
+
+Tables: Albrecht et al., "Homomorphic encryption security standard" (2018), table 1, and Bossuat et al., "Security
+guidelines for implementing homomorphic encryption" (ePrint 2024/463), table 5.2; classical, ternary secret.
+Parameters must pass both, at the server when they are chosen and at the client when it is told them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.kernels.ciphertexts import Ring, largest_primes
+
+STANDARD_2018 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
+GUIDELINES_2024 = {1024: 26, 2048: 53, 4096: 106, 8192: 214, 16384: 430, 32768: 868}
+TABLES = {"2018": STANDARD_2018, "2024": GUIDELINES_2024}
+DEGREES = tuple(STANDARD_2018)
+PRIME_BITS = 26
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Degree N and the primes of Q.
+
+    ConfigError for a degree without a row in the tables, for primes that are none of this ring's, and for a log2 Q
+    above either table.
+
+        choose(2048, 2).limits == {"2018": 54, "2024": 53}
+    """
+
+    degree: int
+    primes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_degree(self.degree)
+        try:
+            Ring.of(self.degree, self.primes)
+        except InputError as error:
+            raise ConfigError(error.what, where="parameters", hint=error.hint) from None
+        for year, table in TABLES.items():
+            if self.bits > table[self.degree]:
+                raise ConfigError(
+                    f"not secure: log2 Q is {self.bits:.1f}, and the table of {year} allows {table[self.degree]} at "
+                    f"degree {self.degree}",
+                    where="parameters",
+                    hint="take fewer primes, or twice the degree",
+                )
+
+    @property
+    def bits(self) -> float:
+        """log2 Q, of all primes."""
+        return sum(math.log2(prime) for prime in self.primes)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The most that log2 Q may be, by table."""
+        return {year: table[self.degree] for year, table in TABLES.items()}
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of all primes."""
+        return Ring.of(self.degree, self.primes)
+
+    def modulus(self, count: int) -> int:
+        """The product of the first `count` primes."""
+        return math.prod(self.primes[:count])
+
+
+def choose(degree: int, count: int) -> Parameters:
+    """The `count` largest primes of a degree; ConfigError where that is not secure."""
+    check_degree(degree)
+    if not 1 <= count <= most_primes(degree):
+        what = f"{count} primes of {PRIME_BITS} bits at degree {degree}, secure are {most_primes(degree)}"
+        raise ConfigError(what, where="parameters", hint="take fewer primes, or twice the degree")
+    return Parameters(degree, largest_primes(degree, count))
+
+
+def most_primes(degree: int) -> int:
+    """How many primes of 26 bits both tables allow."""
+    return min(table[degree] for table in TABLES.values()) // PRIME_BITS
+
+
+def check_degree(degree: int) -> None:
+    """ConfigError unless the tables have this degree."""
+    if degree not in DEGREES:
+        known = ", ".join(str(n) for n in DEGREES)
+        raise ConfigError(f"the ring's degree is {degree}", where="degree", hint=f"one of {known}")

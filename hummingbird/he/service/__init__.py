@@ -1,0 +1,1 @@
+"""Client and server of encrypted inference as two programs, over gRPC."""

@@ -1,0 +1,214 @@
+"""A net that somebody else holds, called with images in the clear over a connection (messages: he/service/messages.py).
+
+The server sees ciphertexts only; the key is made here and stays here. The client checks the parameters that the server
+proposes against both security tables. In client-aided mode it computes the activations, so it sees their inputs, which
+tell about the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.he.runtime.client import Batch, Client
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.memory import at_client, installed
+from hummingbird.he.runtime.precision import Precision
+from hummingbird.he.service import messages
+from hummingbird.wire import service
+from hummingbird.wire.prefetch import Prefetch
+
+_DEPTH = 4  # messages encrypted, and messages received, ahead
+_LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
+
+
+class RemoteModel:
+    """The net behind `address`: `model(images)` gives its outputs.
+
+    timeout: longest silence of the server, seconds. memory: bytes that the batches under way may take here, by what the
+    server has told; as much as the machine has if not given. `public` is what the server has told: shapes, operations,
+    parameters; `sent_bytes` and `received_bytes` count the messages of turns; `precision` is that of the last call's
+    batches.
+    Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
+    for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description.
+
+        with RemoteModel("unix:/run/user/1000/he.sock") as model:
+            logits = model(images)                            # (n, 1, 28, 28) to (n, 10)
+    """
+
+    def __init__(
+        self, address: str, *, tls: service.Tls | None = None, timeout: float = 120.0, memory: int | None = None
+    ) -> None:
+        self.sent_bytes = self.received_bytes = 0
+        self.precision: list[Precision] = []
+        self._where, self._timeout = f"server {address}", timeout
+        self._lock = threading.Lock()
+        self._channel = service.connect(address, tls, timeout)
+        try:
+            text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
+            self._digest, self.public = messages.digest(text), Public.from_json(text)
+            self._room = self._batches(installed() if memory is None else memory)
+            self._client = Client(self.public)
+        except grpc.RpcError as error:
+            self.close()
+            raise service.explain(error, self._where) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(
+        self, images: Tensor, *, lanes: int = 2, progress: Callable[[float], object] = lambda images: None
+    ) -> Tensor:
+        """Outputs, float32 (n, ...), of images (n, ...), in batches of `public.slots`.
+
+        lanes: batches under way at a time, fewer where `memory` has no room for them: while the server works on one,
+        the client works on another. progress: told how many images' worth of work was done since it was told last.
+        InputError for images that the net does not take; PeerError when the server refuses, dies or is silent.
+        """
+        if not isinstance(lanes, int) or lanes < 1:
+            raise ConfigError(f"{lanes!r} lanes", where="lanes", hint="a whole number, 1 or more")
+        run = _Run(progress)
+        batches = self._client.batches(images)  # all are checked before the first is encrypted
+        self.precision = [batch.precision for batch in batches]
+        with ThreadPoolExecutor(min(lanes, len(batches), self._room), thread_name_prefix="hummingbird-lane") as pool:
+            futures = [pool.submit(self._evaluate, batch, run) for batch in batches]
+            try:
+                return torch.cat([future.result() for future in futures])
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                run.stop()
+                raise
+
+    def close(self) -> None:
+        """Disconnect; may be called twice."""
+        self._channel.close()
+
+    def __enter__(self) -> RemoteModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _batches(self, allowed: int) -> int:
+        """How many batches that much memory has room for; ConfigError where not even one."""
+        needed = at_client(self.public)
+        if needed > allowed:
+            what = f"a batch of this server's net takes {needed / 1e9:.2f} GB here, allowed are {allowed / 1e9:.2f}"
+            raise ConfigError(what, where=self._where, hint="is it the right server? if so, allow more memory")
+        return allowed // max(1, needed)  # a dishonest net may take nothing
+
+    def _evaluate(self, batch: Batch, run: _Run) -> Tensor:
+        crossing = sum(turn.sent + turn.returned for turn in self.public.turns)
+        for number in range(len(self.public.turns)):
+            self._turn(batch, number, run, batch.images / crossing)
+        return batch.result()
+
+    def _turn(self, batch: Batch, number: int, run: _Run, share: float) -> None:
+        """One call. share: images' worth of one ciphertext."""
+        problems: list[Exception] = []  # of encryption, which gRPC's thread would not tell
+        encrypted = threading.Event()
+        with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
+            requests = _items(outgoing, problems)
+            call = service.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
+            with run.under_way(call), Prefetch(call, _DEPTH, call.cancel) as incoming:
+                try:
+                    for first, stop, back in self.public.turns[number].down():
+                        receive = lambda: self._next(incoming)  # noqa: E731
+                        answer = messages.read_download(self.public, number, first, stop, back, receive)
+                        # An honest server answers after the last slice, but `uploads` may not have returned yet.
+                        if not encrypted.wait(self._timeout):
+                            raise PeerError("an answer came before the question was whole", where=self._where)
+                        batch.receive(answer)
+                        run.advance(share * (stop - first))
+                except InputError as error:
+                    raise PeerError(error.what, where=self._where, hint=error.hint) from None
+                except PeerError:
+                    if problems:
+                        raise problems[0] from None
+                    raise
+
+    def _requests(
+        self, batch: Batch, number: int, run: _Run, share: float, encrypted: threading.Event
+    ) -> Iterator[bytes]:
+        opening = messages.opening(self._digest, number)
+        yield opening
+        self._count(sent=len(opening))
+        for sent in batch.uploads(number):
+            for message in messages.pack_upload(self.public, sent):
+                yield message
+                self._count(sent=len(message))
+            run.advance(share * len(sent.body))
+        encrypted.set()
+
+    def _next(self, incoming: Prefetch[bytes]) -> bytes:
+        """The server's next message that is not empty."""
+        message: bytes | None = b""
+        while message == b"":
+            try:
+                message = incoming.next(self._timeout)
+            except TimeoutError:
+                what, hint = f"nothing came for {self._timeout:.0f} s", "is it stopped, or the connection too slow?"
+                raise PeerError(what, where=self._where, hint=hint) from None
+            except grpc.RpcError as error:
+                raise service.explain(error, self._where) from None
+        if message is None:
+            raise PeerError("the answer ended early", where=self._where)
+        self._count(received=len(message))
+        return message
+
+    def _count(self, sent: int = 0, received: int = 0) -> None:
+        with self._lock:
+            self.sent_bytes += sent
+            self.received_bytes += received
+
+
+def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[bytes]:
+    """The messages made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
+    try:
+        while (message := outgoing.next(_LONGEST_TURN)) is not None:
+            yield message
+    except Exception as error:
+        problems.append(error)
+
+
+class _Run:
+    """One call of the model: its progress, and the calls under way in its lanes."""
+
+    def __init__(self, progress: Callable[[float], object]) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self._calls: set[Any] = set()
+        self._stopped = False
+
+    def advance(self, images: float) -> None:
+        with self._lock:
+            self._progress(images)
+
+    @contextlib.contextmanager
+    def under_way(self, call: Any) -> Iterator[None]:
+        """Have `stop` cancel this call."""
+        with self._lock:
+            self._calls.add(call)
+            stopped = self._stopped
+        if stopped:
+            call.cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls.discard(call)
+
+    def stop(self) -> None:
+        """Cancel all calls, also those that come."""
+        with self._lock:
+            self._stopped, calls = True, list(self._calls)
+        for call in calls:
+            call.cancel()

@@ -1,0 +1,192 @@
+"""The programs `python -m hummingbird he-server` and `he-client`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from hummingbird.errors import InputError
+from hummingbird.he.compile.convert import convert_model
+from hummingbird.he.runtime.client_spec import MODES
+from hummingbird.he.runtime.precision import summary
+from hummingbird.he.service.client import RemoteModel
+from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
+from hummingbird.kernels import heap
+from hummingbird.wire.service import Tls, serve
+
+_SERVER = """Evaluate a net on ciphertexts for the clients that connect; sees no image and no result.
+
+The server holds the weights and no key. In client-aided mode (the default) the clients compute the activations and so
+see their inputs, enough of which determine the weights before them. In polynomial mode a client sees results only, but
+the net may have no activations but polynomials, such as squares. Plain text stays on this host: give certificates for
+clients elsewhere (mutual TLS)."""
+_CLIENT = """Have a server evaluate its net on encrypted images; it sees neither images nor results.
+
+The key is made here and stays here; the parameters that the server proposes must pass both security tables. Images are
+a .npy file of numbers (n, ...), scaled as the net was trained."""
+_READY = "he-server listening on "
+
+
+def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
+    """Plan for a net, print the plan, and serve it until SIGTERM or SIGINT."""
+    heap.keep()
+    samples = None if args.samples is None else _read(args.samples, "--samples").float()
+    model = convert_model(net, args.input, mode=args.mode, input_range=args.range, samples=samples)
+    print(model.report(), flush=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    memory = None if args.memory is None else int(args.memory * 1e9)
+    service = Service(model.server, turns=args.turns, memory=memory, idle=args.idle)
+    server = serve(service.handlers(), args.listen, _tls(args))
+    print(f"{_READY}{args.listen}", flush=True)
+    stop.wait()
+    server.stop(grace=1.0).wait()
+    return 0
+
+
+def run_client(args: argparse.Namespace) -> int:
+    """Send images, print figures, and accuracy where labels are given, and write the outputs."""
+    heap.keep()
+    images, labels = _read(args.images, "--images").float(), None
+    if args.labels is not None:
+        labels = _read(args.labels, "--labels")
+        if labels.shape != images.shape[:1]:
+            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
+            raise InputError(what, where="--labels", hint="one for each image")
+    if args.out is not None and not args.out.parent.is_dir():
+        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    memory = None if args.memory is None else int(args.memory * 1e9)
+    with RemoteModel(args.server, tls=_tls(args), timeout=args.timeout, memory=memory) as model:
+        print(_describe(model))
+        started = time.perf_counter()
+        with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
+            outputs = model(images, lanes=args.lanes, progress=bar.update)
+        seconds = time.perf_counter() - started
+    up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
+    rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
+    print(f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image")
+    print(summary(model.precision))
+    if labels is not None:
+        right = int((outputs.flatten(1).argmax(1) == labels).sum())
+        print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
+    if args.out is not None:
+        np.save(args.out, outputs.numpy())
+    return 0
+
+
+_BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
+
+
+def _describe(model: RemoteModel) -> str:
+    """A line on the server's plan: mode, turns, parameters."""
+    public = model.public
+    p = public.parameters
+    limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
+    turns = f"{len(public.turns)} turns of up to {public.slots} images"
+    return f"{public.mode}, {turns}; N = {p.degree}, log2 Q = {p.bits:.1f} (at most {limits})"
+
+
+def _read(path: Path, where: str) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}: {error}", where=where, hint="a file of numpy.save") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.ndim < 1 or not array.size:
+        raise InputError(f"{path} holds no array of numbers", where=where, hint="a file of numpy.save")
+    return torch.from_numpy(array)
+
+
+def _tls(args: argparse.Namespace) -> Tls | None:
+    files = (args.tls_cert, args.tls_key, args.tls_ca)
+    if any(files) and not all(files):
+        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="he", hint="give all three or none")
+    return Tls(*files) if all(files) else None
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError:
+        shape = (0,)
+    if min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 3x96x96")
+    return shape
+
+
+def _add_tls(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--tls-cert", metavar="FILE", help="certificate of this side (PEM); the server's for its host name"
+    )
+    sub.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    sub.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of both sides (PEM)")
+
+
+def add_server(
+    commands: Any,
+    add_model_arguments: Callable[[argparse.ArgumentParser], None],
+    build: Callable[[argparse.Namespace], nn.Module],
+) -> None:
+    """Add `he-server` to the command line. build: makes the net that the arguments name."""
+    sub = commands.add_parser(
+        "he-server",
+        help="Evaluate a net on ciphertexts for clients; sees no image and no result.",
+        description=_SERVER,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n"
+        "  python -m hummingbird he-server --model models:trained cryptonets 10 checkpoints/cryptonets-relu.pt \\\n"
+        "      activation=relu --input 1x28x28 --listen unix:he.sock",
+    )
+    add_model_arguments(sub)
+    sub.add_argument("--input", required=True, type=_shape, metavar="CxHxW", help="shape of one image")
+    sub.add_argument("--mode", choices=MODES, default=MODES[0], help="default: %(default)s")
+    sub.add_argument("--range", type=_positive, metavar="X", help="bound on |input|, which clients check")
+    sub.add_argument("--samples", type=Path, metavar="FILE.npy", help="images like those to come: better predictions")
+    sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    sub.add_argument(
+        "--turns", type=int, default=TURNS, help=f"clients served at a time, 1 to {MAX_CALLS} (default: %(default)s)"
+    )
+    memory = "limit on what they need together, as predicted (default: all)"
+    sub.add_argument("--memory", type=_positive, metavar="GB", help=memory)
+    sub.add_argument("--idle", type=_positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
+    _add_tls(sub)
+    sub.set_defaults(run=lambda args: serve_net(args, build(args)))
+
+
+def add_client(commands: Any) -> None:
+    """Add `he-client` to the command line."""
+    sub = commands.add_parser(
+        "he-client",
+        help="Have a server evaluate its net on encrypted images.",
+        description=_CLIENT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="example:\n"
+        "  python -m hummingbird he-client --server unix:he.sock --images images.npy --labels labels.npy --out out.npy",
+    )
+    sub.add_argument("--server", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
+    sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
+    sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the outputs (n, ...)")
+    sub.add_argument("--lanes", type=int, default=2, help="batches under way at a time (default: %(default)s)")
+    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what batches take here (default: all)")
+    sub.add_argument("--timeout", type=_positive, default=120.0, help="longest silence of the server, seconds")
+    _add_tls(sub)
+    sub.set_defaults(run=run_client)

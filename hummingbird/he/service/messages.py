@@ -1,0 +1,117 @@
+"""The messages between client and server of encrypted inference (gRPC: wire/service.py): two methods.
+
+    Public(opening)  -> what a client must know of the net, JSON without weights
+    Turn(stream)     -> stream
+
+The client's stream is an opening, then the slices of the turn; the server's are its slices, and empty messages that
+say it is at work. An opening is JSON: format, release, digest of the `Public` that the client works by, turn. Slices
+come in the order of `Public`, which also gives their lengths, so that nothing is believed:
+
+    slice up = seed (16 bytes), residues of component 0         slice down = residues of all components
+
+Residues have 26 bits each, as `kernels.ciphertexts.pack` lays them out; a slice is cut into messages of `service.CHUNK`
+bytes. A server keeps nothing between turns: a session is one call, in which nobody else can speak, and it ends with its
+client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import AgreementError, InputError
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.rounds import Download, Return, Upload
+from hummingbird.kernels.ciphertexts import pack, unpack
+from hummingbird.prg import SEED_BYTES
+from hummingbird.version import VERSION
+from hummingbird.wire.service import CHUNK
+
+FORMAT = 2  # of the messages, and of what a seed expands to
+_HINT = "the bytes were damaged, or come from another program or release"
+
+
+def opening(digest: str = "", turn: int = 0) -> bytes:
+    """The first message of a client's call."""
+    return json.dumps({"format": FORMAT, "release": VERSION, "digest": digest, "turn": turn}).encode()
+
+
+def read_opening(data: bytes, turns: int) -> tuple[str, int]:
+    """Digest and turn; AgreementError, naming both sides, for another format, InputError for anything malformed."""
+    try:
+        fields: Any = json.loads(data)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise malformed("an opening that is no JSON object")
+    theirs, release, turn = fields.get("format"), str(fields.get("release"))[:32], fields.get("turn")
+    if theirs != FORMAT:
+        what = f"the client ({release}) speaks format {str(theirs)[:32]}, the server ({VERSION}) format {FORMAT}"
+        raise AgreementError(what, where="he", hint="install the same release on both sides")
+    if not isinstance(turn, int) or isinstance(turn, bool) or not 0 <= turn < turns:
+        raise malformed(f"turn {str(turn)[:32]} of {turns}")
+    return str(fields.get("digest")), turn
+
+
+def digest(public: bytes) -> str:
+    """SHA-256 of a `Public` as it was sent."""
+    return hashlib.sha256(public).hexdigest()
+
+
+def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
+    """Messages that hold a slice's bytes, after `head`."""
+    view = data.numpy().data
+    start = min(len(view), CHUNK - len(head))
+    yield head + view[:start]
+    for at in range(start, len(view), CHUNK):
+        yield bytes(view[at : at + CHUNK])
+
+
+def collect(receive: Callable[[], bytes], size: int) -> Tensor:
+    """The `size` bytes of a slice; InputError if its messages hold more, or one of them nothing."""
+    buffer = torch.empty(size, dtype=torch.uint8)
+    view, at = buffer.numpy().data, 0
+    while at < size:
+        message = receive()
+        if not 0 < len(message) <= size - at:
+            raise malformed(f"{len(message)} bytes, of a slice {size - at} are missing")
+        view[at : at + len(message)] = message
+        at += len(message)
+    return buffer
+
+
+def pack_upload(public: Public, sent: Upload) -> Iterator[bytes]:
+    """The messages of a slice up."""
+    return cut(pack(public.parameters.ring, sent.body), sent.seed)
+
+
+def read_upload(public: Public, turn: int, first: int, stop: int, receive: Callable[[], bytes]) -> Upload:
+    """A slice up. InputError for a wrong length, and for a residue that is not below its prime."""
+    primes, degree = len(public.parameters.primes), public.parameters.degree
+    data = collect(receive, SEED_BYTES + public.up_bytes(stop - first))
+    body = unpack(public.parameters.ring, data[SEED_BYTES:], (stop - first, primes, degree))
+    return Upload(turn, first, data[:SEED_BYTES].numpy().tobytes(), body)
+
+
+def pack_download(public: Public, back: Download) -> Iterator[bytes]:
+    """The messages of a slice down."""
+    return cut(pack(public.parameters.ring.take(back.body.shape[2]), back.body))
+
+
+def read_download(
+    public: Public, turn: int, first: int, stop: int, back: Return, receive: Callable[[], bytes]
+) -> Download:
+    """A slice down. InputError as `read_upload`."""
+    data = collect(receive, public.down_bytes(back, stop - first))
+    shape = (stop - first, back.size, back.primes, public.parameters.degree)
+    return Download(turn, first, unpack(public.parameters.ring.take(back.primes), data, shape))
+
+
+def malformed(what: str) -> InputError:
+    """Bytes that no side of this format sends."""
+    return InputError(f"malformed message: {what}", where="he", hint=_HINT)

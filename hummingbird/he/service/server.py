@@ -1,0 +1,131 @@
+"""The server's side as a service for several clients at once (messages: he/service/messages.py).
+
+It holds no key: it receives ciphertexts and sends ciphertexts. What a client sends is expanded while the next slice is
+under way; results leave while the next tile is computed. Between turns nothing is kept, so a client that dies costs
+nothing, and one that dies in a turn ends it: at its next slice or tile, or after `idle` seconds of silence.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+
+from hummingbird.errors import AgreementError, ConfigError, PeerError
+from hummingbird.he.runtime.memory import installed
+from hummingbird.he.runtime.server import Server, ServerTurn
+from hummingbird.he.service import messages
+from hummingbird.wire.prefetch import Prefetch
+from hummingbird.wire.service import WORKERS, Exchange, Method
+
+TURNS = 4
+IDLE_SECONDS = 120.0
+MAX_CALLS = WORKERS // 2  # turns at work or waiting for room: the other workers answer who comes next
+_AT_WORK = 5.0  # seconds between the empty messages that say so
+_DEPTH = 4  # messages received, and messages computed, ahead
+_POLL = 0.5  # seconds between looks at whether the client is there
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """All clients of one server: `serve(Service(server).handlers(), address)`.
+
+    turns: how many are at work at a time; others wait. memory: bytes for all of them, each as large as the plan
+    predicts; what the machine has if not given. idle: seconds that a client may be silent when it should send, and that
+    it may wait for room. ConfigError for numbers out of range, and where not even one turn has room.
+    """
+
+    def __init__(
+        self, server: Server, *, turns: int = TURNS, memory: int | None = None, idle: float = IDLE_SECONDS
+    ) -> None:
+        if not 1 <= turns <= MAX_CALLS:
+            raise ConfigError(f"{turns} turns at a time", where="turns", hint=f"from 1 to {MAX_CALLS}")
+        memory = installed() if memory is None else memory
+        if memory < server.memory:
+            what = f"a turn needs {server.memory / 1e9:.2f} GB, allowed are {memory / 1e9:.2f}"
+            raise ConfigError(what, where="memory", hint="allow more, or run it on a larger machine")
+        turns = min(turns, memory // server.memory)
+        self._server, self._public, self._idle, self._turns = server, server.public, idle, turns
+        self._text = server.public.to_json().encode()
+        self._digest = messages.digest(self._text)
+        self._room, self._calls = threading.Semaphore(turns), threading.Semaphore(MAX_CALLS)
+
+    def handlers(self) -> dict[str, Method | Exchange]:
+        """The methods for `wire.service.serve`."""
+        return {"Public": self._describe, "Turn": Exchange(self._turn)}
+
+    def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        messages.read_opening(data, len(self._public.turns))
+        return self._text
+
+    def _turn(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._calls.acquire(blocking=False):
+            raise PeerError(f"{MAX_CALLS} turns are at work or waiting already", where="he", hint="try again later")
+        incoming = Prefetch(requests, _DEPTH)  # its thread ends with the call
+        try:
+            number = self._open(self._next(incoming))
+            yield from self._wait_for_room(context)
+            try:
+                turn = self._server.turn(number)
+                yield from self._take_in(turn, number, incoming)
+                yield from self._give_out(turn, context)
+            finally:
+                self._room.release()
+        finally:
+            incoming.close()
+            self._calls.release()
+
+    def _open(self, data: bytes) -> int:
+        digest, number = messages.read_opening(data, len(self._public.turns))
+        if digest != self._digest:
+            hint = "connect again: the server runs with another net or other parameters than before"
+            raise AgreementError("the client works by another description than the server's", where="he", hint=hint)
+        return number
+
+    def _next(self, incoming: Prefetch[bytes]) -> bytes:
+        """The client's next message."""
+        try:
+            message = incoming.next(self._idle)
+        except TimeoutError:
+            hint = "is the client stopped, or the connection too slow?"
+            raise PeerError(f"the client has sent nothing for {self._idle:.0f} s", where="he", hint=hint) from None
+        except grpc.RpcError:
+            raise PeerError("the client is gone", where="he") from None
+        if message is None:
+            raise PeerError("the client ended before its turn was complete", where="he")
+        return message
+
+    def _wait_for_room(self, context: grpc.ServicerContext) -> Iterator[bytes]:
+        deadline = time.monotonic() + self._idle
+        while not self._room.acquire(timeout=_POLL):
+            if time.monotonic() > deadline or not context.is_active():
+                hint = "try again later, or let the server take more turns at a time"
+                raise PeerError(f"no room for {self._idle:.0f} s, {self._turns} turns are at work", hint=hint)
+            yield b""
+
+    def _take_in(self, turn: ServerTurn, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:
+        signed = time.monotonic()
+        for first, stop in self._public.turns[number].up():
+            turn.receive(messages.read_upload(self._public, number, first, stop, lambda: self._next(incoming)))
+            if time.monotonic() > signed + _AT_WORK:
+                yield b""
+                signed = time.monotonic()
+
+    def _give_out(self, turn: ServerTurn, context: grpc.ServicerContext) -> Iterator[bytes]:
+        computed = (message for back in turn.downloads() for message in messages.pack_download(self._public, back))
+        with Prefetch(computed, _DEPTH) as answers:
+            signed = time.monotonic()
+            while context.is_active():
+                try:
+                    message = answers.next(_POLL)
+                except TimeoutError:
+                    if time.monotonic() < signed + _AT_WORK:
+                        continue
+                    message = b""
+                if message is None:
+                    return
+                yield message
+                signed = time.monotonic()

@@ -1,0 +1,65 @@
+"""Statistics of a training set's lookups: the rows wanted most, and those wanted together.
+
+Lam et al. (ASPLOS 2024, section 4) serve the hottest rows from a small table, and store with every row its most
+frequent companions. Both are chosen once, from the accesses of the training set, and are public: the servers know them,
+and they tell about the training set only. `accesses` are the rows, int64 (n,), that each of its inferences wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+
+_PAIRS = 1 << 23  # counted at a time: 64 MiB of pairs
+
+
+def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
+    """Number of inferences that want each row, int64 (rows,)."""
+    counts = torch.zeros(rows, dtype=torch.int64)
+    for wanted in accesses:
+        counts[wanted.unique()] += 1
+    return counts
+
+
+def hottest(counts: Tensor, share: float) -> Tensor:
+    """The ids of the `share` of all rows with the highest counts, hottest first, int64; equal ones by number."""
+    if not 0 <= share < 1:
+        raise InputError(f"a hot share of {share}", where="share", hint="from 0, no hot table, to less than 1")
+    return counts.argsort(descending=True, stable=True)[: round(share * len(counts))]
+
+
+def companions(accesses: Sequence[Tensor], rows: int, count: int) -> Tensor:
+    """The rows most often wanted in the same inference as each row, int64 (rows, count); -1 where there are fewer.
+
+    Equally frequent ones come by number. Time and memory grow with the number of different pairs.
+    """
+    pairs, weights = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    waiting: list[Tensor] = []
+    size = 0
+    for number, wanted in enumerate(accesses, 1):
+        distinct = wanted.unique()
+        apart = ~torch.eye(len(distinct), dtype=torch.bool)
+        waiting.append((distinct[:, None] * rows + distinct)[apart])  # rows^2 < 2^63 for fewer than 2^31 rows
+        size += len(waiting[-1])
+        if size > _PAIRS or number == len(accesses):
+            found, times = torch.cat(waiting).unique(return_counts=True)
+            pairs, weights = _merged(pairs, weights, found, times)
+            waiting, size = [], 0
+    order = weights.argsort(descending=True, stable=True)  # pairs are sorted, so that ties come by number
+    order = order[(pairs[order] // rows).argsort(stable=True)]
+    first, second = pairs[order] // rows, pairs[order] % rows
+    starts = torch.searchsorted(first, torch.arange(rows))
+    place = torch.arange(len(first)) - starts[first]
+    out = torch.full((rows, count), -1)
+    kept = place < count
+    out[first[kept], place[kept]] = second[kept]
+    return out
+
+
+def _merged(pairs: Tensor, weights: Tensor, found: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    together, place = torch.cat([pairs, found]).unique(return_inverse=True)
+    return together, torch.zeros_like(together).index_add(0, place, torch.cat([weights, times]))

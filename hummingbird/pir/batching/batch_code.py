@@ -1,0 +1,211 @@
+"""Batch codes: k rows of one table for a fixed number of keys, each of which costs a part of the table.
+
+The rows are spread over `buckets` small tables, each row to `choices` of them, and a client sends `rounds` keys to
+every bucket, whatever it wants. choices = 3 is a cuckoo batch code (Angel, Chen, Laine and Setty, "PIR with compressed
+queries", IEEE S&P 2018, section 4): every wanted row picks one of its three buckets, so that no bucket has more than
+its keys. With 1.5 k buckets nearly every set of k rows has such an assignment, for 3 times the table of work in all.
+choices = 1 is the partial batch retrieval of Lam et al. (ASPLOS 2024, section 4): bins, of which each yields one row
+per round, for the work of one table per round.
+
+Buckets come in `choices` groups of equal size. A public permutation p of the rows for each group puts row i into bucket
+p(i) mod B of the group's B, at place p(i) div B: every bucket has ceil(rows / B) places, so that all keys are equal,
+and a client needs no table to find a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.kernels.lookups.dpf import MOST_ROWS
+
+_MOST_KEYS = 1 << 24
+_ROUNDS = 4  # of the permutation
+_KEPT = 1 << 18  # rows of the largest table whose permutations are kept, 2 MiB each
+_SEED = bytes(prg.SEED_BYTES)
+
+
+class Schedule(NamedTuple):
+    """The keys of a client for the rows it wants.
+
+    inside: int64 (keys,), the place in its bucket that each key selects, 0 for a dummy. key: int64 (N,), the number of
+    the key that brings each wanted row, -1 for a row that is dropped.
+    """
+
+    inside: Tensor
+    key: Tensor
+
+
+@dataclass(frozen=True)
+class BatchCode:
+    """A spread of a table's rows over buckets; public, and fixed with the table.
+
+    buckets: a multiple of `choices`. rounds: keys for every bucket. seed: of the permutations, no secret.
+    Key number n goes to bucket n div rounds. Raises ConfigError for numbers that do not go together.
+
+        code = BatchCode.cuckoo(rows=2**20, wanted=64)          # 96 buckets of 2^15 rows: 96 keys for 64 rows
+        tables = [table[rows] for rows in code.layout()]        # at the servers (-1: a row of zeros)
+        inside, key = code.schedule(wanted)                     # at the client
+    """
+
+    rows: int
+    buckets: int
+    choices: int = 3
+    rounds: int = 1
+    seed: bytes = _SEED
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.buckets, self.choices, self.rounds) < 1:
+            raise ConfigError(f"{self}: a number below 1", where="BatchCode", hint="all are 1 or more")
+        if self.rows > MOST_ROWS or self.keys > _MOST_KEYS:
+            hint = f"at most 2^40 rows and {_MOST_KEYS} keys"
+            raise ConfigError(f"{self.rows} rows, {self.keys} keys", where="BatchCode", hint=hint)
+        if self.buckets % self.choices:
+            hint = f"take {self.buckets + -self.buckets % self.choices}"
+            raise ConfigError(f"{self.buckets} buckets in {self.choices} groups", where="BatchCode", hint=hint)
+        if self.buckets // self.choices > self.rows:
+            hint = "fewer buckets: a code saves nothing when more rows are wanted than there are"
+            raise ConfigError(f"{self.buckets} buckets for {self.rows} rows", where="BatchCode", hint=hint)
+
+    @classmethod
+    def cuckoo(cls, rows: int, wanted: int, expansion: float = 1.5, seed: bytes = _SEED) -> BatchCode:
+        """The code with 3 choices and `expansion` buckets for each of up to `wanted` rows, rounded up to threes."""
+        groups = math.ceil(expansion * wanted / 3)
+        return cls(rows, 3 * max(1, min(groups, rows)), seed=seed)
+
+    @property
+    def keys(self) -> int:
+        """How many keys a client sends to each server, always."""
+        return self.buckets * self.rounds
+
+    @property
+    def bucket_rows(self) -> int:
+        """Places of every bucket, those that stay empty included."""
+        return -(-self.rows // (self.buckets // self.choices))
+
+    def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Bucket and place inside it of rows int64 (N,), for every choice: two int64 (N, choices)."""
+        group = self.buckets // self.choices
+        spread = torch.stack([self._permuted(rows, choice) for choice in range(self.choices)], 1)
+        return spread % group + group * torch.arange(self.choices), spread // group
+
+    def layout(self) -> Tensor:
+        """The rows of every bucket by place, int64 (buckets, bucket_rows), -1 where there is none."""
+        group = self.buckets // self.choices
+        parts = []
+        for choice in range(self.choices):
+            spread = torch.full((group * self.bucket_rows,), -1)
+            spread[self._permuted(torch.arange(self.rows), choice)] = torch.arange(self.rows)
+            parts.append(spread.view(self.bucket_rows, group).t())
+        return torch.cat(parts)
+
+    def schedule(self, wanted: Tensor) -> Schedule:
+        """A key for every wanted row, int64 (N,), as far as they go; earlier rows first, equal rows share a key.
+
+        As many rows are found as any assignment can find. InputError for a row that the table has not.
+        """
+        distinct = list(dict.fromkeys(checked(wanted, self.rows)))
+        assignment = Assignment(self, distinct)
+        for number in range(len(distinct)):
+            assignment.place(number)
+        key_of = dict(zip(distinct, assignment.keys, strict=True))
+        return Schedule(assignment.inside(), torch.tensor([key_of[row] for row in wanted.tolist()], dtype=torch.int64))
+
+    def _permuted(self, rows: Tensor, choice: int) -> Tensor:
+        if self.rows > _KEPT:
+            return _permute(rows, self.rows, self.seed, choice)
+        return _permutation(self.rows, self.seed, choice)[rows]
+
+
+def _permute(x: Tensor, rows: int, seed: bytes, choice: int) -> Tensor:
+    """The permutation of a choice: rounds of x -> a x + c and x -> x ^ (x >> half) on the least power of two, both of
+    which are one to one there, applied again while the result is no row (Black and Rogaway, CT-RSA 2002).
+    """
+    bits = (rows - 1).bit_length()
+    mask, half = (1 << bits) - 1, max(1, (bits + 1) // 2)
+    words = prg.Stream(prg.derive(seed, "batch code", choice)).words(_ROUNDS, 2).tolist()
+
+    def mixed(x: Tensor) -> Tensor:
+        for factor, addend in words:
+            x = (x * (factor | 1) + addend) & mask  # wraps at 2^64, of which 2^bits is a divisor
+            x = x ^ (x >> half)
+        return x
+
+    out = mixed(x)
+    while bool((beyond := out >= rows).any()):
+        out = torch.where(beyond, mixed(out), out)
+    return out
+
+
+@lru_cache(maxsize=32)
+def _permutation(rows: int, seed: bytes, choice: int) -> Tensor:
+    """The permutation of a small table as a whole: 17 us for 30 rows where walking takes 690."""
+    return _permute(torch.arange(rows), rows, seed, choice)
+
+
+class Assignment:
+    """Rows placed one by one on the keys of a code by augmenting paths (Kuhn, 1955).
+
+    A placed row may move to another of its buckets, but keeps a key. Sets of rows that can be placed together are the
+    independent sets of a transversal matroid, so that placing by falling importance finds the most important set. The
+    search for one row visits every key at most once.
+
+    keys: the key of each row by number, -1 for one without.
+    """
+
+    def __init__(self, code: BatchCode, rows: Sequence[int]) -> None:
+        buckets, inside = code.places(torch.tensor(rows, dtype=torch.int64))
+        self.code, self._choices, self._inside = code, buckets.tolist(), inside.tolist()
+        self._owner = [-1] * code.keys  # the row, by number, that each key is for
+        self.keys = [-1] * len(rows)
+
+    def place(self, number: int) -> bool:
+        """Find a key for one more row; False if there is none, even by moving other rows."""
+        rounds, reached = self.code.rounds, dict[int, int]()  # key: the row that would move there
+        queue = [number]
+        for row in queue:
+            for bucket in self._choices[row]:
+                for key in range(bucket * rounds, (bucket + 1) * rounds):
+                    if key in reached:
+                        continue
+                    reached[key] = row
+                    if self._owner[key] < 0:
+                        self._move(key, number, reached)
+                        return True
+                    queue.append(self._owner[key])
+        return False
+
+    def _move(self, key: int, number: int, reached: dict[int, int]) -> None:
+        """Shift every row on the path to the free `key` by one, which ends at the row `number`."""
+        row = -1
+        while row != number:
+            row = reached[key]
+            before, self.keys[row], self._owner[key] = self.keys[row], key, row
+            key = before
+
+    def inside(self) -> Tensor:
+        """The place in its bucket that each key selects, int64 (keys,); 0 for a dummy, which no server can tell."""
+        out = [0] * len(self._owner)
+        for key, row in enumerate(self._owner):
+            if row >= 0:
+                out[key] = self._inside[row][self._choices[row].index(key // self.code.rounds)]
+        return torch.tensor(out, dtype=torch.int64)
+
+
+def checked(wanted: Tensor, rows: int) -> list[int]:
+    """The wanted rows as numbers; InputError for what is no row, without saying which."""
+    if wanted.dtype != torch.int64 or wanted.ndim != 1:
+        what = f"wanted rows {wanted.dtype} {tuple(wanted.shape)}"
+        raise InputError(what, where="wanted", hint="int64 (N,)")
+    numbers: list[int] = wanted.tolist()
+    if numbers and not 0 <= min(numbers) <= max(numbers) < rows:
+        raise InputError("a wanted row is not in the table", where="wanted", hint=f"rows are 0 to {rows - 1}")
+    return numbers

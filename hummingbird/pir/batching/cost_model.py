@@ -1,0 +1,134 @@
+"""Cost of the lookups of one inference, in closed form: bytes both ways, rows read, PRF blocks, seconds.
+
+For a code of b buckets of r places, one key of |k| = 176 + 17 depth(r) bytes each, records of w bytes and two servers:
+
+    up = 2 b |k|        down = 2 b w        read per server = b r w bytes
+    PRF blocks per server = b (2 (nodes above the leaves) + 8 leaves),  leaves = ceil(r / 1024)      (AES; `blocks`)
+
+Seconds are a linear model of a server, for n keys to each bucket
+
+    s(code) = m + b (t + c_0 r w + n (a + c_1 blocks + c_2 r w + c_3 w))
+
+with c_0 for memory that a pass reads once, and c_2 for the work of each key. Its coefficients are fitted to
+measurements of one machine (`Speed.fit`). Constant parts of messages (headers, HTTP) are left out of the bytes: some
+100 in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from itertools import combinations
+
+import torch
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.lookups import dpf
+from hummingbird.pir.batching.batch_code import BatchCode
+
+_TERMS = 7  # of the model
+_CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
+
+
+@dataclass(frozen=True)
+class Price:
+    """The work of one inference.
+
+    messages, keys: to each server; buckets: that the keys are for; held: bytes of these; up, down: bytes of the client
+    to and from both servers; rows, read (bytes), blocks (of the PRF): the work of each server.
+    """
+
+    messages: int
+    buckets: int
+    held: int
+    keys: int
+    up: int
+    down: int
+    rows: int
+    read: int
+    blocks: int
+
+    def __add__(self, other: Price) -> Price:
+        return Price(*(own + more for own, more in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes up and down together."""
+        return self.up + self.down
+
+
+def blocks(rows: int) -> int:
+    """PRF blocks (AES) to expand one key for a table of so many rows: the nodes above its leaves, and the leaves."""
+    leaves, depth = dpf.leaves_of(rows), dpf.depth(rows)
+    above = sum(-(-leaves >> (depth - level)) for level in range(depth))  # ceil(leaves / 2^(depth - level))
+    return _CHILDREN * above + _LEAF * leaves
+
+
+def price(codes: Sequence[BatchCode], record_bytes: int) -> Price:
+    """The price of the codes of a plan, whose records have `record_bytes` each: companions are charged there."""
+    parts = [_price(code, record_bytes) for code in codes]
+    return sum(parts[1:], parts[0])
+
+
+def _price(code: BatchCode, record_bytes: int) -> Price:
+    keys, rows = code.keys, code.keys * code.bucket_rows
+    up, down = 2 * keys * dpf.key_bytes(code.bucket_rows), 2 * keys * record_bytes
+    read = rows * record_bytes
+    return Price(1, code.buckets, read // code.rounds, keys, up, down, rows, read, keys * blocks(code.bucket_rows))
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one core of a server for every message, bucket, byte held, key, PRF block, byte read and byte
+    answered, where so many inferences share a pass as in the measurements.
+    """
+
+    message: float
+    bucket: float
+    held: float
+    key: float
+    block: float
+    read: float
+    answered: float
+
+    @classmethod
+    def fit(cls, measured: Sequence[tuple[Price, float]]) -> Speed:
+        """The coefficients that explain measured seconds best in relative terms, none below 0.
+
+        InputError for fewer than seven measurements, or one that took no time.
+        """
+        if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
+            raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
+        rows = torch.tensor([[n / s for n in _work(p)] for p, s in measured], dtype=torch.float64)
+        scale = rows.norm(dim=0).clamp_min(1e-300)  # a kind of work that none had stays at 0
+        best, least = torch.zeros(_TERMS, dtype=torch.float64), torch.inf
+        faces = [face for size in range(_TERMS) for face in combinations(range(_TERMS), size + 1)]
+        for face in map(list, faces):  # least squares of numbers that are not negative: the best of all subsets
+            part = (rows / scale)[:, face]
+            found = torch.linalg.lstsq(part, torch.ones(len(part), 1, dtype=torch.float64), driver="gelsd").solution
+            error = float((part @ found - 1).norm())
+            if bool((found >= 0).all()) and error < least:
+                best, least = torch.zeros(_TERMS, dtype=torch.float64), error
+                best[face] = found.flatten()
+        return cls(*(best / scale).tolist())
+
+    def seconds(self, price: Price) -> float:
+        """Seconds of one core of each server, for one inference."""
+        return sum(each * count for each, count in zip(astuple(self), _work(price), strict=True))
+
+
+def _work(price: Price) -> tuple[float, ...]:
+    """The work of each server, in the order of `Speed`."""
+    return price.messages, price.buckets, price.held, price.keys, price.blocks, price.read, price.down / 2
+
+
+def pareto(points: Sequence[Sequence[float]]) -> list[int]:
+    """The numbers of the points that no other is at least as small as in every coordinate and smaller in one; of equal
+    points the first.
+    """
+    order = sorted(range(len(points)), key=lambda number: tuple(points[number]))
+    kept: list[int] = []
+    for number in order:  # what comes later cannot dominate what came before
+        if not any(all(a <= b for a, b in zip(points[one], points[number], strict=True)) for one in kept):
+            kept.append(number)
+    return sorted(kept)

@@ -1,0 +1,218 @@
+"""A plan for the lookups of one inference: a small hot table, the full table, companions stored with a row.
+
+The devices of Lam et al. (ASPLOS 2024, section 4), any of which may be left out: partial batch retrieval (`BatchCode`
+with one choice; the cuckoo code takes its place), a hot table, co-location. Every inference sends the same keys in the
+same order: those for the hot table's buckets, then those for the full table's. A hot row is looked for in the hot
+table, then in the full one, which holds all rows. A row that finds no key is dropped, without a trace in what is sent;
+its embedding is a zero vector. Companions come with the row that they are stored with, and need no key.
+
+The plan is public. Time on the client's side depends on what it wants: send at fixed times, not when the plan is made.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.pir.batching.batch_code import Assignment, BatchCode, checked
+from hummingbird.pir.table import Facts
+from hummingbird.prg import CIPHERS
+
+_FILE = "hummingbird plan 1"
+# What a damaged file leads to; RuntimeError is what torch says of lists that are no table, and of a deep nesting.
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError, HummingbirdError)
+
+
+class Lookup(NamedTuple):
+    """inside: the place that every key selects in its bucket, int64 (keys,), the hot table's keys first.
+
+    key: number of the key that brings each wanted row, int64 (N,), -1 for a dropped one. part: where in the record that
+    this key brings, int64 (N,): 0 the row itself, c its companion number c.
+    """
+
+    inside: Tensor
+    key: Tensor
+    part: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Codes of the full table and of the hot one, the hot rows int64 (H,), and companions int64 (rows, C).
+
+    Raises ConfigError for parts that do not fit each other.
+
+        hot = access_stats.hottest(access_stats.frequencies(accesses, rows), 0.1)
+        plan = Plan(BatchCode.cuckoo(rows, 16), BatchCode.cuckoo(len(hot), 24), hot)
+        plan.look_up(wanted)                                # the same number of keys for any wanted rows
+    """
+
+    full: BatchCode
+    hot: BatchCode | None = None
+    hot_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    companions: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.hot_rows) != (self.hot.rows if self.hot else 0):
+            hint = "the hot table's code has a row for each hot row"
+            raise ConfigError(f"{len(self.hot_rows)} hot rows and a code {self.hot}", where="Plan", hint=hint)
+        if self.companions is not None and len(self.companions) != self.full.rows:
+            what = f"companions of {len(self.companions)} rows in a table of {self.full.rows}"
+            raise ConfigError(what, where="Plan", hint="one line of companions for each row")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """A plan from a file that `to_json` has made; InputError for any other."""
+        try:
+            fields = json.loads(path.read_text())
+            if fields["format"] != _FILE:
+                raise ValueError("another format")
+            full = _code(fields["full"])
+            hot = None if fields["hot"] is None else _code(fields["hot"])
+            beside = None if fields["companions"] is None else _rows(fields["companions"], -1, full.rows, 2)
+            plan = cls(full, hot, _rows(fields["hot_rows"], 0, full.rows, 1), beside)
+        except OSError as error:
+            raise InputError(f"cannot read the plan: {error.strerror}", where=str(path)) from None
+        except _DAMAGED as error:
+            hint = "Plan.to_json and search.pir_plan --plan make such files"
+            raise InputError(f"not a plan: {str(error)[:200]}", where=str(path), hint=hint) from None
+        return plan
+
+    def to_json(self) -> str:
+        """Text for a file that clients and both servers `load`; the plan is public."""
+        full, hot = ({**asdict(code), "seed": code.seed.hex()} if code else None for code in (self.full, self.hot))
+        beside = None if self.companions is None else self.companions.tolist()
+        fields = {"format": _FILE, "full": full, "hot": hot, "hot_rows": self.hot_rows.tolist(), "companions": beside}
+        return json.dumps(fields) + "\n"
+
+    @cached_property
+    def where_hot(self) -> dict[int, int]:
+        """The row of the hot table that each hot row is."""
+        return {row: place for place, row in enumerate(self.hot_rows.tolist())}
+
+    @property
+    def codes(self) -> tuple[BatchCode, ...]:
+        """The codes of all tables, in the order of their keys."""
+        return (self.hot, self.full) if self.hot else (self.full,)
+
+    @property
+    def keys(self) -> int:
+        """How many keys every inference sends to each server."""
+        return sum(code.keys for code in self.codes)
+
+    @property
+    def parts(self) -> int:
+        """Rows of the table in a record: the row itself and its companions."""
+        return 1 + (0 if self.companions is None else self.companions.shape[1])
+
+    def facts(self, code: BatchCode, dim: int, dtype: str) -> Facts:
+        """The facts of one bucket of a code, for a table whose rows are `dim` numbers of a type."""
+        return Facts(code.bucket_rows, self.parts * dim, dtype)
+
+    def layouts(self) -> list[Tensor]:
+        """The rows to store in each code's tables, int64 (buckets, bucket_rows, parts); -1: zeros."""
+        return [self._layout(code, code is self.hot) for code in self.codes]
+
+    def _layout(self, code: BatchCode, hot: bool) -> Tensor:
+        places = code.layout()
+        rows = torch.where(places < 0, -1, self.hot_rows[places]) if hot else places
+        if self.companions is None:
+            return rows[..., None]
+        beside = torch.where(rows[..., None] < 0, -1, self.companions[rows])
+        return torch.cat([rows[..., None], beside], -1)
+
+    def look_up(self, wanted: Tensor) -> Lookup:
+        """Keys for the wanted rows, int64 (N,); earlier rows come first, equal ones share a key.
+
+        InputError for a row that the table has not.
+        """
+        distinct = list(dict.fromkeys(checked(wanted, self.full.rows)))
+        number = {row: place for place, row in enumerate(distinct)}
+        brought = self._brought(distinct, number)
+        placing = _Placing(self, distinct)
+        cover: dict[int, tuple[int, int]] = {}  # of a wanted row, by number: the row whose record has it, and the part
+        for row in _chosen(brought):
+            if placing.place(row):
+                cover[row] = (row, 0)
+        for row in list(cover):
+            for part, other in brought[row]:
+                cover.setdefault(other, (row, part))
+        for row in range(len(distinct)):
+            if row not in cover and placing.place(row):
+                cover[row] = (row, 0)
+                for part, other in brought[row]:
+                    cover.setdefault(other, (row, part))
+        keys, missing = placing.keys(), (-1, 0)
+        sources = [cover.get(number[row], missing) for row in wanted.tolist()]
+        key = [keys[row] if row >= 0 else -1 for row, _ in sources]
+        parts = torch.tensor([part for _, part in sources], dtype=torch.int64)
+        return Lookup(placing.inside(), torch.tensor(key, dtype=torch.int64), parts)
+
+    def _brought(self, distinct: list[int], number: dict[int, int]) -> list[list[tuple[int, int]]]:
+        """The wanted rows (part, number) that the record of each wanted row has besides it."""
+        if self.companions is None:
+            return [[] for _ in distinct]
+        beside = self.companions[torch.tensor(distinct, dtype=torch.int64)].tolist()
+        return [[(part, number[row]) for part, row in enumerate(rows, 1) if row in number] for rows in beside]
+
+
+def _code(fields: dict[str, Any]) -> BatchCode:
+    seed = bytes.fromhex(fields.pop("seed"))
+    if not all(type(number) is int for number in fields.values()) or len(seed) not in CIPHERS.values():
+        raise ValueError("a code has whole numbers, and a seed of 16 or 32 bytes")
+    return BatchCode(**fields, seed=seed)
+
+
+def _rows(listed: Any, least: int, size: int, dim: int) -> Tensor:
+    """Rows least..size-1, in so many dimensions."""
+    rows = torch.tensor(listed) if listed else torch.empty(0, dtype=torch.int64)
+    if rows.dim() != dim or rows.dtype != torch.int64 or not ((rows >= least) & (rows < size)).all():
+        raise ValueError("rows that the table has not")
+    return rows
+
+
+def _chosen(brought: list[list[tuple[int, int]]]) -> list[int]:
+    """Numbers of rows whose records have all wanted rows, in order: a set cover, those that bring most taken first."""
+    covered: set[int] = set()
+    chosen = []
+    for row in sorted(range(len(brought)), key=lambda row: -len(brought[row])):
+        if row not in covered:
+            chosen.append(row)
+            covered.update(other for _, other in brought[row])
+    return sorted(chosen)
+
+
+class _Placing:
+    """The assignments of a plan's tables side by side."""
+
+    def __init__(self, plan: Plan, distinct: list[int]) -> None:
+        hot = [(number, plan.where_hot[row]) for number, row in enumerate(distinct) if row in plan.where_hot]
+        self._hot_number = {number: place for place, (number, _) in enumerate(hot)}
+        self._hot = Assignment(plan.hot, [row for _, row in hot]) if plan.hot else None
+        self._full = Assignment(plan.full, distinct)
+
+    def place(self, number: int) -> bool:
+        """Find a key for one more row, in the hot table if it is there."""
+        hot = self._hot_number.get(number)
+        return (hot is not None and self._hot is not None and self._hot.place(hot)) or self._full.place(number)
+
+    def keys(self) -> list[int]:
+        """The key of every row by number, -1 for none."""
+        if self._hot is None:
+            return self._full.keys
+        before = self._hot.code.keys
+        keys = [key + before if key >= 0 else -1 for key in self._full.keys]
+        for number, place in self._hot_number.items():
+            if self._hot.keys[place] >= 0:
+                keys[number] = self._hot.keys[place]
+        return keys
+
+    def inside(self) -> Tensor:
+        """The place that every key selects."""
+        return torch.cat([part.inside() for part in (self._hot, self._full) if part is not None])

@@ -1,0 +1,1 @@
+"""Lookups whose rows stay secret-shared between the two servers, for a private net that they run."""

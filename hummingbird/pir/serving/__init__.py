@@ -1,0 +1,1 @@
+"""One of the two servers: its table, its worker processes, and its place on the wire."""

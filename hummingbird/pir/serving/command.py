@@ -1,0 +1,141 @@
+"""One of the two servers as a program: `python -m hummingbird pir-server --table FILE --party 0 --listen ...`.
+
+It serves until SIGTERM or SIGINT, then answers what is queued, and ends with a line of what it has done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.integrity import KEY_BYTES
+from hummingbird.pir.serving.bucket_server import plan_servers
+from hummingbird.pir.serving.server import Server, open_server
+from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Service
+from hummingbird.pir.table import Source
+from hummingbird.wire.service import Tls
+
+DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
+
+Trust: the operators of the two servers, party 0 and party 1, must not collude. Whoever sees both keys of a query, or
+the traffic of both servers without TLS, knows its row. Run them on hosts of different operators. Whoever may connect
+may ask: clients learn the rows they ask for, and the whole table in time."""
+_POLL = 0.2  # seconds between looks at the workers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `main`."""
+    parser.add_argument("--table", required=True, type=Path, metavar="FILE", help="rows: .npy or .safetensors")
+    parser.add_argument("--tensor", metavar="NAME", help="its name, where a .safetensors file holds several")
+    parser.add_argument("--party", required=True, type=int, choices=(0, 1), help="which of the two servers this is")
+    parser.add_argument(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="serve many lookups at once, by the plan in a file of Plan.to_json or search.pir_plan --plan",
+    )
+    parser.add_argument(
+        "--listen",
+        required=True,
+        nargs="+",
+        metavar="ADDRESS",
+        help="HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate of this server (PEM), for its host name")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the clients' authority (PEM)")
+    parser.add_argument(
+        "--max-batch", type=int, default=MAX_BATCH, metavar="N", help=f"keys in one pass (default {MAX_BATCH})"
+    )
+    parser.add_argument(
+        "--max-wait",
+        type=float,
+        default=1e3 * MAX_WAIT,
+        metavar="MS",
+        help=f"milliseconds that a query waits for others (default {1e3 * MAX_WAIT:g})",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="processes that share the rows (default: none)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the rows are; a GPU answers clients with decoder sum and prf chacha12 only (default cpu)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers")
+    parser.add_argument("--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of who may update rows")
+    parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. Raises the errors of `wire.service.serve`, InputError for the table and keys."""
+    files = (args.tls_cert, args.tls_key, args.tls_ca)
+    if any(files) and not all(files):
+        hint = "give all three or none"
+        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="pir-server", hint=hint)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if args.threads is not None:
+        if args.threads < 1:
+            raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
+        torch.set_num_threads(args.threads)
+    keys = {name: _key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
+    tls = Tls(*files) if all(files) else None
+    servers, services, status = _servers(args, keys), list[Service](), 0
+    try:
+        if len(args.listen) != len(servers):
+            hint = "one for each table: a plan has a full one, and perhaps a hot one before it"
+            raise InputError(f"{len(args.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
+        for server, address in zip(servers, args.listen, strict=True):
+            batching = {"max_batch": args.max_batch, "max_wait": args.max_wait / 1e3}
+            services.append(Service(server, address, tls, **batching))
+            print(f"pir-server party {args.party}: {server.facts.text()}, version {server.state.version}", flush=True)
+            print(f"pir-server listening on {address}", flush=True)
+        while not stop.wait(_POLL):
+            try:
+                for server in servers:
+                    server.check()
+            except HummingbirdError as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = 1
+                break
+    finally:
+        for service in services:
+            service.stop()
+        for server in servers:
+            server.close()
+    for service in services:
+        print(f"pir-server party {args.party}: {service.metrics.line()}", flush=True)
+    return status
+
+
+def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
+    """The server of the table, or those of the tables of a plan."""
+    if args.plan is None:
+        where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
+        return [open_server(args.table, args.party, tensor=args.tensor, **where)]
+    if args.workers or args.device != "cpu" or "owner" in keys:
+        hint = "a plan's tables are in this process, on the CPU, and take no updates"
+        raise InputError("--plan with --workers, --device or --owner", where="pir-server", hint=hint)
+    return plan_servers(Source.open(args.table, args.tensor), Plan.load(args.plan), args.party, **keys)
+
+
+def _key(path: Path) -> bytes:
+    try:
+        text = path.read_text().strip()
+        key = bytes.fromhex(text)
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise InputError(f"not a key of {2 * KEY_BYTES} hexadecimal digits", where=str(path), hint="see pir.Owner")
+    return key

@@ -1,0 +1,77 @@
+"""Counters of a server: queries, passes over the table, their sizes, and how long queries took; nothing of a query."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+_STEPS = 4  # buckets in a factor of 2
+_LEAST = 1e-4  # seconds, upper end of the first bucket
+
+
+class Metrics:
+    """Counters, which any thread may feed. Latency is from a query's arrival to its answer, waiting included."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._busy = 0.0
+        self._sizes: dict[int, int] = {}  # passes by number of keys
+        self._latency = [0] * (24 * _STEPS)  # queries by bucket: 0.1 ms to half an hour
+
+    def add(self, latencies: list[float], counts: list[int], busy: float) -> None:
+        """One pass: each message's latency and number of keys, and the seconds that the pass took."""
+        with self._lock:
+            self._busy += busy
+            total = sum(counts)
+            self._sizes[total] = self._sizes.get(total, 0) + 1
+            for latency, count in zip(latencies, counts, strict=True):
+                self._latency[_bucket(latency)] += count
+
+    def read(self) -> dict[str, Any]:
+        """All counters, for JSON; `latency_ms` maps upper ends of buckets to numbers of queries."""
+        with self._lock:
+            queries, passes = sum(self._latency), sum(self._sizes.values())
+            uptime = time.monotonic() - self._started
+            return {
+                "queries": queries,
+                "passes": passes,
+                "uptime_seconds": round(uptime, 3),
+                "busy_seconds": round(self._busy, 3),
+                "queries_per_second": round(queries / uptime, 1),
+                "queries_per_busy_second": round(queries / self._busy, 1) if self._busy else 0.0,
+                "mean_batch": round(queries / passes, 2) if passes else 0.0,
+                "batches": {str(size): self._sizes[size] for size in sorted(self._sizes)},
+                "latency_ms": {f"{_end(i):.3g}": n for i, n in enumerate(self._latency) if n},
+                "p50_ms": self._quantile(0.5),
+                "p99_ms": self._quantile(0.99),
+            }
+
+    def _quantile(self, share: float) -> float:
+        """The upper end of the bucket that holds it, so up to 19 % too much."""
+        below, wanted = 0, share * sum(self._latency)
+        for bucket, count in enumerate(self._latency):
+            below += count
+            if count and below >= wanted:
+                return round(_end(bucket), 3)
+        return 0.0
+
+    def line(self) -> str:
+        """One line for the end of a program."""
+        now = self.read()
+        return (
+            f"{now['queries']:,} queries in {now['passes']:,} passes of {now['mean_batch']:g} on average, "
+            f"{now['busy_seconds']:.1f} s at work, latency p50 {now['p50_ms']:g} ms, p99 {now['p99_ms']:g} ms"
+        )
+
+
+def _bucket(seconds: float) -> int:
+    bucket, end = 0, _LEAST
+    while end < seconds and bucket < 24 * _STEPS - 1:
+        bucket, end = bucket + 1, end * 2 ** (1 / _STEPS)
+    return bucket
+
+
+def _end(bucket: int) -> float:
+    return 1e3 * _LEAST * 2 ** (bucket / _STEPS)

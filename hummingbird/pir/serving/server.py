@@ -1,0 +1,243 @@
+"""One of the two servers, in this process: a table, a state, and what a client may ask of it.
+
+`Server` answers messages as they come from the wire, and `service` puts it on the wire; so two in-process servers do
+what two remote ones do. A query selects half of the table by its key's bits, and every record is read whatever the key:
+neither the time nor the size of an answer depends on the row.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
+from hummingbird.pir import integrity
+from hummingbird.pir.messages import (
+    TICKET_BYTES,
+    Description,
+    pack_answer,
+    pack_result,
+    unpack_deposit,
+    unpack_query,
+    unpack_update,
+)
+from hummingbird.pir.secret_shared.pending_shares import Deposits, Shares, name
+from hummingbird.pir.serving.shards import Part, Shard
+from hummingbird.pir.serving.workers import Workers
+from hummingbird.pir.table import Source, State, first_state
+
+COLLECT_SECONDS = 60.0  # for which a client in this process waits
+_log = logging.getLogger(__name__)
+
+Answer = Callable[[Tensor, str], tuple[State, Tensor]]
+
+
+class Server:
+    """Party 0 or 1 over a table: `Server(Source.open("table.npy"), 0)`. The two parties must not collude.
+
+    table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
+    without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
+    and shares by ChaCha12 keys. shard: its records made ready (`workers.Workers`), by default in this process, on the
+    device. Methods may be called from any thread. InputError where there is no such device.
+    """
+
+    def __init__(
+        self,
+        table: Source | Tensor | nn.Module,
+        party: int,
+        *,
+        owner: bytes | None = None,
+        identity: bytes | None = None,
+        device: str = "cpu",
+        shard: Shard | None = None,
+    ) -> None:
+        if party not in (0, 1):
+            raise InputError(f"party {party!r}", where="pir.Server(party)", hint="the servers are parties 0 and 1")
+        source = table if isinstance(table, Source) else Source.of(table)
+        self.party, self.facts, self.name = party, source.facts, f"server {party} (in this process)"
+        self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
+        self._identity = None if identity is None else integrity.Identity(identity)
+        self._shard = Part(source, device=device) if shard is None else shard
+        self._state = first_state(self.facts, source.version, self._shard.digests)
+        self._last = b""  # update
+        self._lock = threading.Lock()
+        self._deposits = Deposits()
+
+    @property
+    def state(self) -> State:
+        """Version and digest of what is served now."""
+        return self._state
+
+    @property
+    def signs(self) -> bool:
+        """Whether answers are signed."""
+        return self._identity is not None
+
+    def describe(self) -> bytes:
+        """A packed Description."""
+        return Description(self.party, self.facts, self._state, self.signs).pack()
+
+    def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
+        """State and selected records for checked keys: uint8 (B, record_bytes), XOR (`xor`) or sum mod 2^width."""
+        with self._lock:
+            return self._state, self._shard.answer(keys, self._width(decoder))
+
+    def _width(self, decoder: str) -> int:
+        return 0 if decoder == "xor" else self.facts.word_bits
+
+    def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
+        """The packed answer to a packed query. answer: in place of `answer`, to collect queries (`service.Batcher`).
+
+        InputError for a malformed query; its text depends on the table alone.
+        """
+        decoder, keys = unpack_query(query, self.facts, self.party)
+        if decoder == "shares":
+            raise InputError("shares stay with their server", hint="use Client.deposit")
+        self._shard.accept(keys, self._width(decoder))  # before it waits with others' queries, which would fail with it
+        state, records = (answer or self.answer)(keys, decoder)
+        signature = self._identity.sign(self.party, query, state, records) if self._identity else None
+        return pack_answer(state, records, signature)
+
+    def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+        """Take a message of a `Client` in this process, as `link.Link.begin`."""
+        if method == "Describe":
+            return self.describe
+        if method == "Update":
+            return lambda: self.update(message)
+        if method == "Collect":
+            return lambda: self.collect(message, COLLECT_SECONDS)
+        return lambda: self.deposit(message) if method == "Deposit" else self.handle(message)
+
+    def update(self, message: bytes) -> bytes:
+        """Write the rows of an owner's signed update, which applies to this state only; returns the new description.
+
+        The update that was made last is accepted again, and does nothing. Raises InputError for what the owner has not
+        signed, AgreementError for another state, and leaves the table as it is.
+        """
+        if self._owner is None:
+            raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
+        parts = unpack_update(message, self.facts)
+        integrity.check_update(self._owner, self.facts, parts)
+        state, indices, records, _ = parts
+        with self._lock:
+            if message != self._last:
+                if state != self._state:
+                    other = "" if state.version != self._state.version else ", of another table"
+                    what = f"the update is for version {state.version}{other}, the table is at {self._state.version}"
+                    raise AgreementError(what, hint="send updates in order, from the first that is missing")
+                self._shard.write(indices, records)
+                self._state, self._last = state.after(message), message
+                _log.info("version %d: %d rows updated", self._state.version, len(indices))
+        return self.describe()
+
+    def check(self) -> None:
+        """PeerError if a worker process has ended."""
+        self._shard.check()
+
+    def close(self) -> None:
+        """End the worker processes; may be called twice."""
+        self._shard.close()
+
+    # Shares for MPC ---------------------------------------------------------------------------------------------------
+
+    def shares(self, keys: Tensor, answer: Answer | None = None) -> tuple[State, Tensor, Tensor]:
+        """State, and this party's additive shares in Z_2^64 of s, int64 (B,), and of s * row, int64 (B, dim).
+
+        s is +1 or -1, known to the client only, so that s * (s * row) = row takes one product of shares. The table is a
+        `Source.for_shares`: popcount(t_0) - popcount(t_1) = s is the selected sum of its last column, all ones.
+        """
+        self._shard.accept(keys, self._width("shares"))
+        state, records = (answer or self.answer)(keys, "shares")
+        words = records.view(torch.int64)
+        words = -words if self.party else words  # party 1 subtracts
+        return state, words[:, -1], words[:, :-1]
+
+    def deposit(self, message: bytes, answer: Answer | None = None) -> bytes:
+        """Keep the shares of a packed deposit until they are taken; returns an empty answer.
+
+        They are kept for ten minutes, and for 2^16 lookups in all; InputError beyond that, and as `handle`.
+        """
+        ticket, receipt, keys, factors = unpack_deposit(message, self.facts, self.party)
+        state, signs, rows = self.shares(keys, answer)
+        kept = Shares(signs, rows) if factors is None else Shares(factors, rows, weighted=True)
+        self._deposits.add(ticket, receipt, kept)
+        return pack_answer(state, torch.empty(len(keys), 0, dtype=torch.uint8))
+
+    def oldest(self, timeout: float) -> bytes | None:
+        """The ticket of the oldest deposit that nobody has taken; None if there is none in time."""
+        return self._deposits.oldest(timeout)
+
+    def take(self, ticket: bytes, timeout: float = 60.0) -> Shares:
+        """The shares that a client has deposited under this ticket, once; PeerError if none come in time."""
+        shares = self._deposits.take(ticket, timeout)
+        if shares is None:
+            hint = "does the client use this ticket, at both servers?"
+            raise PeerError(f"no shares were deposited within {timeout:g} s", where=self.name, hint=hint)
+        return shares
+
+    def publish(self, ticket: bytes, result: Tensor | HummingbirdError) -> None:
+        """This party's share of what was computed from a deposit, int64, for the deposit's client alone (`collect`).
+
+        An error in its place says why there is none. InputError for a share of another type, or too large.
+        """
+        self._deposits.publish(ticket, pack_result(result) if isinstance(result, Tensor) else result)
+
+    def collect(self, message: bytes, timeout: float | None, wanted: Callable[[], bool] = lambda: True) -> bytes:
+        """The packed share published under a ticket, once, for who shows its receipt: the message is both.
+
+        timeout: seconds to wait; None: not at all, and nothing is returned where there is none yet. wanted: asked every
+        second, is the client there? Raises InputError, at once, for others, PeerError if there is none in time, and the
+        error published.
+        """
+        ticket, receipt = message[:TICKET_BYTES], message[TICKET_BYTES:]
+        result = self._deposits.collect(ticket, receipt, timeout or 0.0, wanted)
+        if result is None and timeout is not None:
+            hint = "is the server's net running? A larger timeout may help"
+            raise PeerError(f"deposit {name(ticket)}: no result within {timeout:g} s", hint=hint)
+        return result or b""
+
+    def settle(self, timeout: float) -> None:
+        """Wait until what was published is collected."""
+        self._deposits.settle(timeout)
+
+    def stop_collecting(self) -> None:
+        """Clients wait no longer for what is not published yet."""
+        self._deposits.close()
+
+
+def open_server(
+    path: Path,
+    party: int,
+    *,
+    tensor: str | None = None,
+    workers: int = 0,
+    owner: bytes | None = None,
+    identity: bytes | None = None,
+    device: str = "cpu",
+) -> Server:
+    """A server of a table in a file. workers: processes that share its rows; 0: in this process, on a device."""
+    if workers and device != "cpu":
+        hint = "a GPU needs none"
+        raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
+    source = Source.open(path, tensor)
+    shard = Workers(path, tensor, workers) if workers else Part(source, device=device)
+    return Server(source, party, owner=owner, identity=identity, shard=shard)
+
+
+def local_servers(
+    table: Source | Tensor | nn.Module, *, owner: bytes | None = None, device: str = "cpu"
+) -> tuple[Server, Server]:
+    """Both servers in this process, for trying things out: whoever controls the process sees every index.
+
+        servers = local_servers(embedding)
+        private = PrivateEmbedding.from_torch(embedding, servers)
+
+    owner: public key of who may update rows. device: of both, as `Server` takes it.
+    """
+    source = table if isinstance(table, Source) else Source.of(table)
+    return Server(source, 0, owner=owner, device=device), Server(source, 1, owner=owner, device=device)

@@ -1,0 +1,197 @@
+"""A server on the wire (gRPC): one pass over the table answers many clients' queries.
+
+A lone query reads the whole table, and so does a batch of hundreds; so `Batcher` lets queries wait for each other, up
+to `max_wait` seconds after the first or until `max_batch` keys are there. Who arrives during a pass is in the next.
+A result that is not there yet is waited for by `MAX_WAITING` clients at most; more are told to ask again.
+Methods: Describe, Answer (a query), Deposit (shares), Collect (a result), Update (signed by the owner), Metrics (JSON).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import grpc
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError, PeerError
+from hummingbird.pir.serving.metrics import Metrics
+from hummingbird.pir.serving.server import Answer, Server
+from hummingbird.pir.table import State
+from hummingbird.wire.service import WORKERS, Method, Tls, serve
+
+MAX_BATCH = 192
+MAX_WAIT = 0.002
+MAX_WAITING = WORKERS // 2  # Collects: the other workers stay free for queries
+_PATIENCE = 600.0  # seconds until a query that nobody answers is given up; clients have deadlines of their own
+_LATE = 0.2  # seconds before its client's deadline, a refusal can still arrive
+
+
+@dataclass(eq=False)
+class _Job:
+    keys: Tensor
+    decoder: str
+    wanted: Callable[[], bool]
+    arrived: float = field(default_factory=time.monotonic)
+    result: Future[tuple[State, Tensor]] = field(default_factory=Future)
+
+
+class Batcher:
+    """Collects queries for `answer`, in a thread of its own.
+
+    max_batch: keys that end the waiting; a pass may have more, of one large query. max_wait: seconds, 0 or more.
+    """
+
+    def __init__(
+        self, answer: Answer, metrics: Metrics, max_batch: int = MAX_BATCH, max_wait: float = MAX_WAIT
+    ) -> None:
+        if max_batch < 1 or not 0 <= max_wait <= 60:
+            hint = "at least 1 key, and 0 to 60 seconds"
+            raise ConfigError(f"batches of {max_batch} within {max_wait} s", where="pir.Batcher", hint=hint)
+        self._answer, self._metrics, self._max_batch, self._max_wait = answer, metrics, max_batch, max_wait
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="pir-batcher", daemon=True)
+        self._thread.start()
+
+    def answer(self, keys: Tensor, decoder: str, wanted: Callable[[], bool] = lambda: True) -> tuple[State, Tensor]:
+        """Answer as `Server.answer` does, together with others' queries.
+
+        wanted: asked before the work, whether the client is still there.
+        """
+        job = _Job(keys, decoder, wanted)
+        with self._changed:
+            if self._closing:
+                raise PeerError("this server is stopping", hint="ask again when it is back")
+            self._jobs.append(job)
+            self._changed.notify()
+        return job.result.result(_PATIENCE)
+
+    def close(self, timeout: float = 60.0) -> None:
+        """Answer what is queued, without waiting for more, and end; may be called twice."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while batch := self._collect():
+            try:
+                self._pass(batch)
+            except Exception as error:  # for those who wait; the next batch is none the worse
+                for job in batch:
+                    if not job.result.done():
+                        job.result.set_exception(error)
+
+    def _collect(self) -> list[_Job]:
+        """The next pass's queries, all of one decoder; none at the end."""
+        with self._changed:
+            while not self._jobs:
+                if self._closing:
+                    return []
+                self._changed.wait(1.0)
+            until = self._jobs[0].arrived + self._max_wait
+            while not self._closing and sum(len(job.keys) for job in self._jobs) < self._max_batch:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            decoder, count = self._jobs[0].decoder, 0
+            batch: list[_Job] = []
+            rest: deque[_Job] = deque()
+            for job in self._jobs:
+                if job.decoder == decoder and (not batch or count + len(job.keys) <= self._max_batch):
+                    batch.append(job)
+                    count += len(job.keys)
+                else:
+                    rest.append(job)
+            self._jobs = rest
+            return batch
+
+    def _pass(self, batch: list[_Job]) -> None:
+        live: list[_Job] = []
+        for job in batch:
+            if job.wanted():
+                live.append(job)
+            else:
+                job.result.set_exception(PeerError("the client has gone"))
+        if not live:
+            return
+        counts = [len(job.keys) for job in live]
+        started = time.monotonic()
+        state, records = self._answer(torch.cat([job.keys for job in live]), live[0].decoder)
+        now = time.monotonic()
+        self._metrics.add([now - job.arrived for job in live], counts, now - started)
+        for job, part in zip(live, records.split(counts), strict=True):
+            job.result.set_result((state, part))
+
+
+class Service:
+    """A server at an address, from now until `stop`. TRUST: the operator of the other server must not be this one.
+
+    tls: mutual TLS, needed for other hosts: whoever has a certificate of its authority may ask. max_batch, max_wait:
+    see `Batcher`. Raises the errors of `wire.service.serve`, and ConfigError for the batching.
+
+        service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        address: str,
+        tls: Tls | None = None,
+        *,
+        max_batch: int = MAX_BATCH,
+        max_wait: float = MAX_WAIT,
+    ) -> None:
+        self.metrics, self._server = Metrics(), server
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
+        try:
+            self._front = serve(self._methods(server), address, tls)
+        except BaseException:
+            self._batcher.close()
+            raise
+
+    def stop(self, grace: float = 30.0) -> None:
+        """Refuse new queries, answer what is queued within `grace` seconds, and end; may be called twice."""
+        ended = self._front.stop(grace)
+        self._server.stop_collecting()
+        self._batcher.close(grace)
+        ended.wait(grace + 1.0)
+
+    def _methods(self, server: Server) -> dict[str, Method]:
+        def collected(context: grpc.ServicerContext) -> Answer:
+            return lambda keys, decoder: self._batcher.answer(keys, decoder, context.is_active)
+
+        def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
+            return server.handle(data, collected(context))
+
+        def deposit(data: bytes, context: grpc.ServicerContext) -> bytes:
+            return server.deposit(data, collected(context))
+
+        def collect(data: bytes, context: grpc.ServicerContext) -> bytes:
+            left = context.time_remaining()  # None without a deadline
+            timeout = _PATIENCE if left is None else max(0.0, min(left - _LATE, _PATIENCE))
+            if not self._waiting.acquire(blocking=False):
+                return server.collect(data, None)
+            try:
+                return server.collect(data, timeout, context.is_active)
+            finally:
+                self._waiting.release()
+
+        return {
+            "Describe": lambda data, context: server.describe(),
+            "Answer": answer,
+            "Deposit": deposit,
+            "Collect": collect,
+            "Update": lambda data, context: server.update(data),
+            "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
+        }

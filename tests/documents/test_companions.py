@@ -1,0 +1,81 @@
+"""Everything that docs/encrypted.md, docs/lookup.md and the quickstart's short forms show runs."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hummingbird import pir
+from tests.support.pages import OTHER, QUICKSTART, blocks, run
+from tests.support.paths import ROOT
+
+ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"
+
+
+def started(line: str, folder: Path) -> subprocess.Popen[str]:
+    """A server of a `sh` block, in `folder`."""
+    words = [sys.executable, *shlex.split(line)[1:]]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""}
+    return subprocess.Popen(
+        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def stop(servers: list[subprocess.Popen[str]]) -> None:
+    for server in servers:
+        server.terminate()
+    for server in servers:
+        server.communicate(timeout=20)
+
+
+@pytest.mark.slow
+def test_the_encrypted_example_runs(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    (snippet,) = blocks(ENCRYPTED, "python")
+    (tmp_path / "example.py").write_text(snippet)
+    out = run([sys.executable, "example.py"], tmp_path)
+    # The report's own prediction is tested in tests/he/test_convert.py; here it is that logits of size 10 agree.
+    assert float(out.rpartition("largest error ")[2]) < 1e-3 and "encrypted" in out
+
+
+def test_the_short_forms_in_the_quickstart_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    snippets = [b for b in blocks(QUICKSTART, "python") if OTHER.match(b)]
+    assert len(snippets) == 2
+    (tmp_path / "short.py").write_text("import torch\n" + "".join(snippets))
+    out = run([sys.executable, "short.py"], tmp_path)
+    assert "torch.Size([4, 10])" in out and out.splitlines()[-1] == "True"
+
+
+@pytest.mark.slow
+def test_the_encrypted_commands_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    np.save(tmp_path / "images.npy", torch.rand(5, 1, 28, 28).numpy())
+    np.save(tmp_path / "labels.npy", np.zeros(5, np.int64))
+    serve, ask = blocks(ENCRYPTED, "sh")[0].splitlines()
+    server = started(serve, tmp_path)
+    try:
+        run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
+    finally:
+        stop([server])
+    assert np.load(tmp_path / "logits.npy").shape == (5, 10)
+
+
+def test_the_lookup_example_and_servers_run(tmp_path: Path) -> None:
+    (snippet,) = blocks(LOOKUP, "python")
+    exec(snippet, {})  # noqa: S102 - a snippet of this repository
+    rows = torch.rand(3000, 8)
+    np.save(tmp_path / "table.npy", rows.numpy())
+    servers = [started(line, tmp_path) for line in blocks(LOOKUP, "sh")[0].splitlines()]
+    try:
+        client = pir.Client([f"unix:{tmp_path}/pir{party}.sock" for party in (0, 1)], timeout=60)
+        assert torch.equal(client.rows(torch.tensor([0, 1234, 2999])), rows[[0, 1234, 2999]])
+        client.close()
+    finally:
+        stop(servers)

@@ -1,0 +1,125 @@
+"""Figures of the documentation are those of the formulas and of the measured tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from hummingbird import cost
+from hummingbird.bits import BitWindow
+from hummingbird.convert import convert_model
+from hummingbird.he.scheme.params import TABLES
+from hummingbird.kernels.lookups import dpf
+from hummingbird.mpc.activations import EvenSmooth
+from hummingbird.mpc.maximum import Softmax
+from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
+from tests.support.paths import ROOT
+
+ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"
+MEASURED = re.compile(r"<!-- measured -->\n(.*)<!-- /measured -->", re.DOTALL)
+MEASURING = (README, BENCHMARKS)
+
+
+def measured_rows(path: Path) -> list[str]:
+    """The lines of the measured table of a page, below its head."""
+    table = MEASURED.search(text_of(path))
+    assert table
+    head, rule, *rows = table[1].splitlines()
+    assert head == "| what | CrypTen 0.4.1 | HummingBird as published | here |" and set(rule) <= set("|-:")
+    return rows
+
+
+def test_only_the_measured_tables_may_await_figures() -> None:
+    assert not any(word in text_of(path) for path in DOCUMENTS for word in ("TBD", "TODO") if path not in MEASURING)
+    assert not any(word in MEASURED.sub("", text_of(path)) for path in MEASURING for word in ("TBD", "TODO"))
+
+
+def test_the_readme_s_figures_are_those_of_the_benchmarks() -> None:
+    assert len(measured_rows(README)) == 5 and set(measured_rows(README)) <= set(measured_rows(BENCHMARKS))
+
+
+def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in measured_rows(BENCHMARKS)]
+    rows = {what: [cell.partition(" ")[0].replace(",", "") for cell in cells] for what, *cells in lines}
+    n = 10**6
+    crypten = cost.crypten_relu(n, 2)
+    for label, window in (("window [20:12)", BitWindow(20, 12)), ("window [20:0)", BitWindow(20, 0))):
+        here = cost.masked_relu(n, window.k, window.m, 40, 2)  # 40: before a convolution and a ReLU of 20 bits
+        published = (cost.published_relu_bits(window.w), (window.w - 1).bit_length() + 3)
+        bits = [crypten.bits // n, published[0], here.bits // n]
+        assert [float(x) for x in rows[f"bits per ReLU and party, {label}"]] == pytest.approx(bits, abs=0.5)
+        assert [int(x) for x in rows[f"rounds, {label}"]] == [crypten.rounds, published[1], here.rounds]
+        offline = rows[f"offline bits per ReLU to party 0, {label}"]
+        assert float(offline[2]) == pytest.approx(here.offline_bits / n, abs=0.5)
+
+
+def test_the_worked_example_is_what_cost_says(capsys: pytest.CaptureFixture[str]) -> None:
+    transcripts = blocks(ROOT / "docs/protocol.md", "console")
+    shown = re.compile(r"^\$ python -c \"(.*)\"\n(.*)$", re.MULTILINE)
+    pairs = [pair for block in transcripts for pair in shown.findall(block)]
+    assert len(pairs) == sum(block.count("$ ") for block in transcripts) >= 7
+    for code, expected in pairs:
+        exec(code, {})  # noqa: S102 - lines of this repository
+        assert capsys.readouterr().out.strip() == expected, code
+
+
+@pytest.mark.parametrize("w", [2, 3, 6, 8, 20, 48, 64])
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_the_formulas_of_the_cost_table(w: int, number: int) -> None:
+    """Headers are left out in the document: at most 16 frames of 160 bits to each party here."""
+    n, levels = 8 * 10**5, (w - 2).bit_length() if w > 2 else 0
+    here = cost.drelu(n, w, number)
+    frames = here.rounds * 160 * (number - 1)
+    if number == 2:
+        assert here.bits == n * (4 * w - 7 - levels) + frames
+        assert here.offline_bits == n * (3 * w - 5 - levels)
+        assert here.rounds == 1 + levels
+    else:
+        adders = {3: 1, 4: 2, 5: 3}[number]
+        assert here.bits == n * (number - 1) * (2 * (w - 1) * (number - 1) + 3 * (w - 2) - levels) + frames
+        assert here.offline_bits == n * ((w - 1) * (number - 1) + 2 * (w - 2) - levels)
+        assert here.rounds == adders + 1 + levels
+    chosen = cost.select(n, 16, number)
+    assert (chosen.bits, chosen.offline_bits) == (65 * n * (number - 1) + 160 * (number - 1), 320 * n)
+
+
+def test_spline_table_is_what_the_converter_makes() -> None:
+    table = text_of(ROOT / "docs/protocol.md").partition("| function | span |")[2].partition("\n\n")[0]
+    stated = {m[1]: int(m[2]) for m in re.finditer(r"^\| ([\w, /]+) \| [^|]+ \| (\d+) \|$", table, re.MULTILINE)}
+    layers = {
+        "sigmoid": torch.nn.Sigmoid(),
+        "tanh": torch.nn.Tanh(),
+        "SiLU": torch.nn.SiLU(),
+        "GELU": torch.nn.GELU(),
+        "Hardsigmoid": torch.nn.Hardsigmoid(),
+    }
+    nets = {name: convert_model(torch.nn.Sequential(layer).eval()) for name, layer in layers.items()}
+    private = {name: net.get_submodule("0") for name, net in nets.items()}
+    made = {name: layer.comparisons + isinstance(layer, EvenSmooth) for name, layer in private.items()}
+    softmax = Softmax(1, private["tanh"].comparison)
+    assert stated == made | {
+        "exp, in a softmax over 1000 places": softmax.exp(1000).comparisons,
+        "1/x, once for each softmax over 1000 places": softmax.reciprocal(1000).comparisons,
+    }
+    smooth = [layer.comparisons for name, layer in private.items() if name != "Hardsigmoid"]
+    assert f"splines: {min(smooth)} to {max(smooth)} comparisons" in text_of(LIMITS)
+
+
+def test_the_security_tables_are_those_of_the_package() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text_of(ENCRYPTED).splitlines()]
+    degrees = [int(cell) for cell in next(row for row in rows if row[0] == "N")[1:]]
+    for year, table in TABLES.items():
+        shown = next(row for row in rows if row[0].startswith(year))
+        assert dict(zip(degrees, map(int, shown[1:]), strict=True)) == table
+
+
+def test_the_size_of_a_key_is_the_format_s() -> None:
+    text = " ".join(text_of(LOOKUP).split())
+    constant, step, million = map(
+        int, re.findall(r"(\d+) \+ (\d+) d bytes for a tree of depth d, (\d+) at 2\^20", text)[0]
+    )
+    assert [dpf.key_bytes(1 << bits) for bits in (10, 15, 20)] == [constant + step * depth for depth in (0, 5, 10)]
+    assert million == dpf.key_bytes(1 << 20)

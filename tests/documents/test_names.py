@@ -1,0 +1,216 @@
+"""Everything that the documentation names exists: files, headings, programs, flags, targets, rooms."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+import scripts.bench_he
+import scripts.bench_linear
+import scripts.bench_pir
+import scripts.bench_pir_service
+import scripts.bench_relu
+import scripts.bench_resnet
+import scripts.bench_simulate
+import scripts.crypten_baseline
+import scripts.demo
+import scripts.fuzz_nets
+import scripts.recommend
+import scripts.results
+import scripts.torchvision_table
+import scripts.train
+import scripts.train_lstm
+import scripts.train_recommender
+import search.find_bits
+import search.finetune
+import search.frontier
+import search.pir_plan
+import search.validate
+from hummingbird import __main__ as command
+from hummingbird.version import VERSION
+from tests.support.pages import COMMAND_PAGE, DOCUMENTS, PAGES, shell_lines, text_of
+from tests.support.paths import ROOT
+from tests.test_floors import FLOORS, PACKAGE
+
+TOP = "hummingbird|search|scripts|models|checkpoints|docs|tests"
+
+
+def anchors(path: Path) -> set[str]:
+    """The targets of links to a page's headings: lower case, no punctuation, hyphens for spaces (as GitHub does it)."""
+    headings = re.findall(r"^#+ (.+)$", text_of(path), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def code_spans(path: Path) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL))
+
+
+def help_of(main: Callable[[], object], *arguments: str) -> str:
+    """The text that a program prints for --help."""
+    before, sys.argv = sys.argv, ["program", *arguments, "--help"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+            main()
+    finally:
+        sys.argv = before
+    return out.getvalue()
+
+
+HELP: dict[str, Callable[[], str]] = {
+    **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
+    "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
+    "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
+    "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
+    "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
+    "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
+    "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
+    "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
+    "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
+    "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
+    "scripts.recommend": lambda: help_of(scripts.recommend.main),
+    "scripts.results": lambda: scripts.results.parser().format_help(),
+    "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
+    "scripts.train_recommender": lambda: help_of(scripts.train_recommender.main),
+    "search.find_bits": lambda: search.find_bits.parser().format_help(),
+    "search.finetune": lambda: search.finetune.parser().format_help(),
+    "search.frontier": lambda: search.frontier.parser().format_help(),
+    "search.pir_plan": lambda: help_of(search.pir_plan.main),
+    "search.validate": lambda: search.validate.parser().format_help(),
+    "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
+}
+
+
+TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
+TORCHRUN |= {"--max-restarts"}
+
+
+def program(words: list[str]) -> tuple[str, list[str]]:
+    """The key in HELP of a command line, and the words after the program's name."""
+    if "-m" in words:
+        at = words.index("-m") + 1
+        name, rest = words[at], words[at + 1 :]
+        return (f"hummingbird {rest[0]}", rest[1:]) if name == "hummingbird" else (name, rest)
+    at = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    return words[at].removesuffix(".py").replace("/", "."), words[at + 1 :]
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_and_paths_exist(path: Path) -> None:
+    """Files, or such as checkpoints/README.md has a command for."""
+    left_out = text_of(ROOT / "checkpoints/README.md").partition("## Not in the repository")[2]
+    made = {f"checkpoints/{name}" for name in re.findall(r"^\| `([\w.-]+)` \| `[A-Z]", left_out, re.MULTILINE)}
+    assert made and not any((ROOT / name).exists() for name in made)
+    missing = []
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(path)):
+        if "://" not in target and not (path.parent / target).exists():
+            missing.append(target)
+    for span in code_spans(path):
+        if re.fullmatch(rf"({TOP}|\.ci)/[\w./-]*", span) and not (ROOT / span).exists():
+            missing.append(span)
+    for line in shell_lines():
+        for word in shlex.split(line):
+            if re.fullmatch(rf"({TOP})/[\w./-]+", word) and not ((ROOT / word).exists() or word in made):
+                missing.append(word)
+    assert not missing
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_headings_exist(path: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text_of(path))
+    missing = [link for link in links if link[1] not in anchors(path.parent / link[0] if link[0] else path)]
+    assert not missing
+
+
+def test_the_index_lists_every_page() -> None:
+    linked = re.findall(r"\]\((\w[\w.-]*\.md)\)", text_of(ROOT / "docs/index.md"))
+    assert sorted([*linked, "index.md"]) == [path.name for path in PAGES]
+
+
+def test_the_commands_page_has_every_program() -> None:
+    shown = {program(shlex.split(line))[0] for line in shell_lines([COMMAND_PAGE]) if not line.startswith("make ")}
+    files = [*(ROOT / "scripts").glob("*.py"), *(ROOT / "search").glob("*.py")]
+    programs = {f"{path.parent.name}.{path.stem}" for path in files if '__name__ == "__main__"' in text_of(path)}
+    assert shown == set(HELP) and programs <= shown
+
+
+def test_the_picture_of_the_rooms_has_every_room_on_its_floor() -> None:
+    shown: list[set[str]] = [set() for _ in FLOORS]
+    for node in ElementTree.parse(ROOT / "docs/architecture.svg").iter("{http://www.w3.org/2000/svg}text"):
+        if (number := node.get("data-floor")) is not None:
+            shown[int(number)] |= set((node.text or "").split(" · "))
+    rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert shown == [floor & rooms for floor in FLOORS] and set().union(*shown) == rooms
+
+
+def test_every_make_target_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    named = {name for path in DOCUMENTS for name in re.findall(r"(?:^|`)make ([a-z-]+)", text_of(path), re.MULTILINE)}
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if re.search(r"\b(python|torchrun) ", line)])
+def test_every_flag_is_accepted(line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "torchrun":
+        at = next(i for i, word in enumerate(words) if word == "-m" or word.endswith(".py"))
+        assert flags(words[:at]) <= TORCHRUN
+    if any(re.fullmatch(r"\w+\.py", word) for word in words):  # a file of the reader's own, which the pages show
+        return
+    name, rest = program(words)
+    known = set(re.findall(r"--[a-z][\w-]*", HELP[name]()))
+    assert flags(rest) <= known
+
+
+def test_flags_in_the_text_exist() -> None:
+    known = TORCHRUN | {flag for text in HELP.values() for flag in re.findall(r"--[a-z][\w-]*", text())}
+    spans = [span for path in DOCUMENTS for span in code_spans(path)]
+    named = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span)}
+    assert named and named <= known
+
+
+def test_lines_parse() -> None:
+    """Values too, not only names."""
+    seen = 0
+    for line in shell_lines():
+        if " -m hummingbird " in line:
+            command.parser().parse_args(shlex.split(line.partition(" -m hummingbird ")[2]))
+            seen += 1
+        for program_ in (
+            scripts.train,
+            search.find_bits,
+            search.finetune,
+            search.frontier,
+            search.validate,
+        ):
+            if re.search(program_.__name__.replace(".", "[./]") + r"(\.py)?\s", line):
+                program_.parser().parse_args(program(shlex.split(line))[1])
+                seen += 1
+    assert seen >= 12
+
+
+def test_citation_and_licence() -> None:
+    cff = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
+    assert cff["cff-version"] == "1.2.0" and cff["version"] == VERSION and cff["license"] == "MIT"
+    assert all(reference["authors"] and reference["title"] for reference in cff["references"])
+    assert "Copyright (c) 2026 the hummingbird authors" in text_of(ROOT / "LICENSE")
+    assert f"## {VERSION}" in text_of(ROOT / "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != "torchvision.md"], ids=lambda path: path.name)
+def test_no_address_and_no_path_of_a_machine(path: Path) -> None:
+    assert not re.search(r"[\w.]+@[\w-]+\.\w|/(home|root|work|tmp)/", text_of(path))

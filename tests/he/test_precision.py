@@ -1,0 +1,109 @@
+"""An image's precision is its own: outliers beside it cost it nothing, and what is predicted is what is measured."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hummingbird import he
+from hummingbird.errors import InputError
+from hummingbird.he.runtime.precision import Precision, named, summary
+from models import get_model, load_checkpoint
+from tests.support.he_cases import PRODUCTS, conv, images, made
+from tests.support.paths import ROOT
+
+
+def relative(model: he.HEModel, net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """For every image, the error of its outputs over their size."""
+    with torch.no_grad():
+        expected = net.double()(x.double()).flatten(1)
+        net.float()
+    return (model(x).double().flatten(1) - expected).norm(dim=1) / expected.norm(dim=1)
+
+
+@pytest.mark.parametrize("factor", [1e4, 1e6, 1e-3])
+def test_an_outlier_costs_the_others_nothing(factor: float) -> None:
+    """Both layers keep 2^-12 of a typical value, each kind of error for itself: 2^-9 in all, for every image."""
+    checkpoint = ROOT / "checkpoints/cryptonets-relu.pt"
+    net = load_checkpoint(str(checkpoint), get_model("cryptonets", 10, activation="relu")).eval()
+    model = he.convert_model(net, (1, 28, 28))
+    torch.manual_seed(0)
+    x = torch.rand(12, 1, 28, 28) * 3 - 0.4
+    x[-1] *= factor
+    assert float(relative(model, net, x).max()) < 2.0**-9
+    assert model.last is not None
+    (precision,) = model.last.precision
+    assert float(precision.predicted.min()) > 9
+
+
+def test_an_outlier_in_a_net_with_two_packings_and_a_residual() -> None:
+    torch.manual_seed(1)
+    net = nn.Sequential(conv(1, 2, 3), nn.ReLU(), conv(2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)).eval()
+    x = images(9, (1, 5, 5))
+    x[4] *= 3e5
+    for packing in ("coefficients", "complex"):
+        assert float(relative(he.convert_model(net, (1, 5, 5), packing=packing), net, x).max()) < 2.0**-8
+
+
+def test_an_image_that_would_lose_its_own_values_is_refused_by_number() -> None:
+    """A pixel of 1e7 leaves the rest errors as large as they are, and ReLU6 cuts off what the pixel itself makes."""
+    torch.manual_seed(2)
+    net = nn.Sequential(conv(1, 2, 3), nn.ReLU6(), nn.Flatten(), nn.Linear(72, 3)).eval()
+    model = he.convert_model(net, (1, 8, 8))
+    x = images(6, (1, 8, 8))
+    good = model(x)
+    x[3, 0, 0, 0] = 1e7
+    with pytest.raises(InputError, match="image 3: less than 6 bits") as caught:
+        model(x)
+    assert "outliers" in caught.value.hint and caught.value.where == "1"
+    keep = [0, 1, 2, 4, 5]
+    assert torch.allclose(model(x[keep]), good[keep], atol=1e-2)
+    more = images(2048 + 5, (1, 8, 8))
+    more[2050, 0, 0, 0] = 1e7
+    with pytest.raises(InputError, match="image 2050"):
+        model(more)
+
+
+def test_values_that_are_not_finite_are_refused_by_number() -> None:
+    model = he.convert_model(nn.Linear(4, 2), (4,))
+    x = images(5, (4,))
+    x[1, 2], x[3, 0] = math.nan, math.inf
+    with pytest.raises(InputError, match="NaN or infinity: images 1, 3"):
+        model(x)
+    x = images(5, (4,))
+    x[2] = 1e30
+    with pytest.raises(InputError, match="leave the modulus.*: image 2"):
+        model(x)
+
+
+@pytest.mark.parametrize("mode", ["client-aided", "polynomial"])
+@pytest.mark.parametrize("name", ["layer", "square"])
+def test_predicted_precision_is_measured(mode: str, name: str) -> None:
+    """In free slots and against torch: within a factor of two, the client's prediction being one for all values."""
+    torch.manual_seed(3)
+    net, shape = made(PRODUCTS["square"]) if name == "square" else (nn.Linear(30, 20, bias=False).eval(), (30,))
+    model = he.convert_model(net, shape, mode)
+    x = images(200, shape)
+    true = -torch.log2(relative(model, net, x)).median()
+    assert model.last is not None
+    (precision,) = model.last.precision
+    assert precision.measured is not None
+    assert abs(float(precision.predicted.median() - true)) < 1.5
+    if name == "layer":  # a square has other errors where there is no image
+        assert abs(float(precision.predicted.median() - precision.measured.median())) < 0.5
+    assert "precision, bits of an image's typical values: predicted" in model.report()
+
+
+def test_a_full_batch_has_no_slot_to_measure_in() -> None:
+    model = he.convert_model(nn.Linear(3, 2), (3,))
+    model(images(2048, (3,)))
+    assert "measured not known, as no slots are free" in model.report()
+
+
+def test_words() -> None:
+    assert named(torch.tensor([2]), 10) == "image 12"
+    assert named(torch.arange(20), 1) == "images 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"
+    assert "(image 0)" in summary([Precision(2, 2), Precision(1, 4)])

@@ -1,0 +1,140 @@
+"""Parties that run from a store, or rehearse: programs for the nursery (tests/jobs/failures.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import hummingbird
+from hummingbird.bits import BitWindow
+from hummingbird.mpc import launch
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.ledger import Ledger
+from hummingbird.mpc.dealer.store import StoreDealer, material_facts
+from hummingbird.mpc.dry_run import rehearse
+
+SLICE = (4, 6)
+WINDOW = BitWindow(20, 0)
+TIMEOUT = 4.0
+
+
+def net() -> nn.Sequential:
+    """A small net for rows of 6, the same at every party."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+def rows(count: int) -> torch.Tensor:
+    """Input for `net`."""
+    torch.manual_seed(1)
+    return torch.randn(count, 6)
+
+
+def write_store(out: Path, slots: int, parties: int = 2, weights: str | int = "public", protocol: str = "gmw") -> None:
+    """Deal a store for `net` on slices of `SLICE`, as the command does."""
+    private = hummingbird.convert_model(net(), WINDOW, weights, protocol)
+    plan = rehearse(private, SLICE, parties)
+    facts = material_facts(private.facts)
+    deal(out, setup=plan.setup, batch=plan.batch, shape=SLICE, slots=slots, parties=parties, facts=facts)
+
+
+def _say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # at once, and whole
+
+
+def stored(path: str, count: str, weights: str = "public", window: str = "20:0", protocol: str = "gmw") -> None:
+    """Run `count` rows from a store, opening the logits to all; 0: slice after slice until it is used up.
+
+    Says every slot before anything of it is handed out.
+    """
+    mark = StoreDealer.mark
+
+    def told(self: StoreDealer, slot: int) -> None:
+        mark(self, slot)
+        _say(f"slot {slot}")
+
+    StoreDealer.mark = told  # type: ignore[method-assign]
+    session = launch.init(timeout=TIMEOUT, store=path)
+    _say("joined")
+    bits = BitWindow(*(int(part) for part in window.split(":")))
+    private = hummingbird.convert_model(net(), bits, int(weights) if weights.isdigit() else weights, protocol)
+    if int(count):
+        x = hummingbird.cryptensor(rows(int(count)) if session.rank == 0 else None, src=0)
+        _say(json.dumps(private(x).get_plain_text().tolist()))
+    else:
+        assert isinstance(session.dealer, StoreDealer)
+        for _ in range(session.dealer.slots_left):
+            x = hummingbird.cryptensor(rows(SLICE[0]) if session.rank == 0 else None, src=0)
+            out = private(x).get_plain_text()
+        _say(json.dumps(out.tolist()))
+
+
+def _nets() -> list[tuple[nn.Module, tuple[int, ...], dict[str, Any]]]:
+    conv, pool = nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2)
+    image = nn.Sequential(conv, nn.ReLU6(), pool, nn.Flatten(), nn.Linear(12, 4), nn.Sigmoid())
+    smooth = nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 3), nn.Softmax(dim=1))
+    mean = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(0.1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(18, 2))
+    return [
+        (net(), (3, 6), {"protocol": "gmw"}),
+        (net(), (3, 6), {"weights": 1, "protocol": "gmw"}),
+        (image, (2, 2, 4, 4), {"bits": BitWindow(24, 4), "protocol": "gmw"}),
+        (image, (2, 2, 4, 4), {"bits": BitWindow(24, 4), "protocol": "masked"}),
+        (smooth, (2, 5), {"bits": BitWindow(30, 0), "protocol": "masked"}),
+        (mean, (2, 1, 8, 8), {"weights": 0, "protocol": "masked", "bits": BitWindow(20, 12)}),
+    ]
+
+
+def rehearsed() -> None:
+    """Rehearse several nets, before and after a run, and compare with what the run takes at this party."""
+    made: list[Request[Any]] = []
+    correlation = sessions.Session.correlation
+
+    def noted(self: sessions.Session, request: Request[Any]) -> Any:
+        made.append(request)
+        return correlation(self, request)
+
+    plans = [
+        rehearse(hummingbird.convert_model(model.eval(), **options), shape, int(os.environ["WORLD_SIZE"]))
+        for model, shape, options in _nets()
+    ]
+    sessions.Session.correlation = noted  # type: ignore[method-assign]
+    for (model, shape, options), plan in zip(_nets(), plans, strict=True):
+        session = launch.init(timeout=30, dealer=os.environ["DEALER"])
+        made.clear()
+        private = hummingbird.convert_model(model.eval(), **options)
+        assert made == plan.setup, f"setup at party {session.rank}"
+        made.clear()
+        x = hummingbird.cryptensor(torch.zeros(shape) if session.rank == 0 else None, src=0)
+        private(x).get_plain_text()
+        assert plan.batch and made == plan.batch, f"batch at party {session.rank}"
+        if options.get("weights", "public") == "public":
+            with hummingbird.meter() as m:
+                again = rehearse(private, shape, session.parties, session.rank)
+            assert (again, m.rows) == (plan, {}), "a rehearsal in the middle of a session"
+            private(x).get_plain_text()
+        hummingbird.uninit()
+    _say("equal")
+
+
+def dies_at_mark(path: str) -> None:
+    """kill -9 at the moment when a mark is on the disk, and nothing handed out."""
+    use = Ledger.use
+
+    def dies(self: Ledger, slot: int) -> None:
+        use(self, slot)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Ledger.use = dies  # type: ignore[method-assign]
+    store = StoreDealer(path, rank=1, parties=2)
+    store.reserve(None).correlation(store.header.batch[0])
+
+
+JOBS = {"dies_at_mark": dies_at_mark, "rehearsed": rehearsed, "stored": stored}

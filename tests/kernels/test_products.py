@@ -1,0 +1,177 @@
+"""Exact products and convolutions mod 2^64: every implementation against torch's int64 and Python's integers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird import kernels
+from hummingbird.errors import InputError
+from hummingbird.kernels.reference.shares import products
+from tests.test_ring import full, python_matmul
+
+TERMS = 512 * 3 * 3  # the longest sum of a ResNet: 4608
+
+
+def extremes(*shape: int) -> list[tuple[Tensor, Tensor, int]]:
+    """Operands whose sums of products are largest in one sense or another, and the sum of `shape[-1]` equal ones."""
+    values = [-1, -(2**63), 2**63 - 1, 2**32 - 1, -(2**32), -(2**48)]
+    out = []
+    for a, b in itertools.product(values, values):
+        total = (a * b * shape[-1] + 2**63) % 2**64 - 2**63
+        out.append((torch.full(shape, a), torch.full(shape, b), total))
+    return out
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 17])
+def test_matmul_of_every_size_around_a_tile(path: str, rows: int) -> None:
+    for terms, columns in itertools.product((1, 2, 255, 256, 257, 1025), (1, 7, 8, 9, 16, 17, 23, 24, 25, 49)):
+        a, b = full(rows, terms), full(terms, columns)
+        assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b)), (terms, columns)
+
+
+def test_matmul_over_4608_terms(path: str) -> None:
+    a, b = full(3, TERMS), full(TERMS, 2)
+    assert torch.equal(kernels.matmul(a, b), python_matmul(a, b))
+    for left, right, total in extremes(1, TERMS):
+        assert kernels.matmul(left, right.t()).item() == total
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 7), (7, 4)), ((2, 3, 7), (2, 7, 4)), ((3, 7), (2, 7, 4)), ((7,), (7, 4))])
+def test_matmul_takes_torchs_shapes(path: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (full(*shape) for shape in shapes)
+    assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b))
+    assert torch.equal(kernels.matmul(a.flip(-1), b), torch.matmul(a.flip(-1), b))
+
+
+@pytest.mark.parametrize("shapes", [((5, 0), (0, 3)), ((0, 4), (4, 3)), ((5, 4), (4, 0))])
+def test_matmul_of_nothing(path: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (full(*shape) for shape in shapes)
+    got = kernels.matmul(a, b)
+    assert got.shape == (a.shape[0], b.shape[1]) and not got.any()
+
+
+def test_a_transposed_operand_is_read_correctly(path: str) -> None:
+    a, b = full(30, 11).t(), full(40, 30).t()
+    assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b))
+
+
+def test_conv2d_for_all_options(path: str) -> None:
+    for groups, (inputs, outputs), kernel, stride, dilation in itertools.product(
+        (1, 2, 5), ((1, 1), (1, 2), (1, 3), (2, 1), (3, 9)), ((1, 1), (3, 2), (2, 3)), ((1, 1), (2, 2), (1, 3)), (1, 2)
+    ):
+        x, w = full(2, groups * inputs, 9, 11), full(groups * outputs, inputs, *kernel)
+        got = kernels.conv2d(x, w, stride, (dilation, dilation), groups)
+        case = (groups, inputs, outputs, kernel, stride, dilation)
+        assert torch.equal(got, F.conv2d(x, w, None, stride, 0, dilation, groups)), case
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 9, 10, 18, 34])
+def test_conv2d_for_every_run_of_places(path: str, size: int) -> None:
+    """Rows of 1 to 32 outputs: runs of eight, of four, shorter ones, and panels that span rows and images."""
+    for batch, groups, outputs, stride in itertools.product((1, 3), (1, 4), (4, 12), (1, 2)):
+        x, w = full(batch, 4, size, size), full(outputs, 4 // groups, 3, 3)
+        got = kernels.conv2d(x, w, (stride, stride), (1, 1), groups)
+        assert torch.equal(got, F.conv2d(x, w, None, stride, 0, 1, groups)), (batch, groups, outputs, stride)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv2d_over_4608_terms(path: str, groups: int) -> None:
+    x, w = full(2, 512 * groups, 4, 4), full(9 * groups, 512, 3, 3)
+    got = kernels.conv2d(x, w, (1, 1), (1, 1), groups)
+    assert torch.equal(got, F.conv2d(x, w, groups=groups))
+    window = x[1, :512, :3, :3].reshape(1, -1)  # one output element by Python's integers
+    assert int(got[1, 0, 0, 0]) == int(python_matmul(window, w[0].reshape(-1, 1)))
+    for left, right, total in extremes(1, TERMS):
+        made = kernels.conv2d(left.view(1, 512, 3, 3), right.view(1, 512, 3, 3), (1, 1), (1, 1), 1)
+        assert made.item() == total
+
+
+def test_views_are_read_correctly(path: str) -> None:
+    big, w = full(7, 6, 9, 9), full(3, 4, 3, 3)
+    for x in (big[1:6, 1:5, 2:8, 1:7], big[:5, :6].transpose(1, 2)[:, :4], full(1, 1, 6, 6).expand(3, 4, 6, 6)):
+        assert torch.equal(kernels.conv2d(x, w, (2, 1), (1, 1), 1), F.conv2d(x.contiguous(), w, stride=(2, 1)))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+def test_threads_share_the_work(path: str, threads: int) -> None:
+    """Enough products for several threads: cut along the places, along the outputs, and along the planes."""
+    before = torch.get_num_threads()
+    cases = [
+        ((4, 16, 30, 30), (20, 16, 3, 3), 1),
+        ((1, 64, 5, 5), (999, 64, 3, 3), 1),
+        ((9, 32, 40, 40), (32, 1, 3, 3), 32),
+    ]
+    try:
+        for x_shape, w_shape, groups in cases:
+            x, w = full(*x_shape), full(*w_shape)
+            expected = F.conv2d(x, w, groups=groups)
+            assert expected.numel() * w[0].numel() > 3e6
+            torch.set_num_threads(threads)
+            assert torch.equal(kernels.conv2d(x, w, (1, 1), (1, 1), groups), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("limit", [1, 8 * 4 * 9 * 16, 2 * 8 * 4 * 9 * 16, 10**9])
+def test_torchs_version_cuts_the_batch_without_a_trace(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Columns for one, one, two and all images at a time."""
+    x, w = full(5, 4, 6, 6), full(3, 4, 3, 3)
+    monkeypatch.setattr(products, "_COLUMN_BYTES", limit)
+    assert torch.equal(products.conv2d(x, w, (1, 1), (1, 1), 1, (4, 4)), F.conv2d(x, w))
+
+
+# Float64 limbs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shapes", [((1, 1), (1, 1)), ((5, 0), (0, 3)), ((2, 3, 7), (2, 7, 4)), ((3, 7), (2, 7, 4))])
+def test_limbs_equal_integers(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b = (full(*shape) for shape in shapes)
+    assert torch.equal(products.matmul_limbs(a, b), torch.matmul(a, b))
+
+
+def test_limbs_over_4608_terms() -> None:
+    a, b = full(3, TERMS), full(TERMS, 2)
+    assert torch.equal(products.matmul_limbs(a, b), python_matmul(a, b))
+    for left, right, total in extremes(1, TERMS):
+        assert products.matmul_limbs(left, right.t()).item() == total
+
+
+def test_limbs_are_exact_at_their_bound() -> None:
+    """-1 is four limbs of 0xFFFF: with 2^21 terms the sums of limb products come closest to 2^53."""
+    k = products.LIMB_TERMS
+    a, b = torch.full((1, k), -1), torch.full((k, 1), -1)
+    assert (2**16 - 1) ** 2 * k < 2**53 < (2**16 - 1) ** 2 * (k + k // 1000)
+    assert products.matmul_limbs(a, b).item() == k
+
+
+def test_limbs_refuse_what_could_be_inexact() -> None:
+    too_many = products.LIMB_TERMS + 1
+    with pytest.raises(InputError, match="exactness"):
+        products.matmul_limbs(torch.empty(1, too_many, dtype=torch.int64), torch.empty(0, 1, dtype=torch.int64))
+
+
+# What is refused ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused() -> None:
+    x, w = full(1, 4, 5, 5), full(6, 2, 3, 3)
+    one = (1, 1)
+    for arguments, what in [
+        ((x.double(), w, one, one, 2), "float64"),
+        ((x, w.int(), one, one, 2), "int32"),
+        ((x, w.to("meta"), one, one, 2), "meta"),
+        ((x, w, one, one, 1), "4 channels"),
+        ((x, full(5, 2, 3, 3), one, one, 2), "2 groups"),
+        ((x, w, one, (3, 3), 2), "larger than the padded input"),
+    ]:
+        with pytest.raises(InputError, match=what):
+            kernels.conv2d(*arguments)
+    with pytest.raises(InputError, match="inner sizes"):
+        kernels.matmul(full(2, 3), full(4, 5))
+    with pytest.raises(InputError, match="float32"):
+        kernels.matmul(full(2, 3), torch.zeros(3, 2))

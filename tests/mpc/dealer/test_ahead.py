@@ -1,0 +1,240 @@
+"""Working ahead: order, the bound on memory, two slices in turns, errors that surface, an end within seconds."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.correlations.request import Request, corrections, expand, received
+from hummingbird.mpc.dealer.ahead import Ahead, Supply
+from tests.support.correlation_checks import CASES
+
+UNIT = SquarePair((1,)).share_bytes
+
+
+def square(size: int) -> SquarePair:
+    """A request of `size` units of memory."""
+    return SquarePair((size,))
+
+
+class Maker:
+    """Material whose only content is its index; notes what was made in one go."""
+
+    def __init__(self, fail_at: int = -1, gate: threading.Event | None = None) -> None:
+        self.fail_at, self.gate = fail_at, gate
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, first: int, requests: Sequence[Request[Any]]) -> Iterator[Material]:
+        self.calls.append((first, len(requests)))
+        for index in range(first, first + len(requests)):
+            if self.gate is not None:
+                self.gate.wait(20)
+            if index == self.fail_at:
+                raise DealerError(f"no material {index}", where="the maker", hint="none")
+            yield Material({"r": torch.tensor(index)}, 3, expanding_seconds=0.5, dealer_seconds=0.25)
+
+    @property
+    def made(self) -> list[int]:
+        return [index for first, count in self.calls for index in range(first, first + count)]
+
+
+def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = 20.0, **options: Any) -> Ahead:
+    return Ahead(maker, "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options)
+
+
+def number(supply: Supply, request: Request[Any]) -> int:
+    return int(supply.correlation(request).shares["r"])
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_in_order_and_with_its_cost() -> None:
+    ahead = begin(Maker())
+    first, second = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)] * 3)
+    taken = [first.correlation(square(1)) for _ in range(5)]
+    assert [int(material.shares["r"]) for material in taken] == [0, 1, 2, 3, 4]
+    for material in taken:
+        assert (material.offline_bits, material.expanding_seconds, material.dealer_seconds) == (3, 0.5, 0.25)
+        assert material.waiting_seconds > 0
+    assert [number(second, square(1)) for _ in range(3)] == [5, 6, 7]
+    ahead.close()
+
+
+def test_the_buffer_is_filled_and_never_exceeded() -> None:
+    maker = Maker()
+    ahead = begin(maker, units=10, call=4)
+    supply = ahead.reserve(0, [square(1)] * 100)
+    eventually(lambda: len(maker.made) == 10)
+    time.sleep(0.1)
+    assert maker.made == list(range(10)) and max(count for _, count in maker.calls) <= 4
+    for index in range(100):
+        assert number(supply, square(1)) == index
+        assert len(maker.made) <= index + 11
+    assert ahead.most_held <= 10 * UNIT
+    ahead.close()
+
+
+def test_a_request_beyond_the_bound_is_made_when_somebody_waits_for_it() -> None:
+    maker = Maker()
+    ahead = begin(maker, units=10)
+    supply = ahead.reserve(0, [square(2), square(50), square(2)])
+    eventually(lambda: maker.made == [0])
+    time.sleep(0.1)
+    assert maker.made == [0]
+    assert [number(supply, request) for request in (square(2), square(50), square(2))] == [0, 1, 2]
+    ahead.close()
+
+
+@pytest.mark.parametrize("units", [1, 3, 10, 1000])
+def test_two_supplies_in_turns_cannot_block_each_other(units: int) -> None:
+    """Whatever the bound: the first one's material must not fill it while somebody waits for the second one's."""
+    ahead = begin(Maker(), units=units)
+    supplies = [ahead.reserve(start, [square(1)] * 60) for start in (0, 60, 120)]
+    for step in range(60):
+        for place in (1, 0):
+            assert number(supplies[place], square(1)) == 60 * place + step
+    assert ahead.most_held <= (units + 1) * UNIT  # and the one that somebody waits for
+    assert [number(supplies[2], square(1)) for _ in range(60)] == list(range(120, 180))
+    ahead.close()
+
+
+def test_another_request_than_the_reserved_one_is_refused_and_costs_nothing() -> None:
+    ahead = begin(Maker())
+    supply = ahead.reserve(0, [square(1), square(2)])
+    with pytest.raises(DealerError, match=r"for square .*\[3\].*, but square .*\[1\].* was reserved") as caught:
+        supply.correlation(square(3))
+    assert caught.value.where == "here" and caught.value.hint
+    assert [number(supply, request) for request in (square(1), SquarePair((2,)))] == [0, 1]
+    with pytest.raises(DealerError, match="but nothing more was reserved"):
+        supply.correlation(square(1))
+    ahead.close()
+
+
+def test_an_error_surfaces_where_its_material_is_missing() -> None:
+    ahead = begin(Maker(fail_at=2))
+    supply, other = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)])
+    assert [number(supply, square(1)) for _ in range(2)] == [0, 1]
+    with pytest.raises(DealerError, match="no material 2"):
+        supply.correlation(square(1))
+    for later in (supply, other, ahead.reserve(6, [square(1)])):
+        with pytest.raises(DealerError, match="an earlier request failed"):
+            later.correlation(square(1))
+    started = time.monotonic()
+    ahead.close()
+    assert time.monotonic() - started < 1
+
+
+def test_a_take_waits_only_while_something_is_made() -> None:
+    gate = threading.Event()
+    ahead = begin(Maker(gate=gate), patience=0.3)
+    started = time.monotonic()
+    with pytest.raises(DealerError, match="no correlated randomness for 0 s") as caught:
+        ahead.reserve(0, [square(1)]).correlation(square(1))
+    assert 0.3 <= time.monotonic() - started < 5 and caught.value.hint
+    gate.set()
+    ahead.close()
+
+
+def test_closing_ends_the_thread_and_those_who_wait() -> None:
+    gate = threading.Event()
+    ahead = begin(Maker(gate=gate), cancel=gate.set)
+    supply, errors = ahead.reserve(0, [square(1)] * 3), []
+
+    def wait() -> None:
+        try:
+            while True:
+                supply.correlation(square(1))
+        except DealerError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.05)
+    started = time.monotonic()
+    ahead.close()
+    ahead.close()
+    waiting.join(5)
+    assert time.monotonic() - started < 2 and "the client is closed" in errors[0]
+    assert ahead._thread is not None and not ahead._thread.is_alive()
+
+
+def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
+    gate = threading.Event()
+    maker = Maker(gate=gate)
+    ahead = begin(maker)
+    supply = ahead.reserve(0, [square(1)])
+    eventually(lambda: maker.made == [0])
+    started = time.monotonic()
+    ahead.close()
+    with pytest.raises(DealerError, match="the client is closed"):
+        supply.correlation(square(1))
+    assert 1 < time.monotonic() - started < 4
+    gate.set()
+
+
+def test_a_slice_that_was_given_up_holds_no_memory() -> None:
+    maker = Maker()
+    ahead = begin(maker, units=4)
+    given_up = ahead.reserve(0, [square(1)] * 4)
+    eventually(lambda: len(maker.made) == 4)
+    del given_up
+    gc.collect()
+    supply = ahead.reserve(4, [square(1)] * 4)
+    eventually(lambda: maker.made == list(range(8)))
+    assert [number(supply, square(1)) for _ in range(4)] == [4, 5, 6, 7]
+    ahead.close()
+
+
+def test_the_size_of_shares_in_memory() -> None:
+    for request, _ in CASES:
+        seeds = [bytes(16), bytes(range(16))]
+        for rank in range(2):
+            shares = expand(request, 0, seeds[rank], rank)
+            shares |= received(request, corrections(request, 0, seeds)) if rank == 0 else {}
+            assert request.share_bytes == sum(share.nbytes for share in shares.values()), request
+
+
+def test_a_dealer_killed_while_nobody_waits_is_an_error_of_the_next_take(running: Any) -> None:
+    """Through real clients: party 0's error, in the background, is what its next take says."""
+    client = running.all(1)[0]
+    requests = [square(1 << 16)] * 40
+    supply = client.reserve(requests)
+    supply.correlation(requests[0])
+    client._cancel()
+    with pytest.raises(DealerError):
+        for request in requests[1:]:
+            supply.correlation(request)
+            client._cancel()
+    with pytest.raises(DealerError, match="an earlier request failed"):
+        client.correlation(square(1))
+
+
+def test_interleaved_slices_and_takes_from_real_clients(running: Any) -> None:
+    """Indices are given out by reservations and takes, whatever is fetched first: the shares fit each other."""
+    clients = running.all(2)
+    request = square(3)
+    columns = []
+    for client in clients:
+        one, two = client.reserve([request] * 4), client.reserve([request] * 4)
+        orders = "2 1 0 2 1 1 2 0 1 2".split()
+        sources = [{"0": client, "1": one, "2": two}[who] for who in orders]
+        columns.append([tuple(source.correlation(request).shares.values()) for source in sources])
+    seen = set()
+    for (r0, s0), (r1, s1) in zip(*columns, strict=True):
+        assert torch.equal(s0 + s1, (r0 + r1) ** 2)
+        seen.add(tuple((r0 + r1).tolist()))
+    assert len(seen) == 10

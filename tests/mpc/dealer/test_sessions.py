@@ -1,0 +1,206 @@
+"""The dealer's sessions and processes: they end, they are limited, and nobody hangs when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.dealer.client import DealerClient
+from hummingbird.mpc.dealer.command import spawn_local
+from hummingbird.mpc.dealer.server import MAX_BUSY, MAX_SESSIONS, Dealer
+from hummingbird.version import VERSION
+from tests.support.correlation_checks import CASES, take_and_check
+from tests.support.paths import ROOT
+
+
+def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
+    clients = running.all(2)
+    session = clients[0]._session
+    clients[1].close()
+    assert session in running.dealer._sessions  # only party 0 ends a session
+    clients[0].close()
+    clients[0].close()
+    assert session not in running.dealer._sessions
+    with pytest.raises(DealerError, match="the client is closed"):
+        clients[0].correlation(SquarePair((2,)))
+    with pytest.raises(DealerError, match="this session has ended"):
+        running.join(0, 2, session)
+
+
+def test_party_0_may_leave_before_the_others_come():
+    dealer = Dealer()
+    seed, token = dealer.join(b"s" * 16, 0, 2, VERSION)
+    dealer.leave(b"s" * 16, token)
+    with pytest.raises(DealerError, match="party 0 has left"):
+        next(dealer.correct(b"s" * 16, token, 0, [SquarePair((1,))], 0.0))
+    assert not dealer.ended.is_set()
+    other, empty = dealer.join(b"s" * 16, 1, 2, VERSION)
+    assert other != seed and empty == b"" and dealer.ended.is_set()
+
+
+def test_the_number_of_sessions_is_limited():
+    dealer = Dealer()
+    tokens = []
+    for number in range(MAX_SESSIONS):
+        tokens.append(dealer.join(number.to_bytes(16, "big"), 0, 1, VERSION)[1])
+    with pytest.raises(DealerError, match=f"keeps {MAX_SESSIONS} sessions already"):
+        dealer.join(b"x" * 16, 0, 1, VERSION)
+    request = [SquarePair((1,))]
+    calls = [
+        dealer.correct(number.to_bytes(16, "big"), token, 0, request, 1.0)
+        for number, token in enumerate(tokens[: MAX_BUSY + 1])
+    ]
+    for frames in calls[:-1]:
+        next(frames)
+    with pytest.raises(DealerError, match=f"serves {MAX_BUSY} sessions at this moment"):
+        next(calls[-1])
+
+
+def test_idle_sessions_are_dropped():
+    dealer = Dealer(idle_seconds=0.05)
+    _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
+    time.sleep(0.1)
+    dealer.join(b"b" * 16, 0, 1, VERSION)
+    with pytest.raises(DealerError, match="no such session"):
+        dealer.leave(b"a" * 16, token)
+
+
+def test_one_call_at_a_time_and_time_is_counted():
+    dealer = Dealer()
+    _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
+    request = SquarePair((100_000,))
+    frames = dealer.correct(b"a" * 16, token, 0, [request] * 2, 1.0)
+    next(frames)
+    seconds = dealer.seconds(b"a" * 16)
+    with pytest.raises(DealerError, match="still being served"):
+        next(dealer.correct(b"a" * 16, token, 5, [request], 1.0))
+    next(frames)
+    assert 0 < seconds < dealer.seconds(b"a" * 16)
+    frames.close()
+    next(dealer.correct(b"a" * 16, token, 5, [request], 1.0))
+
+
+def test_concurrent_joins_give_one_seed_each():
+    dealer, outcomes = Dealer(), []
+
+    def attempt():
+        try:
+            outcomes.append(dealer.join(b"a" * 16, 1, 2, VERSION)[0])
+        except DealerError:
+            outcomes.append(None)
+
+    threads = [threading.Thread(target=attempt) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 16 and sum(seed is not None for seed in outcomes) == 1
+
+
+def test_a_dealer_for_another_number_of_parties():
+    with pytest.raises(DealerError, match="there are 3 parties, this dealer is for 2"):
+        Dealer(parties=2).join(b"a" * 16, 0, 3, VERSION)
+
+
+def test_dealer_starts_without_crypten():
+    code = """
+import sys
+sys.modules["crypten"] = None  # an import of it would raise
+import hummingbird.mpc.dealer.command, hummingbird.mpc.dealer.client, hummingbird.mpc.dealer.local
+import hummingbird.mpc.dealer.deal, hummingbird.mpc.dealer.store
+from hummingbird.__main__ import parser
+parser(["dealer"]).parse_args(["dealer", "--listen", "unix:x"])
+assert "torchvision" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+def test_spawned_dealer_ends_with_its_session():
+    address, process = spawn_local(2, 60)
+    folder = Path(address.removeprefix("unix:")).parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "dealer.sock").stat().st_mode & 0o077 == 0
+    assert os.getpgid(process.pid) != os.getpgid(0)
+    session = os.urandom(16)
+    clients = [DealerClient(address, session=session, rank=rank, parties=2) for rank in range(2)]
+    take_and_check(clients, CASES[:4])
+    for client in clients:
+        client.close()
+    assert process.wait(10) == 0
+
+
+def test_killed_dealer_is_an_error_within_the_timeout():
+    address, process = spawn_local(1, 60)
+    client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=10)
+    client.correlation(SquarePair((2,)))
+    threading.Timer(0.5, process.kill).start()
+    started = time.monotonic()
+    with pytest.raises(DealerError, match="connection is lost") as caught:
+        supply = client.reserve([SquarePair((1 << 20,))] * 2000)  # 16 GB: killed in the middle
+        for _ in range(2000):
+            supply.correlation(SquarePair((1 << 20,)))
+    assert time.monotonic() - started < 10
+    assert address in str(caught.value) and caught.value.hint
+    with pytest.raises(DealerError, match="an earlier request failed"):
+        client.correlation(SquarePair((2,)))
+    client.close()
+    process.wait(10)
+    with pytest.raises(DealerError, match="nothing answers") as caught:
+        DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=0.5)
+    assert "is the service running" in caught.value.hint
+
+
+def test_stopped_dealer_is_an_error_within_the_timeout():
+    address, process = spawn_local(1, 60)
+    client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=0.5)
+    os.kill(process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    try:
+        with pytest.raises(DealerError, match="no answer in time"):
+            client.correlation(SquarePair((2,)))
+        client.close()
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert time.monotonic() - started < 8
+    process.stdin.close()
+    assert process.wait(10) == 0  # a closed stdin ends it, though party 0 could not say that it leaves
+
+
+def test_dealer_ends_with_its_parent():
+    code = """
+import os, sys
+from hummingbird.mpc.dealer.command import spawn_local
+address, process = spawn_local(2, 60)
+print(process.pid, address, flush=True)
+os._exit(9)  # no atexit handler runs
+"""
+    root = ROOT
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root, timeout=60)
+    pid, address = done.stdout.split()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    socket_file = Path(address.removeprefix("unix:"))
+    assert not socket_file.parent.exists()
+
+
+def test_startup_time(process):
+    assert process[1] < 15  # about 1 s alone on a core; other processes share the machine
+
+
+def test_command_errors():
+    command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen"]
+    root = ROOT
+    done = subprocess.run([*command, "0.0.0.0:4000"], capture_output=True, text=True, cwd=root, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith("error: plain text is for unix sockets")
+    assert "\nhint: " in done.stderr and "Traceback" not in done.stderr

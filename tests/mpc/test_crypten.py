@@ -1,0 +1,150 @@
+"""CrypTen's own functions on our communicator, randomness and dealer, between real parties and with one alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import hummingbird
+from hummingbird.errors import EnvironmentProblem, TrustError
+from hummingbird.mpc import _crypten
+from hummingbird.mpc import session as sessions
+from hummingbird.prg import Stream, derive
+from tests.support.parties import succeed
+
+SEED = bytes(range(16))
+
+
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_functions_prices_randomness_and_trust(parties: int) -> None:
+    """The program, with the bounds and where they come from, is in tests/jobs/programs.py."""
+    ended = succeed(["-m", "tests.jobs.programs", "crypten_functions"], parties)
+    results = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert len(results) > 20
+    wrong = {name: pair for name, pair in results.items() if not pair[0] <= pair[1]}
+    assert not wrong, f"error above bound: {wrong}"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
+    """A session of one party."""
+    monkeypatch.delenv("RANK", raising=False)
+    yield hummingbird.init()
+    hummingbird.uninit()
+
+
+def test_crypten_draws_from_our_streams(alone: sessions.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = {name: derive(SEED, name) for name in ("prev", "next", "local")}
+    for name, seed in seeds.items():
+        monkeypatch.setitem(_crypten.crypten.generators, name, _crypten._EveryDevice(Stream(seed)))
+    share = _crypten.ArithmeticSharedTensor.PRZS((3, 4)).share
+    assert torch.equal(share, Stream(seeds["prev"]).words(3, 4) - Stream(seeds["next"]).words(3, 4))
+    local = _crypten.ArithmeticSharedTensor.PRSS((5,)).share
+    stream = Stream(seeds["local"])
+    assert torch.equal(local, stream.words(5))
+    rng = sys.modules["crypten.common.rng"]
+    assert torch.equal(rng.generate_kbit_random_tensor((7,), bitlength=5), stream.words(7) & 31)
+    assert torch.equal(rng.generate_random_ring_element((7,), ring_size=2**10), stream.words(7) & 1023)
+    assert torch.equal(rng.generate_random_ring_element(4, generator=Stream(SEED)), Stream(SEED).words(4))
+
+
+def test_no_module_of_crypten_keeps_its_own_generators(alone: sessions.Session) -> None:
+    ours = {_crypten._ring_element, _crypten._kbit}
+    kept = {
+        f"{name}.{attribute}"
+        for name, module in list(sys.modules.items())
+        if name.split(".")[0] == "crypten"
+        for attribute in ("generate_random_ring_element", "generate_kbit_random_tensor")
+        if getattr(module, attribute, None) not in {None, *ours}
+    }
+    assert not kept
+
+
+def test_torchs_seed_changes_nothing(alone: sessions.Session) -> None:
+    torch.manual_seed(0)
+    first = _crypten.ArithmeticSharedTensor.PRSS((20,)).share
+    torch.manual_seed(0)
+    second = _crypten.ArithmeticSharedTensor.PRSS((20,)).share
+    assert int((first == second).sum()) == 0
+
+
+def test_zero_sharings_of_a_party_alone_are_zero(alone: sessions.Session) -> None:
+    assert not bool(_crypten.ArithmeticSharedTensor.PRZS((50,)).share.any())
+    assert not bool(_crypten.BinarySharedTensor.PRZS((50,)).share.any())
+
+
+def test_functions_of_a_party_alone(alone: sessions.Session) -> None:
+    x = torch.randn(40)
+    shared = hummingbird.cryptensor(x)
+    with hummingbird.meter() as m:
+        assert float((shared.relu().get_plain_text() - x.relu()).abs().max()) < 3 * 2.0**-16
+        assert torch.equal((shared > 0).get_plain_text(), (x > 0).float())
+        assert shared.get_plain_text(dst=0).shape == (40,)
+    assert (m.total.rounds, m.total.bits_sent) == (0, 0)
+
+
+def test_scales_of_tensors(alone: sessions.Session) -> None:
+    for scale in (0, 1, 16, 32, 48):
+        tensor = _crypten.from_share(torch.tensor([1 << scale, -(1 << scale)]), scale)
+        assert _crypten.scale_of(tensor) == scale
+        assert tensor.get_plain_text().tolist() == [1.0, -1.0]
+
+
+def test_the_first_party_is_not_trusted(alone: sessions.Session) -> None:
+    provider = sys.modules["crypten.mpc.provider"].TrustedFirstParty()
+    for name, arguments in {
+        "generate_additive_triple": ((2,), (2,), "mul"),
+        "square": ((2,),),
+        "generate_binary_triple": ((2,), (2,)),
+        "wrap_rng": ((2,),),
+        "B2A_rng": ((2,),),
+    }.items():
+        with pytest.raises(TrustError, match="party 0 know every secret"):
+            getattr(provider, name)(*arguments)
+
+
+def test_crypten_cannot_be_started_behind_our_back(alone: sessions.Session) -> None:
+    communicator = _crypten.PartyCommunicator.get()
+    with pytest.raises(EnvironmentProblem, match=r"hummingbird\.init\(\)"):
+        _crypten.PartyCommunicator.initialize()
+    assert _crypten.PartyCommunicator.get() is communicator
+
+
+def test_validation_mode_which_opens_every_value_is_refused(
+    alone: sessions.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = hummingbird.cryptensor(torch.tensor([3.0, 4.0]))
+    opened: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(_crypten.PartyCommunicator, "all_reduce", lambda *args, **kwargs: opened.append(args))
+        patch.setattr(_crypten.PartyCommunicator, "reduce", lambda *args, **kwargs: opened.append(args))
+        with _crypten.crypten.cfg.temp_override({"debug.validation_mode": True}):
+            for use in (lambda: x + x, lambda: x.mul(x), lambda: x / 3, lambda: x.share, lambda: x.matmul(x)):
+                with pytest.raises(TrustError, match="validation mode opens every value") as caught:
+                    use()
+                assert "set it to False" in caught.value.hint
+            with pytest.raises(TrustError, match="validation mode"):
+                x._tensor.div_(2)
+            hummingbird.uninit()
+            with pytest.raises(TrustError, match="validation mode"):
+                hummingbird.init()
+        assert not opened
+    assert not sessions.is_initialized()
+
+
+def test_reductions_that_are_no_sums_are_refused(alone: sessions.Session) -> None:
+    communicator = _crypten.PartyCommunicator.get()
+    assert communicator is not None
+    mine = torch.tensor([1, 2])
+    with pytest.raises(EnvironmentProblem, match="not supported"):
+        communicator.all_reduce(mine, op=torch.distributed.ReduceOp.MAX)
+
+
+def test_the_seam_forgets_the_session() -> None:
+    hummingbird.init()
+    hummingbird.uninit()
+    assert _crypten.PartyCommunicator.get() is None and not _crypten.PartyCommunicator.is_initialized()

@@ -1,0 +1,142 @@
+"""The same layers on another device: everything they make must be where the shares are.
+
+Torch's meta device stands in for a GPU: a tensor of another device that meets one there is an error, and so is every
+look at a value. On a GPU the results are compared too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import hummingbird
+from hummingbird import kernels, prg
+from hummingbird.bits import BitWindow
+from hummingbird.convert import convert_model
+from hummingbird.errors import EnvironmentProblem
+from hummingbird.kernels.reference.shares import products
+from hummingbird.mpc import _crypten
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc._crypten import share_of
+from hummingbird.mpc.averaging import sums_by_halves
+from hummingbird.mpc.protocols import weight_mask
+from hummingbird.mpc.protocols.registry import PROTOCOLS
+from tests.support.operations import cases
+
+CASES = cases()
+WINDOW = BitWindow(32, 0)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
+    """A session of one party whose shares are on the meta device."""
+    monkeypatch.delenv("RANK", raising=False)
+    words = _crypten._kbit
+
+    def drawn(size: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        """CrypTen asks for empty tensors on the CPU, to which nothing can be copied from the meta device."""
+        out = words(size, *args, **kwargs)
+        return out if device == out.device else torch.empty(out.shape, dtype=out.dtype, device=device)
+
+    monkeypatch.setattr(_crypten, "_kbit", drawn)
+    # Thousands of operations for each draw, tested in test_prg.py.
+    monkeypatch.setattr(
+        prg, "chacha20", lambda _, __, blocks, device: torch.empty(64 * blocks, dtype=torch.uint8, device=device)
+    )
+    monkeypatch.setattr(weight_mask, "_digest", lambda owned: b"")  # the one place that reads weights
+    yield hummingbird.init(device="meta")
+    hummingbird.uninit()
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("weights", ["public", 0])
+@pytest.mark.parametrize("name", CASES)
+def test_everything_is_where_the_shares_are(
+    elsewhere: sessions.Session, name: str, weights: str | int, protocol: str
+) -> None:
+    net, x = CASES[name].net.eval(), CASES[name].x
+    try:
+        private = convert_model(net, WINDOW, weights, protocol)
+    except hummingbird.errors.HummingbirdError as error:
+        pytest.skip(str(error).splitlines()[0])
+    out = private(hummingbird.cryptensor(x))
+    assert share_of(out).is_meta and tuple(out.size()) == tuple(net(x).shape)
+    assert all(buffer.is_meta for buffer in private.buffers())
+
+
+def test_the_check_can_fail() -> None:
+    with pytest.raises(Exception, match="device|meta"):
+        kernels.pack_words(torch.ones(3, dtype=torch.int64), 3) + kernels.pack_words(
+            torch.ones(3, dtype=torch.int64, device="meta"), 3
+        )
+
+
+def test_a_session_on_cuda_needs_a_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EnvironmentProblem, match="no CUDA device"):
+        hummingbird.init(device="cuda")
+    assert not sessions.is_initialized()
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+def test_sums_by_halves_are_exact(ceil: bool) -> None:
+    """Pooling on devices where torch pools no integers: full words, sums that wrap."""
+    x = torch.randint(-(2**63), 2**63 - 1, (2, 3, 9, 9), generator=torch.Generator().manual_seed(0))
+    x[0] = -1
+    x[1, 0] = -(2**63)
+
+    def pool(part: Tensor) -> Tensor:
+        return F.avg_pool2d(part, 4, 3, 1, ceil, divisor_override=1)
+
+    padded = F.pad(x, (1, 5, 1, 5))
+    size = pool(x.double()).shape[-1]
+    rows = padded.unfold(2, 4, 3).unfold(3, 4, 3)[:, :, :size, :size]
+    assert torch.equal(sums_by_halves(x, pool), rows.sum((-1, -2)))
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------------
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("weights", ["public", 0])
+@pytest.mark.parametrize("name", CASES)
+def test_results_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, weights: str | int, protocol: str) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    hummingbird.init(device="cuda")
+    try:
+        case = CASES[name]
+        net = case.net.eval()
+        try:
+            private = convert_model(net, WINDOW, weights, protocol)
+        except hummingbird.errors.HummingbirdError as error:
+            pytest.skip(str(error).splitlines()[0])
+        out = private(hummingbird.cryptensor(case.x))
+        assert share_of(out).is_cuda
+        with torch.no_grad():
+            error = float((out.get_plain_text().cpu() - net(case.x)).abs().max())
+        assert error <= case.bound
+    finally:
+        hummingbird.uninit()
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("groups", [1, 2, 512])
+def test_convolutions_over_4608_terms_on_a_gpu(groups: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-(2**63), 2**63 - 1, (2, 512, 6, 6))
+    w = torch.randint(-(2**63), 2**63 - 1, (512, 512 // groups, 3, 3))
+    got = kernels.conv2d(x.cuda(), w.cuda(), (1, 1), (1, 1), groups)
+    assert torch.equal(got.cpu(), F.conv2d(x, w, groups=groups))
+    k = products.LIMB_TERMS
+    assert kernels.matmul(torch.full((1, k), -1).cuda(), torch.full((k, 1), -1).cuda()).item() == k

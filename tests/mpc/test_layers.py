@@ -1,0 +1,37 @@
+"""Every operation, privately between real parties, against torch within the error that fixed point allows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.parties import succeed
+
+
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize(
+    ("parties", "weights"),
+    [
+        (2, "public"),
+        (3, "public"),
+        pytest.param(2, "1", marks=pytest.mark.slow),
+        pytest.param(3, "0", marks=pytest.mark.slow),
+    ],
+)
+def test_operations_match_torch_and_send_what_was_predicted(parties: int, weights: str, protocol: str) -> None:
+    ended = succeed(["-m", "tests.jobs.programs", "operations", weights, protocol], parties)
+    results = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert len(results) > 50
+    wrong = {name: pair for name, pair in results.items() if not pair[0] <= pair[1]}
+    assert not wrong, f"error above bound: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("parties", "weights"), [(2, "public"), pytest.param(3, "public", marks=pytest.mark.slow), (2, "1")]
+)
+def test_resnet_agrees_with_torch_for_every_number_of_parties_and_owner(parties: int, weights: str) -> None:
+    """Each of 17 layers rounds to 2^-16, and batch norm keeps values, and errors, from growing on their way."""
+    ended = succeed(["-m", "tests.jobs.programs", "resnet", weights], parties)
+    result = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert result["error"] <= 17 * 2.0**-16 < 0.01 * result["largest"], result

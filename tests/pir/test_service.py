@@ -1,0 +1,448 @@
+"""Two servers as programs over gRPC: batching, updates, TLS, deaths, slowness, fuzzed bytes, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from hummingbird import ring
+from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS
+from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.link import Remote
+from hummingbird.pir.messages import pack_query
+from hummingbird.pir.serving.metrics import Metrics
+from hummingbird.pir.serving.service import Batcher
+from hummingbird.pir.serving.workers import Workers
+from hummingbird.wire import service as wire
+from tests.support.dealers import Authority
+from tests.support.paths import ROOT
+
+OWNER = Owner()
+TABLE = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Program:
+    """A pir-server in a process of its own."""
+
+    def __init__(self, folder: Path, party: int, *options: str) -> None:
+        self.address = f"unix:{folder}/{party}.sock"
+        command = [sys.executable, "-m", "hummingbird", "pir-server", "--table", str(folder / "t.npy")]
+        command += ["--party", str(party), "--listen", self.address, "--owner", str(folder / "owner"), *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def ready(self) -> Program:
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline() for _ in range(2)]
+        assert lines[-1] == f"pir-server listening on {self.address}\n", (lines, self.process.communicate(timeout=20))
+        return self
+
+    def stop(self) -> tuple[str, str]:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def programs() -> Iterator[list[Program]]:
+    folder = Path(tempfile.mkdtemp(prefix="hb"))  # pytest's own may be too long for a socket's path
+    np.save(folder / "t.npy", TABLE.numpy())
+    (folder / "owner").write_text(OWNER.public.hex() + "\n")
+    started = [Program(folder, 0), Program(folder, 1, "--max-batch", "64", "--max-wait", "0.5")]
+    try:
+        yield [program.ready() for program in started]
+    finally:
+        for program in started:
+            program.process.kill()
+            program.process.communicate()
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def connected(programs: list[Program], **options) -> Iterator[Client]:
+    client = Client([program.address for program in programs], **options)
+    yield client
+    client.close()
+
+
+@contextlib.contextmanager
+def served(*servers: Server, tls=None, **options) -> Iterator[list[str]]:
+    """Addresses of servers in this process, behind real sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="hb"))
+    services = []
+    try:
+        for number, server in enumerate(servers):
+            services.append(Service(server, f"unix:{folder}/{number}", tls, **options))
+        yield [f"unix:{folder}/{number}" for number in range(len(servers))]
+    finally:
+        for service in services:
+            service.stop(1.0)
+        shutil.rmtree(folder)
+
+
+# Programs, in this order: the last tests end them ---------------------------------------------------------------------
+
+
+def test_a_bag_over_two_programs(programs):
+    bag = torch.nn.EmbeddingBag(5000, 8, mode="sum", padding_idx=3, _weight=TABLE.clone())
+    indices = torch.tensor([[0, 4999, 3], [1023, 1024, 2500]])
+    for decoder, prf in (("xor", "aes"), ("sum", "chacha12")):
+        with connected(programs, decoder=decoder, prf=prf) as client:
+            assert torch.equal(PrivateEmbeddingBag.from_torch(bag, client)(indices), bag(indices).detach())
+
+
+def test_fuzzed_requests_leave_the_programs_at_work(programs):
+    """Every method gets nonsense; errors say nothing of what was sent."""
+    generator = random.Random(0)
+    query = pack_query("xor", dpf.generate(torch.arange(2), 5000)[0])
+    channel = wire.connect(programs[0].address, timeout=5)
+    for method in ("Answer", "Deposit", "Update"):
+        for number in range(40):
+            data = bytearray(query)
+            data[generator.randrange(60)] ^= 1 << generator.randrange(8)  # headers; further on are seeds
+            message = bytes(data) if number % 2 else generator.randbytes(generator.randrange(100))
+            if method == "Answer" and number % 2:
+                continue
+            with pytest.raises(grpc.RpcError) as caught:
+                wire.call(channel, method, message, timeout=5)
+            assert caught.value.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INTERNAL)
+            assert message.hex()[:16] not in str(caught.value.details()) or not message
+    with pytest.raises(grpc.RpcError) as caught:
+        wire.call(channel, "Answer", bytes(5 << 20), timeout=5)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    channel.close()
+    with connected(programs) as client:
+        assert torch.equal(client.rows(torch.tensor([17])), TABLE[17:18])
+
+
+def test_updates_reach_both_programs(programs):
+    with connected(programs) as client:
+        indices, rows = torch.tensor([0, 4999]), torch.randn(2, 8)
+        update = OWNER.update(client.facts, client.state, indices, rows)
+        assert client.update(update).version == 1
+        assert torch.equal(client.rows(torch.tensor([4999, 0, 1])), torch.cat([rows.flip(0), TABLE[1:2]]))
+        late = OWNER.update(client.facts, client.state, indices[:1], rows[:1])
+        client.links[0].begin(late, "Update")()  # one of the two only
+        with pytest.raises(AgreementError, match=r"server 0.*version 2.*server 1.*version 1"):
+            with connected(programs, timeout=0.5):
+                pass
+        forged = Owner().update(client.facts, client.state, indices[:1], rows[:1])
+        with pytest.raises(PeerError, match="not signed") as caught:
+            client.links[1].begin(forged, "Update")()
+        assert programs[1].address in caught.value.where
+        client.update(late)
+        assert torch.equal(client.rows(indices[:1]), rows[:1])
+
+
+def test_metrics(programs):
+    with connected(programs) as client:
+        client.rows(torch.arange(9))
+        now = json.loads(client.links[0].begin(b"", "Metrics")())
+    assert now["batches"]["9"] >= 1 and sum(now["latency_ms"].values()) == now["queries"]
+    assert sum(int(size) * count for size, count in now["batches"].items()) == now["queries"]
+    assert 0 < now["p50_ms"] <= now["p99_ms"] and now["queries_per_second"] > 0
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_slow_server_is_named_in_time(programs, slow):
+    with connected(programs, timeout=20) as client:
+        for link in client.links:
+            link.timeout = 0.7
+        programs[slow].process.send_signal(signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            with pytest.raises(PeerError, match="no answer in time") as caught:
+                client.rows(torch.tensor([1]))
+            assert time.monotonic() - started < 3 and programs[slow].address in caught.value.where
+        finally:
+            programs[slow].process.send_signal(signal.SIGCONT)
+        for link in client.links:
+            link.timeout = 20.0
+        assert torch.equal(client.rows(torch.tensor([1])), TABLE[1:2])
+
+
+def test_the_end_and_a_death(programs):
+    with connected(programs, timeout=20) as client:
+        out, errors = programs[0].stop()
+        assert programs[0].process.returncode == 0 and errors == ""
+        assert out.startswith("pir-server party 0: ") and "queries in" in out and "p99" in out
+        with pytest.raises(PeerError) as caught:
+            client.rows(torch.tensor([1]))
+        assert programs[0].address in caught.value.where
+        programs[1].process.kill()
+        programs[1].process.wait(5)
+        with pytest.raises(PeerError, match="neither server answers: server 0.*; server 1") as caught:
+            client.rows(torch.tensor([1]))
+    with pytest.raises(PeerError, match="nothing answers") as caught:
+        Client([program.address for program in programs], timeout=0.3)
+    assert caught.value.where.startswith("server 0 (unix:")
+
+
+def test_bad_command_lines(tmp_path):
+    def run(*options: str) -> str:
+        from hummingbird.__main__ import main
+
+        np.save(tmp_path / "t.npy", TABLE[:10].numpy())
+        arguments = ["pir-server", "--table", str(tmp_path / "t.npy"), "--party", "0", "--listen", f"unix:{tmp_path}/s"]
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        threads = torch.get_num_threads()
+        try:
+            with contextlib.redirect_stderr(open(tmp_path / "err", "w")):
+                assert main([*arguments, *options]) == 1
+        finally:
+            torch.set_num_threads(threads)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return (tmp_path / "err").read_text()
+
+    assert "is another" not in run("--table", str(tmp_path / "none.npy"))
+    assert "No such file" in run("--table", str(tmp_path / "none.npy"))
+    assert "--tls-ca" in run("--tls-cert", "x")
+    assert "not a key of 64 hexadecimal digits" in run("--owner", str(tmp_path / "t.npy"))
+    assert "plain text is for unix sockets" in run("--listen", "0.0.0.0:7000")
+    assert "batches of 0" in run("--max-batch", "0")
+    assert "0 threads" in run("--threads", "0")
+    assert "3 workers for 10 rows" in run("--workers", "3")
+    (tmp_path / "plan.json").write_text(Plan(BatchCode.cuckoo(10, 4)).to_json())
+    plan = ("--plan", str(tmp_path / "plan.json"))
+    assert "2 addresses, 1 tables" in run(*plan, "--listen", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b")
+    assert "not a plan" in run("--plan", str(tmp_path / "t.npy"))
+    for options in (("--workers", "2"), ("--device", "cuda")):
+        assert "--plan with --workers" in run(*plan, *options)
+    if not torch.cuda.is_available():
+        assert "no GPU that PyTorch can use" in run("--device", "cuda")
+
+
+# In this process, over sockets ----------------------------------------------------------------------------------------
+
+
+def test_mutual_tls(tmp_path):
+    ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
+    with served(*local_servers(TABLE[:50]), tls=ours.issue("pir", "localhost")) as addresses:
+        client = Client(addresses, tls=ours.issue("client"), timeout=5)
+        assert torch.equal(client.rows(torch.tensor([49])), TABLE[49:50])
+        client.close()
+        with pytest.raises(PeerError, match="TLS failed") as caught:
+            Client(addresses, tls=theirs.issue("client"), timeout=5)
+        assert addresses[0] in caught.value.where
+
+
+def test_servers_that_disagree_over_the_wire():
+    zero = Server(TABLE[:50], 0)
+    for other, what in (
+        (Server(TABLE[:51], 1), "different tables.*50 rows of 8 float32.*51 rows of 8 float32"),
+        (Server(TABLE[:50].half(), 1), "different tables.*float32.*float16"),
+        (Server(TABLE[1:51], 1), "different contents"),
+        (Server(TABLE[:50], 0), "party 0 answers as party 1"),
+    ):
+        with served(zero, other) as addresses, pytest.raises(AgreementError, match=what) as caught:
+            Client(addresses, timeout=0.2)
+        assert all(address in str(caught.value) for address in addresses[1:])
+
+
+def test_signed_answers_and_shares_over_the_wire():
+    identities = [os.urandom(32), os.urandom(32)]
+    signed = OWNER.sign(Source.of(TABLE[:50]))
+    servers = [Server(signed, party, identity=secret) for party, secret in enumerate(identities)]
+    with served(*servers) as addresses:
+        client = Client(addresses, owner=OWNER.public)
+        assert torch.equal(client.rows(torch.tensor([3, 4])), TABLE[3:5])
+        client.close()
+    servers = list(local_servers(Source.of(TABLE[:50]).for_shares()))
+    with served(*servers) as addresses:
+        client = Client(addresses)
+        ticket = client.deposit(torch.tensor([7]))
+        client.close()
+    (sign0, row0, _), (sign1, row1, _) = (server.take(ticket, 1) for server in servers)
+    assert torch.equal((sign0 + sign1)[:, None] * (row0 + row1), ring.encode(TABLE[7:8]))
+
+
+def test_more_than_a_message_holds():
+    wide = torch.randint(0, 256, (300, 20_000), dtype=torch.uint8)
+    with served(*local_servers(wide)) as addresses:
+        client = Client(addresses)
+        indices = torch.arange(299, -1, -1)  # 6 MB
+        assert torch.equal(client.rows(indices), wide[indices])
+        client.close()
+
+
+# Batching -------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Stands in for a table: remembers how many keys each pass had, and echoes them."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.passes, self.seconds = [], seconds
+
+    def __call__(self, keys, decoder):
+        self.passes.append(len(keys))
+        time.sleep(self.seconds)
+        return decoder, keys.clone()
+
+
+def ask(batcher: Batcher, sizes: list[int], decoders: str = "x") -> list:
+    """Queries of these sizes at the same time; every result is its own keys."""
+    keys = [torch.full((size, 4), number, dtype=torch.uint8) for number, size in enumerate(sizes)]
+    results: list = [None] * len(sizes)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = batcher.answer(keys[number], decoders[number % len(decoders)])
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(sizes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for number, result in enumerate(results):
+        assert isinstance(result, Exception) or torch.equal(result[1], keys[number])
+    return results
+
+
+def test_queries_wait_for_each_other():
+    work, metrics = Counting(), Metrics()
+    batcher = Batcher(work, metrics, max_batch=8, max_wait=10.0)
+    started = time.monotonic()
+    ask(batcher, [1] * 5 + [3])
+    assert work.passes == [8] and time.monotonic() - started < 5  # full: it does not wait on
+    assert metrics.read()["batches"] == {"8": 1} and metrics.read()["queries"] == 8
+    batcher.close()
+
+
+def test_nobody_waits_longer_than_the_window():
+    work = Counting()
+    batcher = Batcher(work, Metrics(), max_batch=1000, max_wait=0.3)
+    started = time.monotonic()
+    ask(batcher, [1, 2])
+    assert work.passes == [3] and 0.3 <= time.monotonic() - started < 5
+    batcher.close()
+
+
+def test_queries_that_come_during_a_pass_are_in_the_next():
+    work = Counting(seconds=0.3)
+    batcher = Batcher(work, Metrics(), max_batch=4, max_wait=0.0)
+    first = threading.Thread(target=ask, args=(batcher, [1]))
+    first.start()
+    time.sleep(0.1)
+    ask(batcher, [1, 1, 1, 1, 9])
+    first.join(20)
+    assert work.passes[0] == 1 and sorted(work.passes[1:]) == [4, 9]
+    batcher.close()
+
+
+def test_decoders_are_not_mixed_and_a_failure_reaches_all():
+    work = Counting()
+    batcher = Batcher(work, Metrics(), max_batch=4, max_wait=0.2)
+    results = ask(batcher, [1] * 4, "xs")
+    assert sorted(work.passes) == [2, 2] and [result[0] for result in results] == ["x", "s", "x", "s"]
+    batcher.close()
+
+    def fail(keys, decoder):
+        raise InputError("no")
+
+    broken = Batcher(fail, Metrics(), max_batch=3, max_wait=5.0)
+    assert [str(result) for result in ask(broken, [1, 1, 1])] == ["no"] * 3
+    assert str(ask(broken, [3])[0]) == "no"  # it goes on
+    broken.close()
+
+
+def test_a_failure_beside_the_work_reaches_all_and_the_batcher_goes_on():
+    class Full(Metrics):
+        def add(self, *_):
+            raise MemoryError("no room")
+
+    def lost():
+        raise RuntimeError("connection")
+
+    batcher = Batcher(Counting(), Full(), max_batch=3, max_wait=5.0)
+    assert [type(result) for result in ask(batcher, [1, 1, 1])] == [MemoryError] * 3
+    with pytest.raises(RuntimeError, match="connection"):
+        batcher.answer(torch.zeros(3, 4, dtype=torch.uint8), "x", lost)
+    assert type(ask(batcher, [3])[0]) is MemoryError
+    batcher.close()
+
+
+def test_queued_queries_are_answered_at_the_end():
+    server = Server(TABLE[:50], 0)
+    folder = Path(tempfile.mkdtemp(prefix="hb"))
+    service = Service(server, f"unix:{folder}/s", max_wait=30.0)  # longer than this test may take
+    link = Remote("server 0", f"unix:{folder}/s", None, 5)
+    query = pack_query("xor", dpf.generate(torch.arange(2), 50)[0])
+    waiting = [link.begin(query) for _ in range(3)]
+    time.sleep(0.3)
+    started = time.monotonic()
+    service.stop()
+    assert [finish() for finish in waiting] == [server.handle(query)] * 3
+    assert time.monotonic() - started < 10 and service.metrics.read()["batches"] == {"6": 1}
+    with pytest.raises(PeerError):
+        link.begin(query)()
+    link.close()
+    shutil.rmtree(folder)
+
+
+def test_who_has_gone_is_not_computed_for():
+    work = Counting()
+    batcher = Batcher(work, Metrics(), max_batch=10, max_wait=0.1)
+    with pytest.raises(PeerError, match="gone"):
+        batcher.answer(torch.zeros(2, 4, dtype=torch.uint8), "x", lambda: False)
+    assert work.passes == []
+    batcher.close()
+    with pytest.raises(PeerError, match="stopping"):
+        batcher.answer(torch.zeros(2, 4, dtype=torch.uint8), "x")
+    for batch, wait in ((0, 0.1), (4, -1.0), (4, float("nan"))):
+        with pytest.raises(ConfigError):
+            Batcher(work, Metrics(), batch, wait)
+
+
+# Workers --------------------------------------------------------------------------------------------------------------
+
+
+def test_workers_answer_as_one_process(tmp_path):
+    data = torch.randint(0, 1 << 15, (3 * LEAF_ROWS + 5, 4), dtype=torch.int16)
+    np.save(tmp_path / "t.npy", data.numpy())
+    source = Source.open(tmp_path / "t.npy")
+    workers = Workers(tmp_path / "t.npy", None, 2)
+    try:
+        shared = Server(source, 0, shard=workers, owner=OWNER.public)
+        whole = Server(source, 0, owner=OWNER.public)
+        assert shared.state == whole.state  # however many workers: the same digest
+        keys = dpf.generate(torch.tensor([0, 1024, 3076]), len(data))[0]
+        update = OWNER.update(whole.facts, whole.state, torch.tensor([0, 2047, 2048, 3076]), data[5:9])
+        for _ in range(2):
+            for decoder in ("xor", "sum"):
+                assert torch.equal(shared.answer(keys, decoder)[1], whole.answer(keys, decoder)[1])
+            assert shared.update(update) == whole.update(update)
+        workers._workers[1]._process.kill()
+        workers._workers[1]._process.wait(5)
+        with pytest.raises(PeerError, match="the worker for rows 2048 to 3076 has ended"):
+            shared.check()
+        with pytest.raises(PeerError, match="has ended"):
+            shared.answer(keys, "xor")
+    finally:
+        workers.close()
+    (tmp_path / "bad.npy").write_bytes(b"x")
+    with pytest.raises(InputError, match="not a table"):
+        Workers(tmp_path / "bad.npy", None, 1)

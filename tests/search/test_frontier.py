@@ -1,0 +1,170 @@
+"""`python -m search.frontier`: every row is what its file says, and the picture shows the rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hummingbird.bits import EXACT, BitConfig, BitWindow
+from hummingbird.commands import plots
+from hummingbird.commands.frontier import BUDGETS, planned, uniform_window
+from hummingbird.convert import convert_model
+from hummingbird.window_search.study import Study
+from models import get_model, load_checkpoint
+from scripts.data import load
+from search.frontier import main, parser
+from tests.search.test_find_bits import SHAPE, SMALL, WEIGHTS, interrupt_at, result
+from tests.support.paths import ROOT
+
+pytest.importorskip("sklearn")
+
+SHORT = [*SMALL, "--widths", "0", "2", "3", "4", "--reach", "2"]
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    images, labels = load("digits", "train")
+    return Study(load_checkpoint(WEIGHTS, get_model("digits", 10)).eval(), images[:64], labels[:64], by="layer")
+
+
+def test_rows_files_and_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, study: Study
+) -> None:
+    drawn: list[Any] = []
+    save = plots._save
+    monkeypatch.setattr(plots, "_save", lambda figure, *rest: (drawn.append(figure), save(figure, *rest)))
+    windows, rows_file, picture = tmp_path / "windows", tmp_path / "rows.json", tmp_path / "frontier.png"
+    windows.mkdir()
+    words = [*SHORT, "--budgets", "exact", "eco", "4/64", "3/64", "1/64", "--uniform", "--out-folder", str(windows)]
+    assert main([*words, "--json", str(rows_file), "--plot", str(picture)]) == 0
+    rows = json.loads(rows_file.read_text())
+    searched = [("searched", budget) for budget in ("exact", "eco", "4/64", "3/64", "1/64")]
+    assert [(row["windows"], row["budget"]) for row in rows] == [
+        *searched,
+        *[("uniform", budget) for budget in ("4/64", "3/64", "1/64")],
+    ]
+
+    net = load_checkpoint(WEIGHTS, get_model("digits", 10)).eval()
+    met = [row for row in rows if row["met"]]
+    for row in met:
+        config = BitConfig.load(windows / row["file"])
+        costs = [planned.cost for planned in convert_model(net, config).costs((1, *SHAPE), 2)]
+        assert row["online_kilobytes_per_image"] == sum(cost.bits for cost in costs) / 8e3
+        assert row["rounds"] == sum(cost.rounds for cost in costs)
+        assert row["accuracy_percent"] == pytest.approx(100 * (study.accuracy(config) or 0))
+        kept = sum(config.window(layer.name).w * layer.outputs for layer in study.layers)
+        assert row["bits_per_comparison"] == pytest.approx(kept / sum(layer.outputs for layer in study.layers))
+        if row["budget"] not in ("exact", "eco"):
+            assert 64 * row["bits_per_comparison"] <= 64 * int(row["budget"].partition("/")[0])
+    assert sorted(path.name for path in windows.iterdir()) == sorted(row["file"] for row in met)  # and no states
+    assert {(row["windows"], row["budget"]) for row in rows if not row["met"]} == {
+        ("searched", "1/64"),
+        ("uniform", "1/64"),
+    }
+    assert all("found no assignment" in row["why"] or "no uniform window" in row["why"] for row in rows[4::3])
+    for row in rows:
+        assert all(isinstance(value, (str, int, float)) for value in row.values())
+        exact = 100 * (study.accuracy(BitConfig()) or 0)
+        assert row["images"] == 64 and row["exact_accuracy_percent"] == pytest.approx(exact)
+        assert row["cpu"] and row["torch"]
+
+    text = capsys.readouterr().out
+    assert re.search(r"^1/64 +searched +none( +-)+$", text, re.MULTILINE)
+    assert "1/64 searched: found no assignment within 0.015625" in text
+    row = met[2]
+    assert re.search(rf"^4/64 +searched +4-64\.json +{row['accuracy_percent']:.2f} ", text, re.MULTILINE)
+
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    lines = [line for line in drawn[0].axes[0].lines if len(line.get_xdata()) > 1]
+    shown = {(x, y) for line in lines[:2] for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+    assert shown == {(row["online_kilobytes_per_image"], row["accuracy_percent"]) for row in met}
+    assert {text.get_text() for text in drawn[0].axes[0].texts} == {row["budget"] for row in met}
+
+
+def test_the_uniform_window_is_the_best_of_all(study: Study) -> None:
+    """Against every window of that width."""
+    for width in (2, 3):
+        window = uniform_window(study, Fraction(width, 64))
+        limit = min(layer.limit for layer in study.layers)
+        every = [BitWindow(k, k - width) for k in range(width, limit + 1)]
+        names = study.searched.names
+        score = {w: study.evaluator.full(BitConfig(EXACT, dict.fromkeys(names, w))) for w in every}
+        assert window.w == width and score[window] == max(score.values()) > min(score.values())
+    assert study.groups[0].name == "relu1"  # as it was
+
+
+def test_interrupted_and_resumed_is_undisturbed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*SHORT, "--budgets", "eco", "4/64", "2/64", "--uniform"]
+    rows = {}
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    outputs = {
+        name: ["--out-folder", str(tmp_path / name), "--json", str(tmp_path / f"{name}.json")]
+        for name in ("whole", "parts")
+    }
+    assert main([*words, *outputs["whole"]]) == 0
+    capsys.readouterr()
+    for resume in ([], ["--resume"]):
+        undo = interrupt_at(monkeypatch, 6)  # in the second search, and again behind what the first part has answered
+        assert main([*words, *outputs["parts"], *resume]) == 130
+        assert capsys.readouterr().err.endswith("\ninterrupted: go on with the same command and --resume\n")
+        undo()
+    assert main([*words, *outputs["parts"]]) == 1
+    assert "the state of an unfinished search" in capsys.readouterr().err
+    assert main([*words, *outputs["parts"], "--resume"]) == 0
+    for name in outputs:
+        rows[name] = json.loads((tmp_path / f"{name}.json").read_text())
+        for row in rows[name]:
+            row.pop("seconds", None)
+    assert rows["whole"] == rows["parts"]
+    for path in (tmp_path / "whole").iterdir():
+        assert result(path) == result(tmp_path / "parts" / path.name)
+    assert not list(tmp_path.rglob("*.state"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--budgets 8/64 many", "'many' is no budget of bits (at --budgets)"),
+        ("--budgets 9", "a budget of 9 bits"),
+        ("--budgets eco --margin 2", "an accuracy margin of 2"),
+        ("--budgets eco --spare 40", "but the shares allow"),
+        ("--samples 0", "0 images (at --samples)"),
+        ("--weights absent.pt", "cannot read absent.pt"),
+        ("--resume", "there is no search to resume"),
+        ("--json absent/rows.json", "there is no folder absent (at --json)"),
+        ("--plot rows.nothing", "rows.nothing names no format (at --plot)"),
+    ],
+)
+def test_wrong_arguments_are_one_error(
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main([*SMALL, "--out-folder", str(tmp_path), *shlex.split(words)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("error: ") == 1 and message in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--out-folder", str(tmp_path / "absent")]) == 1
+    assert "(at --out-folder)\nhint: make it first" in capsys.readouterr().err
+
+
+def test_help_teaches_and_budgets_are_planned_once() -> None:
+    lines = re.sub(r" \\\n +", " ", parser().format_help())
+    shown = re.findall(r"^    (python -m search\.frontier .*)$", lines, re.MULTILINE)
+    assert len(shown) == 2
+    first, second = (planned(parser().parse_args(shlex.split(line)[3:])) for line in shown)
+    assert [budget for how, budget in first if how == "searched"] == list(BUDGETS)
+    assert second[-2:] == [("uniform", "8/64"), ("uniform", "6/64")]
+    args = parser().parse_args([*SMALL, "--out-folder", ".", "--budgets", "8/64", "eco", "8/64"])
+    assert planned(args) == [("searched", "8/64"), ("searched", "eco")]

@@ -1,0 +1,205 @@
+"""Every kind of correlated randomness, recomputed from all shares by independent code (Python integers)."""
+
+from __future__ import annotations
+
+import torch
+
+from hummingbird import cost
+from hummingbird.cost import packed
+from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
+from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.correlations.products import SquarePair, Triple
+from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
+
+M64 = (1 << 64) - 1
+
+
+def total(shares: list[torch.Tensor]) -> list[int]:
+    return [sum(column) & M64 for column in zip(*(s.flatten().tolist() for s in shares), strict=True)]
+
+
+def xored(shares: list[torch.Tensor]) -> list[int]:
+    out = [0] * shares[0].numel()
+    for share in shares:
+        out = [a ^ (b & M64) for a, b in zip(out, share.flatten().tolist(), strict=True)]
+    return out
+
+
+def signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def products(a: torch.Tensor, b: torch.Tensor, pairs: list[tuple[int, int, int]], size: int) -> list[int]:
+    """Sums of a[i] * b[j] into place o for all (o, i, j)."""
+    out = [0] * size
+    for o, i, j in pairs:
+        out[o] = (out[o] + a[i] * b[j]) & M64
+    return out
+
+
+def conv2d_pairs() -> list[tuple[int, int, int]]:
+    """x (2, 2, 4, 3) with kernel (3, 2, 3, 3), stride 2, padding 1: out (2, 3, 2, 2)."""
+    pairs = []
+    for n in range(2):
+        for o in range(3):
+            for y in range(2):
+                for x in range(2):
+                    for c in range(2):
+                        for i in range(3):
+                            for j in range(3):
+                                r, s = 2 * y + i - 1, 2 * x + j - 1
+                                if 0 <= r < 4 and 0 <= s < 3:
+                                    place = ((n * 3 + o) * 2 + y) * 2 + x
+                                    pairs.append((place, ((n * 2 + c) * 4 + r) * 3 + s, ((o * 2 + c) * 3 + i) * 3 + j))
+    return pairs
+
+
+MATMUL_PAIRS = [(i * 5 + j, i * 4 + k, k * 5 + j) for i in range(3) for j in range(5) for k in range(4)]
+
+
+COUNT = 13  # not a multiple of 8: the last byte of a plane has spare bits
+
+
+def bits(plane: list[int], count: int) -> list[int]:
+    return [plane[i // 8] >> (i % 8) & 1 for i in range(count)]
+
+
+def check_additive(parts, *, op, size0, size1, kwargs):
+    a, b, c = (total(column) for column in parts)
+    if op == "mul":
+        assert c == [x * y & M64 for x, y in zip(a, b, strict=True)]
+    elif op == "matmul":
+        assert c == products(a, b, MATMUL_PAIRS, 15)
+    else:
+        assert kwargs == {"stride": 2, "padding": 1} and c == products(a, b, conv2d_pairs(), 24)
+
+
+def check_square(parts, *, shape):
+    r, squared = (total(column) for column in parts)
+    assert squared == [x * x & M64 for x in r]
+
+
+def check_binary(parts, *, size0, size1):
+    a, b, c = (xored(column) for column in parts)
+    b = b * (len(a) // len(b))  # broadcast of the leading dimension
+    assert c == [x & y for x, y in zip(a, b, strict=True)]
+
+
+def check_b2a(parts, *, shape):
+    assert all(set(share.flatten().tolist()) <= {0, 1} for share in parts[0])
+    assert xored(parts[0]) == total(parts[1])
+
+
+def check_wraps(parts, *, shape):
+    values = zip(*(share.flatten().tolist() for share in parts[0]), strict=True)
+    for shares, wraps in zip(values, total(parts[1]), strict=True):
+        # The exact integer sum of the signed shares is the value mod 2^64 plus 2^64 for every wrap.
+        assert sum(shares) - signed(sum(shares) & M64) == signed(wraps) << 64
+
+
+def check_and(parts, *, planes, count):
+    a, b, c = (xored(column) for column in parts)
+    assert c == [x & y for x, y in zip(a, b, strict=True)]
+
+
+def check_and_private(parts, *, planes, count):
+    check_and(parts, planes=planes, count=count)
+    for owner in (0, 1):
+        others = [share for rank, share in enumerate(parts[owner]) if rank != owner]
+        assert all(not share.any() for share in others)
+
+
+def check_and_pair(parts, *, planes, second, count):
+    p, g, q, pg, pq = (xored(column) for column in parts)
+    size = len(p) // planes
+    assert pg == [x & y for x, y in zip(p, g, strict=True)]
+    assert pq == [x & y for x, y in zip(p[size * (planes - second) :], q, strict=True)]
+
+
+def check_masked(parts, *, count, k, m, tables, ring):
+    """lambda from its summands and their carry, the bits in both forms, their product, and every table entry."""
+    low, modulus = (1 << k) - 1, (1 << ring) - 1
+    mask = [sum(word & low for word in words) for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
+    choice, lift = (bits(plane, count) for plane in zip(*[iter(xored(parts[1]))] * packed(count), strict=True))
+    carry, r, s, product = (total(column) for column in parts[2:6])
+    exact = [value & low for value in mask]
+    assert [(value - (c << k)) & modulus for value, c in zip(mask, carry, strict=True)] == exact
+    assert [value & modulus for value in r] == choice
+    assert [value & (modulus >> k) for value in s] == [value & (modulus >> k) for value in lift]
+    assert [value & modulus for value in product] == [x * y & modulus for x, y in zip(exact, choice, strict=True)]
+    at = m
+    for size, column in zip(cost.chunks(k - m, tables), parts[6:], strict=True):
+        entries = bits(xored(column), count << size)
+        for i, value in enumerate(exact):
+            step = value >> at & ((1 << size) - 1)
+            assert entries[i << size : (i + 1) << size] == [int(step <= v) for v in range(1 << size)]
+        at += size
+
+
+def check_select(parts, *, count, shift):
+    b = bits(xored(parts[0]), count)
+    rest = [total(column) for column in parts[1:]]
+    r, plain = rest[0], rest[1]
+    assert plain == b
+    if not shift:
+        assert rest[2] == [x * y for x, y in zip(b, r, strict=True)]
+        return
+    assert rest[2] == [x >> shift for x in r]
+    assert [signed(x) for x in rest[3]] == [signed(x) >> shift for x in r]
+    assert rest[4] == [x * y for x, y in zip(b, rest[2], strict=True)]
+    assert rest[5] == [x * y for x, y in zip(b, rest[3], strict=True)]
+
+
+def check_truncate(parts, *, count, shift):
+    r, logical, arithmetic = (total(column) for column in parts)
+    assert logical == [x >> shift for x in r]
+    assert [signed(x) for x in arithmetic] == [signed(x) >> shift for x in r]
+
+
+def check_divide(parts, *, count, divisor):
+    a, unsigned, arithmetic = (total(column) for column in parts)
+    assert unsigned == [x // divisor for x in a]
+    assert [signed(x) for x in arithmetic] == [signed(x) // divisor for x in a]
+
+
+CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
+
+
+CASES = [
+    (Triple((3, 4), (4, 5), "matmul", {}), check_additive),
+    (Triple((17,), (17,), "mul", {}), check_additive),
+    (Triple(**CONV), check_additive),
+    (SquarePair((3, 5)), check_square),
+    (WordTriple((2, 3, 4), (3, 4)), check_binary),
+    (SharedBit((40,)), check_b2a),
+    (Wraps((200,)), check_wraps),
+    (PrivateAnd(planes=2, count=COUNT), check_and_private),
+    (And(planes=3, count=COUNT), check_and),
+    (AndPair(planes=3, second=2, count=COUNT), check_and_pair),
+    (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
+    (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
+    (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
+    (Selection(COUNT, shift=0), check_select),
+    (Selection(COUNT, shift=16), check_select),
+    (Truncation(COUNT, shift=9), check_truncate),
+    (Division(COUNT, divisor=12_345), check_divide),
+]
+
+
+def columns(request, materials):
+    """Every party's share of each field, field by field, in the order of the request's fields."""
+    assert all(list(material.shares) == list(request.parts) for material in materials)
+    return [[material.shares[name] for material in materials] for name in request.parts]
+
+
+def take_and_check(dealers, cases=CASES):
+    """All parties' material for every case, which must be right; what each party was handed."""
+    taken = []
+    for request, verify in cases:
+        materials = [dealer.correlation(request) for dealer in dealers]
+        parts = columns(request, materials)
+        assert len(parts) == len(request.free) + len(request.derived)
+        verify(parts, **request.params)
+        taken.append(materials)
+    return [list(of_party) for of_party in zip(*taken, strict=True)]

@@ -1,0 +1,93 @@
+"""Dealers for tests: one in this process, one as a process of its own, and certificates for both."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hummingbird.mpc.dealer.client import DealerClient
+from hummingbird.mpc.dealer.server import Dealer, handlers
+from hummingbird.wire import service
+from hummingbird.wire.service import Tls
+
+
+class Running:
+    """A dealer served from this process on a unix socket, and clients that are closed at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dealer = Dealer()
+        self.address = f"unix:{folder}/d.sock"
+        self.server = service.serve(handlers(self.dealer), self.address)
+        self.clients: list[DealerClient] = []
+
+    def join(self, rank: int, parties: int, session: bytes, timeout: float = 20.0) -> DealerClient:
+        client = DealerClient(self.address, session=session, rank=rank, parties=parties, timeout=timeout)
+        self.clients.append(client)
+        return client
+
+    def all(self, parties: int) -> list[DealerClient]:
+        session = os.urandom(16)
+        return [self.join(rank, parties, session) for rank in range(parties)]
+
+
+def raw(running: Running, method: str, **fields) -> list[bytes]:
+    """A raw request, as a foreign program could send it."""
+    channel = service.connect(running.address, timeout=5)
+    data = json.dumps(fields).encode()
+    try:
+        if method == "Correct":
+            return list(service.stream(channel, method, data, timeout=5))
+        return [service.call(channel, method, data, timeout=5)]
+    finally:
+        channel.close()
+
+
+def refusal(running: Running, method: str, **fields) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        raw(running, method, **fields)
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION, caught.value
+    return caught.value.details()
+
+
+SQUARE = {"kind": "square", "params": {"shape": [2]}}
+
+
+class Authority:
+    """A certificate authority that issues into a folder."""
+
+    def __init__(self, folder: Path, label: str) -> None:
+        self.folder, self.label = folder, label
+        self.key = ec.generate_private_key(ec.SECP256R1())
+        self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, label)])
+        self.path = folder / f"{label}.pem"
+        self.path.write_bytes(self._sign(self.name, self.key, ca=True))
+
+    def _sign(self, subject, key, *, ca=False, names=()):
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
+        builder = builder.not_valid_after(now + datetime.timedelta(hours=1))
+        builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+        if names:
+            entries = [x509.DNSName(name) for name in names]
+            builder = builder.add_extension(x509.SubjectAlternativeName(entries), critical=False)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    def issue(self, common_name: str, *names: str) -> Tls:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+        stem = self.folder / f"{self.label}-{common_name}"
+        stem.with_suffix(".crt").write_bytes(self._sign(subject, key, names=names or (common_name,)))
+        encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        stem.with_suffix(".key").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
+        return Tls(stem.with_suffix(".crt"), stem.with_suffix(".key"), self.path)

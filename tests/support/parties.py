@@ -1,0 +1,161 @@
+"""Parties for tests: threads with real sockets for one protocol, processes as torchrun starts them for a whole run."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.session import Session
+from hummingbird.prg import new_seed
+from hummingbird.wire.channel import Channel
+from tests.support.paths import ROOT
+
+
+def channels(parties: int, timeout: float = 20.0) -> list[Channel]:
+    """Connected channels of N parties in one process."""
+    pairs = {(a, b): socket.socketpair() for a in range(parties) for b in range(parties) if a != b}
+    return [
+        Channel(
+            rank,
+            parties,
+            {peer: pairs[rank, peer][0] for peer in range(parties) if peer != rank},
+            {peer: pairs[peer, rank][1] for peer in range(parties) if peer != rank},
+            timeout,
+        )
+        for rank in range(parties)
+    ]
+
+
+def sessions(parties: int) -> list[Session]:
+    """Sessions of N parties in one process, with the stand-in dealer."""
+    seeds = [new_seed() for _ in range(parties)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the stand-in says loudly that it is for tests: this is one
+        return [
+            Session(rank, parties, c, LocalDealer(rank, parties, seeds)) for rank, c in enumerate(channels(parties))
+        ]
+
+
+def together(functions: Sequence[Callable[[], Any]], timeout: float = 60.0) -> list[Any]:
+    """Run one function per party at the same time; raise the first exception of any, else return all results."""
+    results: list[Any] = [None] * len(functions)
+    errors: list[BaseException | None] = [None] * len(functions)
+
+    def call(rank: int) -> None:
+        try:
+            results[rank] = functions[rank]()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller below
+            errors[rank] = error
+
+    threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        assert not thread.is_alive(), "a party hangs"
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
+
+
+def share(x: torch.Tensor, parties: int) -> list[torch.Tensor]:
+    """Additive shares mod 2^64 of a tensor, for tests (torch's generator: nothing here is secret)."""
+    parts = [torch.randint(-(2**63), 2**63 - 1, x.shape) for _ in range(parties - 1)]
+    return [x - sum(parts, torch.zeros_like(x)), *parts]
+
+
+def compute(
+    parties: int, protocol: Callable[[Session, torch.Tensor], Any], shares: Sequence[torch.Tensor]
+) -> list[Any]:
+    """protocol(session, share) at every party."""
+    opened = sessions(parties)
+    try:
+        return together([lambda s=s, x=x: protocol(s, x) for s, x in zip(opened, shares, strict=True)])
+    finally:
+        for session in opened:
+            session.channel.close()
+
+
+@dataclass
+class Finished:
+    """How one party's process ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(rank: int, parties: int, port: int) -> dict[str, str]:
+    """torchrun's variables for one party on this host."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(parties),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(parties),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(command: Sequence[str], parties: int) -> list[subprocess.Popen[str]]:
+    """One process per party, with torchrun's environment."""
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env=environment(rank, parties, port),
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(parties)
+    ]
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 100.0) -> list[Finished]:
+    """Wait for all; a process that hangs is killed and reported with code -9."""
+    out = []
+    for process in processes:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stdout, stderr = process.communicate()
+            stderr += "\n(hung: killed by the test)"
+        out.append(Finished(process.returncode, stdout, stderr))
+    return out
+
+
+def run(command: Sequence[str], parties: int, timeout: float = 100.0) -> list[Finished]:
+    """Run a command as N parties and wait for them."""
+    return finish(start(command, parties), timeout)
+
+
+def succeed(command: Sequence[str], parties: int, timeout: float = 100.0) -> list[Finished]:
+    """Like `run`, and fail the test with the parties' messages unless all succeed."""
+    ended = run(command, parties, timeout)
+    assert all(party.code == 0 for party in ended), "\n".join(
+        f"--- party {i}\n{p.out}\n{p.err}" for i, p in enumerate(ended)
+    )
+    return ended

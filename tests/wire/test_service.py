@@ -1,0 +1,202 @@
+"""gRPC addresses and mutual TLS, and the stand-in dealer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import warnings
+
+import grpc
+import pytest
+
+from hummingbird.errors import DealerError, EnvironmentProblem, InputError, PeerError, TrustError
+from hummingbird.mpc.dealer.client import DealerClient
+from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dealer.server import Dealer, handlers
+from hummingbird.wire import service
+from hummingbird.wire.service import Tls
+from tests.support.correlation_checks import CASES, take_and_check
+from tests.support.dealers import Authority
+
+
+def test_local_stand_in():
+    with pytest.warns(UserWarning, match="NO privacy"):
+        LocalDealer(0, 2, [bytes(16), bytes(16)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone = LocalDealer(0, 1, [os.urandom(16)])
+    (taken,) = take_and_check([alone])
+    assert [material.offline_bits for material in taken] == [request.correction_bits for request, _ in CASES]
+    with pytest.raises(InputError):
+        LocalDealer(2, 2, [bytes(16), bytes(16)])
+
+
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:5000", "192.0.2.1:5000", "example.org:5000", "[::]:5000", "unix.example:1"]
+)
+def test_plain_text_stays_on_this_host(address):
+    for function in (lambda: service.serve({}, address), lambda: service.connect(address, timeout=1)):
+        with pytest.raises(TrustError, match="plain text") as caught:
+            function()
+        assert "mutual TLS" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "address", ["", "5000", "localhost", "localhost:", ":5000", "::1:5000", "host:0", "host:x", "unix:"]
+)
+def test_malformed_addresses(address):
+    with pytest.raises(InputError):
+        service.connect(address, timeout=1)
+    with pytest.raises(InputError, match="107 bytes"):
+        service.serve({}, "unix:/" + "x" * 107)
+
+
+def test_an_address_in_use_is_not_taken_over(running, tmp_path):
+    with pytest.raises(EnvironmentProblem, match="in use"):
+        service.serve({}, running.address)
+    with socket.socket(socket.AF_UNIX) as killed:  # what a killed server leaves behind
+        killed.bind(str(tmp_path / "s"))
+    service.serve({}, f"unix:{tmp_path}/s").stop(0).wait()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    first = service.serve({}, address)
+    with pytest.raises(EnvironmentProblem, match="cannot listen"):
+        service.serve({}, address)
+    first.stop(0).wait()
+
+
+def test_unreachable_address():
+    with pytest.raises(PeerError, match="nothing answers.*refused"):
+        service.connect("127.0.0.1:1", timeout=0.3)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory):
+    """A dealer with mutual TLS on loopback, its authority, and another authority."""
+    folder = tmp_path_factory.mktemp("tls")
+    ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+    certificate = ours.issue("dealer", "localhost")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"localhost:{probe.getsockname()[1]}"
+    server = service.serve(handlers(Dealer()), address, certificate)
+    yield address, ours, theirs
+    server.stop(0).wait()
+
+
+def joined(
+    address: str, rank: int, tls: Tls | None, session: bytes | None = None, timeout: float = 10.0
+) -> DealerClient:
+    return DealerClient(address, session=session or os.urandom(16), rank=rank, parties=2, tls=tls, timeout=timeout)
+
+
+def test_mutual_tls_works(secure):
+    address, ours, _ = secure
+    session = os.urandom(16)
+    clients = [joined(address, rank, ours.issue(f"party-{rank}"), session) for rank in range(2)]
+    take_and_check(clients, CASES[:4])
+    for client in clients:
+        client.close()
+
+
+def test_tls_over_a_unix_socket(secure, tmp_path):
+    _, ours, _ = secure
+    server = service.serve({}, f"unix:{tmp_path}/s", ours.issue("dealer", "localhost"))
+    service.connect(f"unix:{tmp_path}/s", ours.issue("party-0"), timeout=5).close()
+    server.stop(0).wait()
+
+
+def test_certificate_of_another_party_is_refused(secure):
+    address, ours, _ = secure
+    with pytest.raises(DealerError, match="certificate of party 0 is for 'party-1', expected 'party-0'"):
+        joined(address, 0, ours.issue("party-1"))
+
+
+def test_certificate_of_another_authority_is_refused(secure):
+    address, ours, theirs = secure
+    stranger = theirs.issue("party-0")
+    started = time.monotonic()
+    with pytest.raises(DealerError, match="connection is refused") as caught:  # the dealer dislikes ours
+        joined(address, 0, Tls(stranger.cert, stranger.key, ours.path))
+    assert "another authority" in caught.value.hint and address in str(caught.value)
+    with pytest.raises(DealerError, match="TLS failed.*CERTIFICATE_VERIFY_FAILED"):  # we dislike the dealer's
+        joined(address, 0, stranger)
+    assert time.monotonic() - started < 8  # long before the timeouts
+
+
+def test_service_of_another_name_is_refused(secure):
+    address, ours, _ = secure
+    with pytest.raises(DealerError, match="TLS failed.*Hostname"):
+        joined(address.replace("localhost", "127.0.0.1"), 0, ours.issue("party-0"))
+
+
+def test_client_without_a_certificate_is_refused(secure):
+    address, ours, _ = secure
+    with pytest.raises(DealerError, match="connection is refused"):  # plain text
+        joined(address, 0, None)
+    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ours.path.read_bytes()))
+    with pytest.raises(grpc.RpcError) as caught:
+        service.call(channel, "Ping", b"", timeout=5)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    channel.close()
+
+
+def test_plain_service_is_no_match_for_a_tls_client(running, secure):
+    _, ours, _ = secure
+    with pytest.raises(DealerError, match="TLS failed|connection is refused"):
+        joined(running.address, 0, ours.issue("party-0"), timeout=5)
+
+
+def test_unusable_certificate_files(secure, tmp_path):
+    address, ours, _ = secure
+    good, other = ours.issue("party-0"), ours.issue("party-1")
+    missing, rubbish = tmp_path / "missing.pem", tmp_path / "rubbish.pem"
+    rubbish.write_text("no certificate")
+    cases = [
+        (Tls(missing, good.key, good.ca), missing, "cannot read a TLS file: No such file"),
+        (Tls(good.cert, rubbish, good.ca), rubbish, "not a usable TLS file"),
+        (Tls(good.cert, good.key, rubbish), rubbish, "not a usable TLS file"),
+        (Tls(good.cert, other.key, good.ca), other.key, "the key does not belong to the certificate"),
+    ]
+    for tls, path, message in cases:
+        for use in (lambda tls=tls: joined(address, 0, tls), lambda tls=tls: service.serve({}, "127.0.0.1:9", tls)):
+            with pytest.raises(EnvironmentProblem, match=message) as caught:
+                use()
+            assert caught.value.where == str(path)
+        with pytest.raises(EnvironmentProblem, match=message):
+            tls.contexts()
+
+
+def test_contexts_for_plain_sockets(secure):
+    """The pair that the parties' channel uses: both sides must show a certificate of the authority."""
+    _, ours, theirs = secure
+
+    def meet(client: Tls, server: Tls) -> str:
+        left, right = socket.socketpair()
+        names = []
+
+        def accept():
+            try:
+                with server.contexts()[1].wrap_socket(right, server_side=True) as end:
+                    end.sendall(b"x")
+                    names.append(dict(entry[0] for entry in end.getpeercert()["subject"])["commonName"])
+            except OSError:
+                right.close()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            with client.contexts()[0].wrap_socket(left, server_hostname="party-1") as end:
+                assert end.recv(1) in (b"x", b"")
+        finally:
+            left.close()
+            thread.join()
+        return names[0] if names else ""
+
+    one, two = ours.issue("party-0"), ours.issue("party-1")
+    assert meet(one, two) == "party-0"
+    with pytest.raises(OSError, match="[Hh]ostname"):
+        meet(two, one)
+    with pytest.raises(OSError, match="CERTIFICATE|certificate|alert"):
+        meet(theirs.issue("party-0"), two)
