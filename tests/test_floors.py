@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 PACKAGE = ROOT / "hummingbird"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -202,7 +203,7 @@ def test_the_test_of_private_names_can_fail() -> None:
 def test_the_package_itself_loads_nothing_early() -> None:
     """`import hummingbird` must stay cheap: neither torch nor CrypTen, which windows and the dealer do not need."""
     code = "import sys, hummingbird; hummingbird.BitWindow(8, 0); print({'torch', 'crypten'} & set(sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
     assert ended.stdout.strip() == "set()", ended.stdout + ended.stderr
 
 
@@ -320,6 +321,21 @@ def test_no_file_is_long(tmp_path: Path) -> None:
 
 def test_tracked_files_stay_small() -> None:
     assert sum(path.stat().st_size for path in tracked()) <= 48 << 20
+
+
+def unclear_docstrings(source: str) -> list[str]:
+    """First lines of docstrings that begin with "What" or "Of" and not with a verb or a noun phrase."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [text.splitlines()[0] for text in texts if re.match(r"(What|Of)\b", text)]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = {
+        str(path.relative_to(ROOT)): unclear_docstrings(path.read_text()) for path in tracked() if path.suffix == ".py"
+    }
+    assert not {name: lines for name, lines in found.items() if lines}
+    assert unclear_docstrings('"""What it is."""') and unclear_docstrings('def f():\n    """Of x."""')
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -8,7 +8,7 @@
 
 A tensor (S, C, H, W) is C H W ciphertexts of S slots: a weight is one number for all images, so a layer is an exact
 integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph-HE2, WAHC 2019, for the packing;
-kernels/ciphertexts.py for the product).
+kernels/ciphertexts/arithmetic.py for the product).
 
 scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
 compile/  from a net to a plan: who computes which step, how large its values are, and at which scales

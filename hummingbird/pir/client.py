@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.errors import ConfigError, InputError, PeerError
-from hummingbird.kernels.prf import PRFS
+from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
 from hummingbird.pir.link import Link

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.table import Facts, State
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors, unpack_tensors

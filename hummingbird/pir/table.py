@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hummingbird import ring
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels.dpf import LEAF_ROWS, MOST_ROWS
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS, MOST_ROWS
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
 MAX_RECORD = 1 << 20

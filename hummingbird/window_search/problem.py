@@ -127,7 +127,7 @@ def named(groups: Sequence[Group], chosen: Sequence[Choice]) -> dict[str, BitWin
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """All layers. InputError if there is nothing to search, ConfigError if a name or a layer occurs twice."""
+    """List the layers of all groups. InputError if there is none, ConfigError if a name or a layer occurs twice."""
     if not groups:
         hint = "a net without ReLU or another comparing layer needs no windows"
         raise InputError("no comparing layers", where="groups", hint=hint)

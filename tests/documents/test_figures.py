@@ -12,7 +12,7 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.he.scheme.params import TABLES
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.mpc import splines
 from hummingbird.mpc.activations import EvenSmooth
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of

@@ -21,7 +21,7 @@ from hummingbird.he.scheme import masking
 from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
 from hummingbird.he.scheme.masking import added, distance_bits, masked
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels.polynomials import compose, phase
+from hummingbird.kernels.ciphertexts import compose, phase
 from tests.support.he_cases import LINEAR, PRODUCTS, Fn, images, made
 
 INPUTS = 3

@@ -20,10 +20,10 @@ from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.mpc.dry_run import dry_run
+from tests.support.patience import HANG, NEVER
 
 SLICE = (4, 6)
 WINDOW = BitWindow(20, 0)
-TIMEOUT = 4.0
 
 
 def net() -> nn.Sequential:
@@ -62,7 +62,7 @@ def stored(path: str, count: str, weights: str = "public", window: str = "20:0",
         _say(f"slot {slot}")
 
     StoreDealer.mark = told  # type: ignore[method-assign]
-    session = launch.init(timeout=TIMEOUT, store=path)
+    session = launch.init(timeout=NEVER, store=path)
     _say("joined")
     bits = BitWindow(*(int(part) for part in window.split(":")))
     private = hummingbird.convert_model(net(), bits, int(weights) if weights.isdigit() else weights, protocol)
@@ -107,7 +107,7 @@ def dry_runs() -> None:
     ]
     sessions.Session.correlation = noted  # type: ignore[method-assign]
     for (model, shape, options), plan in zip(_nets(), plans, strict=True):
-        session = launch.init(timeout=30, dealer=os.environ["DEALER"])
+        session = launch.init(timeout=HANG, dealer=os.environ["DEALER"])
         made.clear()
         private = hummingbird.convert_model(model.eval(), **options)
         assert made == plan.setup, f"setup at party {session.rank}"

@@ -20,7 +20,7 @@ from tests.support.nursery import Nursery
 def test_a_dry_run_is_what_a_run_takes(nursery: Nursery, dealer: str, parties: int) -> None:
     run = nursery.start(["dry_runs"], parties, DEALER=dealer)
     for party in run:
-        assert party.wait(60) == 0, party.err.read_text()
+        assert party.wait() == 0, party.err.read_text()
         assert "equal" in party.out.read_text()
 
 

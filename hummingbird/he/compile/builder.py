@@ -23,7 +23,7 @@ from hummingbird.he.runtime.operations import Linear, Operation
 from hummingbird.he.runtime.program import Line
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import noise
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring
 
 EXACT = 1 << 53
 _MOST_PARTS = 1 << 10

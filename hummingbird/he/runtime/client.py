@@ -12,7 +12,7 @@
     logits = batch.result()                        # float32 (images, *output)
 
 Slices come in order, and one that does not is an InputError, as is a tensor of another shape or type; that residues are
-below their primes is for whoever read them from bytes to see to (kernels.polynomials.unpack).
+below their primes is for whoever read them from bytes to see to (kernels.ciphertexts.unpack).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from hummingbird.he.runtime.memory import installed, predicted
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.server import Server
 from hummingbird.kernels import heap
-from hummingbird.kernels.polynomials import packed_bytes
+from hummingbird.kernels.ciphertexts import packed_bytes
 from hummingbird.prg import SEED_BYTES
 
 _COMPARED = 64  # images whose outputs are kept for `report` to compare

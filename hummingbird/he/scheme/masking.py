@@ -32,9 +32,7 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ntt import Ring
-from hummingbird.kernels.polynomials import encrypt, encrypt_ntt
-from hummingbird.kernels.sampling import noise, ternary
+from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary
 
 DISTANCE = 40  # bits: answers to a batch are at most 2^-DISTANCE from ones that depend on the net's values alone
 _DIGIT = 24  # bits of the flood drawn at a time: the largest factor of kernels.add

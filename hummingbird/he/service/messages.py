@@ -9,7 +9,7 @@ come in the order of `Public`, which also gives their lengths, so that nothing i
 
     slice up = seed (16 bytes), residues of component 0         slice down = residues of all components
 
-Residues have 26 bits each, as `kernels.polynomials.pack` lays them out; a slice is cut into messages of `service.CHUNK`
+Residues have 26 bits each, as `kernels.ciphertexts.pack` lays them out; a slice is cut into messages of `service.CHUNK`
 bytes. A server keeps nothing between turns: a session is one call, in which nobody else can speak, and it ends with its
 client.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.rounds import Download, Return, Upload
-from hummingbird.kernels.polynomials import pack, unpack
+from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION
 from hummingbird.wire.service import CHUNK

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels.dpf import MOST_ROWS
+from hummingbird.kernels.lookups.dpf import MOST_ROWS
 
 _MOST_KEYS = 1 << 24
 _ROUNDS = 4  # of the permutation

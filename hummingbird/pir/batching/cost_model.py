@@ -23,7 +23,7 @@ from itertools import combinations
 import torch
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.batching.batch_code import BatchCode
 
 _TERMS = 7  # of the model

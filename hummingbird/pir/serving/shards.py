@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hummingbird.kernels import rows as kernel
-from hummingbird.kernels.dpf import LEAF_ROWS
+from hummingbird.kernels.lookups import rows as kernel
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS
 from hummingbird.pir.table import Source, leaf_digests
 
 
@@ -42,7 +42,7 @@ class Part:
         self._first, self._last = first, last
         self._leaf = first // LEAF_ROWS
         self.digests: list[bytes] = []
-        self._table = kernel.table_on(device, last - first, source.facts.record_bytes)
+        self._table = kernel.Table(last - first, source.facts.record_bytes, device)
         for start, records in source.parts(first, last):
             records = np.ascontiguousarray(records)
             self.digests += leaf_digests(records)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError
-from hummingbird.kernels.dpf import LEAF_ROWS, leaves_of
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS, leaves_of
 from hummingbird.pir.messages import as_bytes
 from hummingbird.pir.serving.shards import Part
 from hummingbird.pir.table import Source
