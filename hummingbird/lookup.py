@@ -31,7 +31,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Rescale, Spec
-from hummingbird.mpc.linear import Multiply
+from hummingbird.mpc.products import Multiply
 from hummingbird.pir.messages import TICKET_BYTES
 from hummingbird.pir.secret_shared.pending_shares import Shares, name
 from hummingbird.pir.serving.server import Server
@@ -145,7 +145,7 @@ class Lookups:
             with meter.layer("lookup.result", "rescale", price, elements=share_of(result).numel()):
                 result = Rescale()(result)
         share = share_of(result)
-        fresh = sharing.share_secret(share, tuple(share.shape), self._session.rank)
+        fresh = sharing.share_secret(self._session, share, tuple(share.shape), self._session.rank)
         self.server.publish(asked.ticket, fresh.cpu())
 
     def serve(self, net: Callable[[MPCTensor], MPCTensor], deposits: int | None = None) -> None:

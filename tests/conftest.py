@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from hummingbird.mpc import session as sessions
 from tests.support.dealers import Running
 from tests.support.nursery import Nursery, open_dealer, open_nursery
 from tests.support.paths import ROOT
+from tests.support.patience import HANG
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -38,13 +38,12 @@ def process():
     """One dealer in a process of its own, without --once, for several tests."""
     folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen", f"unix:{folder}/d.sock"]
-    started = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert child.stdout is not None
     assert child.stdout.readline() == f"dealer listening on unix:{folder}/d.sock\n"
-    yield f"unix:{folder}/d.sock", time.monotonic() - started
+    yield f"unix:{folder}/d.sock"
     child.send_signal(signal.SIGTERM)
-    assert child.wait(10) == 0
+    assert child.wait(HANG) == 0
     child.stdout.close()
     assert not (folder / "d.sock").exists()
     folder.rmdir()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 PACKAGE = ROOT / "hummingbird"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -202,7 +203,7 @@ def test_the_test_of_private_names_can_fail() -> None:
 def test_the_package_itself_loads_nothing_early() -> None:
     """`import hummingbird` must stay cheap: neither torch nor CrypTen, which windows and the dealer do not need."""
     code = "import sys, hummingbird; hummingbird.BitWindow(8, 0); print({'torch', 'crypten'} & set(sys.modules))"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
     assert ended.stdout.strip() == "set()", ended.stdout + ended.stderr
 
 

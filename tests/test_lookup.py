@@ -29,7 +29,8 @@ from hummingbird.wire import meter
 from hummingbird.wire.meter import Meter
 from scripts import recommend
 from tests.support import parties
-from tests.support.nursery import ENDING, Nursery, Party, alive, error_of
+from tests.support.nursery import Nursery, Party, alive, error_of
+from tests.support.patience import HANG
 
 ROWS, DIM = 1100, 4
 TABLE = torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(0))
@@ -44,12 +45,12 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Any]]]:
     """run(part, servers): part(session, server) at both parties, which are threads; their results."""
     here, opened = threading.local(), parties.sessions(2)
 
-    def run(part: Part, servers: Sequence[Server], timeout: float = 60.0) -> list[Any]:
+    def run(part: Part, servers: Sequence[Server]) -> list[Any]:
         def call(rank: int) -> Any:
             here.session = opened[rank]
             return part(opened[rank], servers[rank])
 
-        return parties.together([lambda rank=rank: call(rank) for rank in range(2)], timeout)
+        return parties.together([lambda rank=rank: call(rank) for rank in range(2)])
 
     with launch.stand_in(opened[0]):  # for CrypTen, which wants to know of a session in this process
         monkeypatch.setattr(sessions, "current", lambda: here.session)
@@ -307,15 +308,13 @@ def test_a_net_that_fails_is_told_to_the_client(both) -> None:
 def test_stopping_at_either_party_ends_both(both) -> None:
     for who in range(2):
 
-        def part(session: Session, server: Server, who: int = who) -> float:
+        def part(session: Session, server: Server, who: int = who) -> None:
             lookups = Lookups(server, (1,))
             if session.rank == who:
                 threading.Timer(0.1, lookups.stop).start()
-            started = time.monotonic()
             lookups.serve(lambda x: x)
-            return time.monotonic() - started
 
-        assert max(both(part, local_servers(SOURCE))) < 20
+        both(part, local_servers(SOURCE))
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -335,13 +334,13 @@ def recommenders(nursery: Nursery) -> Iterator[tuple[list[str], list[Party]]]:
         for process in (dealer, *opened):
             if alive(process.pid):
                 os.kill(process.pid, signal.SIGKILL)
-        dealer.wait(5)
+        dealer.wait()
 
 
 def test_a_recommender_from_end_to_end(nursery: Nursery, capsys: pytest.CaptureFixture[str]) -> None:
     """The user is here: its program, and a client of its own, whose logits are held to what fixed point allows."""
     with recommenders(nursery) as (common, processes):
-        assert recommend.main(["--user", *common, "--question", "3", "--count", "2", "--timeout", "60"]) == 0
+        assert recommend.main(["--user", *common, "--question", "3", "--count", "2", "--timeout", f"{HANG:g}"]) == 0
         told = capsys.readouterr().out
         assert told.count("made up") == 2 and "128 lookups and the net: " in told
         difference = float(re.search("largest difference of a logit: (.*)", told)[1])
@@ -350,7 +349,7 @@ def test_a_recommender_from_end_to_end(nursery: Nursery, capsys: pytest.CaptureF
         vectors, weights = fixed(net.items(asked.wanted)), fixed(asked.weights)
         x = torch.cat([vectors[:, 0], (vectors[:, 1:] * weights[..., None]).sum(1)], 1)
         expected, allowed = private_result(net.mlp, x)
-        client = Client(args.servers, timeout=30.0)
+        client = Client(args.servers, timeout=HANG)
         weights = torch.cat([torch.ones(2, 1), asked.weights], 1)
         logits = client.collect(client.deposit(asked.wanted.flatten(), weights.flatten()))
         assert bool(((logits - expected).abs() <= allowed).all())
@@ -359,26 +358,24 @@ def test_a_recommender_from_end_to_end(nursery: Nursery, capsys: pytest.CaptureF
             client.collect(client.deposit(torch.arange(64)))
         client.close()
         os.kill(processes[1].pid, signal.SIGTERM)  # at either party: both end in order
-        assert [process.wait(20) for process in processes] == [0, 0], [p.err.read_text() for p in processes]
+        assert [process.wait() for process in processes] == [0, 0], [p.err.read_text() for p in processes]
         printed = processes[0].out.read_text()
         assert "party 0 listens on unix:" in printed and "lookup.rows" in printed and "501 rows of 32" in printed
 
 
 def test_a_party_that_dies_while_a_user_waits(nursery: Nursery) -> None:
     with recommenders(nursery) as (common, processes):
-        client = Client(common[-2:], timeout=30.0)
+        client = Client(common[-2:], timeout=HANG)
         ticket, link = os.urandom(16), client.links[0]
         keys = dpf.generate(torch.arange(64), 501)[0]
         link.begin(pack_deposit(ticket, client._receipt(ticket, 0), keys), "Deposit")()
         waiting = link.begin(ticket + client._receipt(ticket, 0), "Collect")
         time.sleep(0.2)  # now party 1 waits for its half
-        started = time.monotonic()
         os.kill(processes[1].pid, signal.SIGKILL)
         with pytest.raises(PeerError, match=r"server 0 \(unix:.*p0\)"):
             waiting()
         with pytest.raises(PeerError, match=r"server 1 \(unix:.*p1\)"):
             client.deposit(torch.arange(64))
         client.close()
-        assert "party 1 closed the connection" in error_of(processes[0], processes[0].wait(ENDING))
-        assert processes[1].wait(5) == -signal.SIGKILL
-        assert time.monotonic() - started < ENDING
+        assert "party 1 closed the connection" in error_of(processes[0], processes[0].wait())
+        assert processes[1].wait() == -signal.SIGKILL

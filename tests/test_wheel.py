@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import own_net
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 from tests.test_floors import FILES, imported
 
 NET = ["--model", "my_net:net", "--weights", "net.pt"]
@@ -25,7 +26,7 @@ def run(words: Sequence[str], folder: Path, **variables: str) -> str:
     """The output of a program that sees neither this checkout nor a launcher's variables."""
     hidden = ("PYTHONPATH", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     environment = {key: value for key, value in os.environ.items() if key not in hidden} | variables
-    ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
+    ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=PROGRAM)
     assert ended.returncode == 0, f"{words}\n{ended.stdout}{ended.stderr}"
     return ended.stdout
 
@@ -58,7 +59,6 @@ def test_the_package_needs_nothing_of_the_checkout() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_command_runs_from_the_wheel_alone(site: Path, tmp_path: Path) -> None:
     own_net.write(tmp_path)
     python = {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}

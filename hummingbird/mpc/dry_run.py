@@ -1,4 +1,4 @@
-"""What a net will ask of the dealer: one run of its own layers on zeros, in a session where nobody answers.
+"""A net's requests to the dealer, from one run of its own layers on zeros, in a session where nobody answers.
 
 The layers decide by shapes alone what they take and send. So a party that receives zeros takes what it would take in
 earnest, and the list of its requests is the list of every party in every run on inputs of that shape.
@@ -27,8 +27,8 @@ from hummingbird.wire.channel import Channel
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """`setup`: what a net takes once, to share private weights; `batch`: what every slice takes."""
+class DryRun:
+    """`setup`: the requests that a net makes once, to share private weights; `batch`: those of every slice."""
 
     setup: list[Request[Any]]
     batch: list[Request[Any]]
@@ -77,21 +77,21 @@ class _Recorder:
         pass
 
 
-def rehearse(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> Rehearsal:
+def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> DryRun:
     """The requests that party `rank` of `parties` makes when the net runs on one slice of `input_shape`.
 
     Needs no session, sends nothing, and works on a copy of the net: about the time and memory of one plain run.
     InputError for a net whose private weights are shared already: its setup is over.
 
-        rehearse(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
+        dry_run(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
     """
-    if net._prepared_for is not None and "private" in net.facts["weights"]:
-        raise InputError("the weights are shared already", where="rehearse", hint="convert the net again")
+    if net._set_up_for is not None and "private" in net.facts["weights"]:
+        raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
     recorder = _Recorder(tuple(input_shape))
     session = sessions.Session(rank, parties, _Silence(rank, parties), recorder)
     with meter.paused(), launch.stand_in(session):
-        twin = copy.deepcopy(net, {id(net._prepared_for): None})
-        twin.prepare()
+        twin = copy.deepcopy(net, {id(net._set_up_for): None})
+        twin.set_up()
         setup, recorder.requests = recorder.requests, []
         twin(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)))
-    return Rehearsal(setup, recorder.requests)
+    return DryRun(setup, recorder.requests)

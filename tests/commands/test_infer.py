@@ -13,16 +13,17 @@ import pytest
 from tests.support.dealers import Authority
 from tests.support.parties import free_port, run, succeed
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, PROGRAM
 
 NET = ["--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt"]
 DIGITS = ["-m", "hummingbird", "infer", *NET, "--data", "scripts.data:load", "digits", "test"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-def call(*command: str, timeout: float = 110.0) -> str:
+def call(*command: str) -> str:
     """Run a program of the project, and return what it printed."""
     ended = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=timeout
+        [sys.executable, *command], cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=PROGRAM
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -81,10 +82,10 @@ def test_three_parties_private_weights_and_a_dealer_elsewhere_over_mutual_tls(tm
     try:
         # Party 1 owns the weights: the others have no use for the checkpoint.
         options = ["--owner", "1", "--samples", "40", "--dealer", address, "--json", str(result)]
-        succeed([*DIGITS, *options, *certificates("party-{rank}"), "--timeout", "60"], 3)
+        succeed([*DIGITS, *options, *certificates("party-{rank}"), "--timeout", f"{HANG:g}"], 3)
     finally:
         dealer.terminate()
-        dealer.communicate(timeout=20)
+        dealer.communicate(timeout=HANG)
     figures = json.loads(result.read_text())
     assert figures["parties"] == 3 and figures["bits_predicted_equal_bits_sent"]
     assert figures["accuracy_private_percent"] >= 95.0

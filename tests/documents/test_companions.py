@@ -14,6 +14,7 @@ import torch
 from hummingbird import pir
 from tests.support.pages import OTHER, QUICKSTART, blocks, run
 from tests.support.paths import ROOT
+from tests.support.patience import HANG
 
 ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"
 
@@ -31,7 +32,7 @@ def stop(servers: list[subprocess.Popen[str]]) -> None:
     for server in servers:
         server.terminate()
     for server in servers:
-        server.communicate(timeout=20)
+        server.communicate(timeout=HANG)
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_the_lookup_example_and_servers_run(tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", rows.numpy())
     servers = [started(line, tmp_path) for line in blocks(LOOKUP, "sh")[0].splitlines()]
     try:
-        client = pir.Client([f"unix:{tmp_path}/pir{party}.sock" for party in (0, 1)], timeout=60)
+        client = pir.Client([f"unix:{tmp_path}/pir{party}.sock" for party in (0, 1)], timeout=HANG)
         assert torch.equal(client.rows(torch.tensor([0, 1234, 2999])), rows[[0, 1234, 2999]])
         client.close()
     finally:

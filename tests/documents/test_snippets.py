@@ -21,6 +21,7 @@ from scripts.data import load
 from tests.support import parties
 from tests.support.pages import FILE, OTHER, QUICKSTART, README, blocks, run, shell_lines, text_of
 from tests.support.paths import ROOT
+from tests.support.patience import HANG
 
 
 @pytest.mark.slow
@@ -35,7 +36,6 @@ def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_quickstart_runs(tmp_path: Path) -> None:
     """Its three files and its commands. The search lets one answer in twenty change; by chance one in ten is right."""
     for script in blocks(QUICKSTART, "python"):
@@ -87,7 +87,7 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
         ended = parties.succeed(["-c", program], 2)
     finally:
         dealer.terminate()
-        dealer.communicate(timeout=20)
+        dealer.communicate(timeout=HANG)
     private, plain = re.findall(r"\[[\d, ]+\]", ended[0].out)
     assert private == plain
 

@@ -21,6 +21,7 @@ from hummingbird.he.scheme import ckks
 from hummingbird.he.scheme.ckks import SecretKey
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, TOO_LARGE, TOO_SMALL, Fn, conv, errors, images, made
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 
 @pytest.fixture(autouse=True)
@@ -365,5 +366,5 @@ def test_the_net_is_left_alone_and_errors_are_the_houses() -> None:
 
 def test_the_package_loads_on_first_use() -> None:
     code = "import sys, hummingbird; assert 'torch' not in sys.modules; from hummingbird import he; he.convert_model"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PROGRAM)
     assert ended.returncode == 0, ended.stderr

@@ -33,7 +33,7 @@ from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, made
 COUNT = 300  # inputs for each parser
 ALLOWED = 16 << 20  # bytes that a description may ask of a client here
 SLACK = 512 << 20  # bytes by which the process may grow in all: batches of at most `ALLOWED`, and what they work with
-SECONDS = 120.0  # for one input, on a busy machine
+SECONDS = 120.0  # of computing, for one input; the slowest take less than one
 NASTY: list[Any] = [
     *(None, True, -1, 0, 1, 2, 3, 1.5, 1 << 31, 1 << 40, 1 << 63, 1 << 70, -(1 << 63), 10**300, 1e308, -0.0),
     *("", "x", "9" * 5000, "1e400", "nan", "\x1b[2J", [], {}, [[]], [0] * 50, [1 << 24] * 3, {"ref": 0}, {"ref": 99}),
@@ -174,7 +174,7 @@ def hammer(name: str, count: int, seed: int = 0) -> int:
     rng, texts, refused = random.Random(seed), [plan.public.to_json() for plan in nets()], 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for number in range(count):
-        started = time.monotonic()
+        started = time.process_time()
         try:
             PARSERS[name](rng, texts)
         except HummingbirdError:
@@ -182,7 +182,7 @@ def hammer(name: str, count: int, seed: int = 0) -> int:
         except BaseException as error:
             error.add_note(f"input {number} of {name}, seed {seed}")
             raise
-        assert time.monotonic() - started < SECONDS, f"input {number} of {name}, seed {seed}"
+        assert time.process_time() - started < SECONDS, f"input {number} of {name}, seed {seed}"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < SLACK
     return refused
 
@@ -257,9 +257,9 @@ def test_a_pool_that_reads_too_much_is_refused() -> None:
 def test_tiles_of_one_place_each_cost_no_list_of_them() -> None:
     back = make_plan(nn.Linear(4, 2), (4,)).public.turns[0].returns[0]
     many = replace(back, shape=(1 << 20,), rows=4, places=1 << 18, tile=1)
-    started = time.monotonic()
+    started = time.process_time()
     order: Tensor = many.order()
-    assert time.monotonic() - started < SECONDS
+    assert time.process_time() - started < SECONDS
     assert order[:5].tolist() == [0, 1 << 18, 2 << 18, 3 << 18, 1]
 
 

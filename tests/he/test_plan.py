@@ -27,6 +27,7 @@ from hummingbird.he.scheme import noise
 from hummingbird.he.scheme.params import choose
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, images, made
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 ALL = {**LINEAR, **PRODUCTS, **AIDED}
 
@@ -352,7 +353,7 @@ from hummingbird.he.runtime import memory
 print(model.last.peak - model.last.before, memory.predicted(model.plan).process)
 """
     root = ROOT
-    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=110)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=PROGRAM)
     measured, predicted = (int(number) for number in ended.stdout.split())
     assert predicted > 2e8
     assert 0.8 * predicted < measured < 1.2 * predicted, (measured, predicted)

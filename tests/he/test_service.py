@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from hummingbird.wire import service
 from tests.support.dealers import Authority
 from tests.support.he_service import SHAPE, close, images, served, small_net
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, NEVER, until
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def address(server: Server) -> Iterator[str]:
 
 def test_outputs_are_those_of_torch_and_all_work_is_counted(address: str, net: nn.Module) -> None:
     x, done = images(3), []
-    with RemoteModel(address, timeout=20) as model:
+    with RemoteModel(address, timeout=HANG) as model:
         outputs = model(x, progress=done.append)
         public = model.public
         seeds = 16 * sum(len(list(turn.up())) for turn in public.turns)
@@ -68,7 +68,7 @@ def test_outputs_are_those_of_torch_and_all_work_is_counted(address: str, net: n
 
 
 def test_more_images_than_slots_go_in_lanes(address: str, net: nn.Module) -> None:
-    with RemoteModel(address, timeout=20) as model:
+    with RemoteModel(address, timeout=HANG) as model:
         x = images(model.public.slots + 2)
         one, two = model(x, lanes=1), model(x, lanes=2)
     assert one.shape == two.shape == (len(x), 5) and close(one, net, x) and close(two, net, x)
@@ -78,14 +78,14 @@ def test_several_clients_at_once(address: str, net: nn.Module) -> None:
     outputs: dict[int, Tensor] = {}
 
     def client(seed: int) -> None:
-        with RemoteModel(address, timeout=20) as model:
+        with RemoteModel(address, timeout=HANG) as model:
             outputs[seed] = model(images(2, seed))
 
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
     assert sorted(outputs) == list(range(6))
     assert all(close(result, net, images(2, seed)) for seed, result in outputs.items())
 
@@ -94,7 +94,7 @@ def test_several_clients_at_once(address: str, net: nn.Module) -> None:
     "x", [images(2)[:, :, :5], images(2).flatten(1), images(2) * float("nan"), images(2)[:0]], ids=str
 )
 def test_wrong_images_are_an_error_before_anything_is_sent(address: str, x: Tensor) -> None:
-    with RemoteModel(address, timeout=20) as model:
+    with RemoteModel(address, timeout=HANG) as model:
         with pytest.raises(InputError):
             model(x)
         assert model.sent_bytes == 0
@@ -103,11 +103,11 @@ def test_wrong_images_are_an_error_before_anything_is_sent(address: str, x: Tens
 def test_mutual_tls(server: Server, net: nn.Module, tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     with served(Service(server), ours.issue("server", "localhost")) as address:
-        with RemoteModel(address, tls=ours.issue("client"), timeout=10) as model:
+        with RemoteModel(address, tls=ours.issue("client"), timeout=HANG) as model:
             assert close(model(images(2)), net, images(2))
         for tls in (None, theirs.issue("client")):
             with pytest.raises(PeerError):
-                RemoteModel(address, tls=tls, timeout=2)
+                RemoteModel(address, tls=tls, timeout=HANG)
 
 
 # What the server receives ---------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def recorded(server: Server) -> tuple[Public, list[Tensor], list[bytes], bytes, 
     byte that was sent, and the client with its key.
     """
     recorder = Recorder(server)
-    with served(recorder) as address, RemoteModel(address, timeout=20) as model:
+    with served(recorder) as address, RemoteModel(address, timeout=HANG) as model:
         x = images(1).expand(model.public.slots, -1, -1, -1)
         for _ in range(4):
             model(x)
@@ -207,9 +207,9 @@ def test_the_uniformity_test_can_fail(recorded) -> None:  # type: ignore[no-unty
 
 def exchange(address: str, requests: list[bytes]) -> list[bytes]:
     """The answer that a foreign program gets from a turn."""
-    channel = service.connect(address, timeout=5)
+    channel = service.connect(address, timeout=HANG)
     try:
-        return list(service.exchange(channel, "Turn", iter(requests), timeout=20))
+        return list(service.exchange(channel, "Turn", iter(requests), timeout=HANG))
     finally:
         channel.close()
 
@@ -263,7 +263,7 @@ def test_damaged_slices_are_refused_and_the_service_goes_on(
             exchange(address, [opening, *cut(damaged)])
     with pytest.raises(InputError):
         unpack(ring, torch.zeros(12, dtype=torch.uint8), (1, len(ring.primes), ring.degree))
-    with RemoteModel(address, timeout=20) as model:
+    with RemoteModel(address, timeout=HANG) as model:
         assert close(model(images(2)), net, images(2))
 
 
@@ -292,7 +292,7 @@ def test_answers_of_a_liar_are_errors(server: Server) -> None:
         lambda message: bytes([255]) * len(message),
         lambda message: b"",
     ):
-        with served(Liar(server, answer=answer)) as address, RemoteModel(address, timeout=20) as model:
+        with served(Liar(server, answer=answer)) as address, RemoteModel(address, timeout=HANG) as model:
             with pytest.raises(PeerError, match="server unix:"):
                 model(images(2))
 
@@ -309,7 +309,7 @@ def test_descriptions_of_a_liar_are_errors(server: Server) -> None:
             Client(Public.from_json(case))
     for case in (b"", b"[]", text[:-1]):
         with served(Liar(server, text=lambda _, case=case: case)) as address, pytest.raises(HummingbirdError):
-            RemoteModel(address, timeout=20)
+            RemoteModel(address, timeout=HANG)
 
 
 def test_parameters_that_are_not_secure_are_refused_by_the_client(server: Server) -> None:
@@ -318,7 +318,7 @@ def test_parameters_that_are_not_secure_are_refused_by_the_client(server: Server
     text = json.dumps(fields).encode()
     with served(Liar(server, text=lambda _: text)) as address:
         with pytest.raises(ConfigError, match="log2 Q is 52.0"):
-            RemoteModel(address, timeout=20)
+            RemoteModel(address, timeout=HANG)
 
 
 def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
@@ -333,11 +333,11 @@ def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
     text = json.dumps(fields).encode()
     with served(Liar(server, text=lambda _: text)) as address:
         with pytest.raises(ConfigError, match=r"takes 1\d\d\.\d\d GB here, allowed are 64\.00.*\nhint"):
-            RemoteModel(address, timeout=20)
+            RemoteModel(address, timeout=HANG)
     with served(Service(server)) as address:
         with pytest.raises(ConfigError, match=r"allowed are 0\.00"):
-            RemoteModel(address, timeout=20, memory=1000)
-        with RemoteModel(address, timeout=20, memory=at_client(server.public)) as model:  # one batch at a time
+            RemoteModel(address, timeout=HANG, memory=1000)
+        with RemoteModel(address, timeout=HANG, memory=at_client(server.public)) as model:  # one batch at a time
             assert model(torch.zeros(2 * server.public.slots, *server.public.input_shape), lanes=2).isfinite().all()
 
 
@@ -345,68 +345,58 @@ def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
 
 
 def test_a_silent_client_ends_its_turn_and_leaves_its_room(server: Server, net: nn.Module, turn_0: list[bytes]) -> None:
-    with served(Service(server, turns=1, idle=0.5)) as address:
+    made, ended = Service(server, turns=1, idle=1.0), threading.Event()
+    with served(made) as address:
 
         def stalls() -> Iterator[bytes]:
             yield turn_0[0]
-            time.sleep(3)
+            ended.wait(HANG)
 
-        channel = service.connect(address, timeout=5)
+        channel = service.connect(address, timeout=HANG)
         with pytest.raises(grpc.RpcError) as caught:
-            list(service.exchange(channel, "Turn", stalls(), timeout=20))
-        assert "sent nothing for 0 s" in str(caught.value.details()) or "sent nothing for 1 s" in str(
-            caught.value.details()
-        )
+            list(service.exchange(channel, "Turn", stalls(), timeout=HANG))
+        assert "sent nothing for 1 s" in str(caught.value.details())
+        ended.set()
         channel.close()
-        with RemoteModel(address, timeout=20) as model:
+        made._idle = NEVER  # the next client is not to run into it
+        with RemoteModel(address, timeout=HANG) as model:
             assert close(model(images(2)), net, images(2))
 
 
 def test_a_cancelled_client_leaves_its_room(server: Server, net: nn.Module, turn_0: list[bytes]) -> None:
-    made = Service(server, turns=1, idle=60)
+    made = Service(server, turns=1, idle=NEVER)
     with served(made) as address:
-        channel, holding = service.connect(address, timeout=5), threading.Event()
+        channel, holding = service.connect(address, timeout=HANG), threading.Event()
 
         def stalls() -> Iterator[bytes]:
             yield turn_0[0]
-            holding.wait(20)
+            holding.wait(HANG)
 
-        call = service.exchange(channel, "Turn", stalls(), timeout=20)
-        deadline = time.monotonic() + 10
-        while made._room._value and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert made._room._value == 0
+        call = service.exchange(channel, "Turn", stalls(), timeout=HANG)
+        until(lambda: made._room._value == 0, "a turn to begin")
         call.cancel()
         holding.set()
-        started = time.monotonic()
-        with RemoteModel(address, timeout=20) as model:
+        with RemoteModel(address, timeout=HANG) as model:
             assert close(model(images(2)), net, images(2))
-        assert time.monotonic() - started < 10
         channel.close()
-        deadline = time.monotonic() + 10  # a turn ends at the server a moment after its last message has come
-        while not made._room._value and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert made._room._value == 1
+        until(lambda: made._room._value == 1, "the last turn's end, a moment after its last message has come")
 
 
 def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None:
-    made = Service(server, turns=1, idle=60)
+    made = Service(server, turns=1, idle=NEVER)
     with served(made) as address:
         code = (
             "import sys, time; from hummingbird.wire import service\n"
-            "def requests():\n    yield sys.argv[2].encode()\n    time.sleep(60)\n"
+            "def requests():\n    yield sys.argv[2].encode()\n    time.sleep(3600)\n"
             "channel = service.connect(sys.argv[1])\n"
-            "list(service.exchange(channel, 'Turn', requests(), timeout=60))"
+            "list(service.exchange(channel, 'Turn', requests(), timeout=3600))"
         )
         opening = messages.opening(messages.digest(server.public.to_json().encode())).decode()
         client = subprocess.Popen([sys.executable, "-c", code, address, opening], cwd=ROOT)
-        deadline = time.monotonic() + 60
-        while made._room._value and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert made._room._value == 0
+        until(lambda: made._room._value == 0, "a turn to begin")
         client.kill()
         client.wait()
-        with RemoteModel(address, timeout=20) as model:
+        with RemoteModel(address, timeout=HANG) as model:
             assert close(model(images(2)), net, images(2))
 
 
@@ -430,7 +420,7 @@ def test_limits_are_checked_when_a_service_starts(server: Server) -> None:
 
 
 def test_a_dead_service_is_an_error_not_a_hang(address: str) -> None:
-    with RemoteModel(address, timeout=20) as model:
+    with RemoteModel(address, timeout=HANG) as model:
         model.close()
         with pytest.raises((PeerError, ValueError)):
             model(images(2))

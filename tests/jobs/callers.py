@@ -13,6 +13,7 @@ import hummingbird
 from hummingbird.commands.party import run_party
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
+from tests.support.patience import HANG
 
 UNIT = 2.0**-16
 
@@ -40,7 +41,7 @@ def refused(function: object, words: str) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    session = launch.init(timeout=60)
+    session = launch.init(timeout=HANG)
     hummingbird.register_converter(Own, lambda module: module)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     mine = x if session.rank == 1 else None

@@ -23,6 +23,7 @@ from hummingbird.mpc._crypten import BinarySharedTensor, MPCTensor, cfg, crypten
 from tests.support import crypten_nets
 from tests.support.crypten_cases import UNIT, X, Y
 from tests.support.crypten_curves import cases
+from tests.support.patience import HANG
 
 # The reference itself is float32: 2^-24 of rounding, and a few of those in a sum.
 FLOAT = 2.0**-21
@@ -30,7 +31,7 @@ FLOAT = 2.0**-21
 
 def table() -> dict[str, tuple[float, float]]:
     """Every function of tests/support/crypten_cases.py: its error beside its bound."""
-    session, results = launch.init(timeout=100), {}
+    session, results = launch.init(timeout=HANG), {}
     for name, case in cases().items():
         shared = [
             hummingbird.cryptensor(x if session.rank == i % session.parties else None, src=i % session.parties)
@@ -47,7 +48,7 @@ def table() -> dict[str, tuple[float, float]]:
 
 def nets() -> dict[str, tuple[float, float]]:
     """Every module and loss of tests/support/crypten_nets.py, and training."""
-    session = launch.init(timeout=100)
+    session = launch.init(timeout=HANG)
     parts = (crypten_nets.modules, crypten_nets.losses, crypten_nets.training)
     found = {}
     for name, error, bound in (item for part in parts for item in part(session.rank, session.parties)):
@@ -57,7 +58,7 @@ def nets() -> dict[str, tuple[float, float]]:
 
 def binary() -> list[str]:
     """Xor-shared words against Python's integers; the names of what differs."""
-    session = launch.init(timeout=100)
+    session = launch.init(timeout=HANG)
     words = torch.tensor([[0, 1, -1, 2**63 - 1], [-(2**63), 12345678901, -77, 2**40]])
     others = torch.tensor([[5, -1, -1, -(2**63)], [2**63 - 1, 12345678901, 77, -3]])
     row = torch.tensor([3, -4, 0, 2**62])
@@ -209,7 +210,7 @@ _SETTINGS = {
 
 def refusals() -> dict[str, str]:
     """Calls that are not refused as they should be; the session goes on after each."""
-    session, wrong = launch.init(timeout=100), {}
+    session, wrong = launch.init(timeout=HANG), {}
     x = hummingbird.cryptensor(X if session.rank == 0 else None)
     words = x.to(ptype.binary)
     with tempfile.TemporaryDirectory() as folder, hummingbird.meter() as m:
@@ -236,7 +237,7 @@ def refusals() -> dict[str, str]:
 
 def communication() -> list[str]:
     """CrypTen's communicator, its files, and what is made of random numbers."""
-    session, wrong = launch.init(timeout=100), []
+    session, wrong = launch.init(timeout=HANG), []
     rank, parties = session.rank, session.parties
     communicator = _crypten.PartyCommunicator.get()
     assert communicator is not None
@@ -345,7 +346,7 @@ def _seeded() -> Tensor:
 
 def unequal() -> str:
     """The parties share tensors of different shapes by CrypTen's own function."""
-    session = launch.init(timeout=100)
+    session = launch.init(timeout=HANG)
     try:
         crypten.cryptensor(torch.zeros(3 + session.rank), src=0)
     except HummingbirdError as error:

@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -29,9 +30,9 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from tests.jobs import stores
+from tests.support.patience import HANG, NEVER
 
 SECRET = "4711.25"  # party 0's, in the text of an exception that no other party may read
-TIMEOUT = 8.0
 DIGITS = ["--model", "models:get_model", "digits", "10", "--data", "torch:zeros", "120", "1", "8", "8"]
 
 
@@ -96,7 +97,7 @@ def _version(rank: int) -> None:
     hummingbird.uninit()
     true, launch.VERSION = launch.VERSION, "9.9.9" if rank == 1 else launch.VERSION
     try:
-        hummingbird.init(timeout=TIMEOUT, dealer=os.environ["DEALER"])
+        hummingbird.init(timeout=NEVER, dealer=os.environ["DEALER"])
     finally:
         launch.VERSION = true
 
@@ -153,7 +154,7 @@ def failures(*names: str) -> None:
     """
     rank, seen = int(os.environ["RANK"]), {}
     for name in names:
-        hummingbird.init(timeout=TIMEOUT, dealer=os.environ["DEALER"])
+        hummingbird.init(timeout=NEVER, dealer=os.environ["DEALER"])
         sessions.current().channel.exchange_text("start")
         started = time.perf_counter()
         try:
@@ -177,7 +178,7 @@ def again() -> None:
         except HummingbirdError as error:
             out.append(str(error))
     for dealer in (None, os.environ["DEALER"], None):
-        session = launch.init(timeout=30, dealer=dealer)
+        session = launch.init(timeout=HANG, dealer=dealer)
         out.append(infer_once(session.rank, weights=1).tolist())
         hummingbird.uninit()
         hummingbird.uninit()
@@ -186,7 +187,7 @@ def again() -> None:
 
 def script() -> None:
     """A user's own program, which knows nothing of `run_party` and has a fault."""
-    hummingbird.init(timeout=TIMEOUT, dealer=os.environ["DEALER"])
+    hummingbird.init(timeout=NEVER, dealer=os.environ["DEALER"])
     rank = sessions.current().rank
     infer_once(rank)
     if rank == 0:
@@ -225,21 +226,23 @@ def meet(timeout: str) -> None:
 
 
 def blocked() -> None:
-    """Party 0 gives up while it is sending to a party that reads nothing: sys.exit, no word to anybody."""
-    session = launch.init(timeout=60, dealer=os.environ["DEALER"])
+    """Party 0 gives up while it is sending to a party that stands still until the test wakes it: sys.exit, no word to
+    anybody.
+    """
+    session = launch.init(timeout=NEVER, dealer=os.environ["DEALER"])
     session.channel.exchange_text("go")
     if session.rank == 0:
         session.channel._send(1, [torch.zeros(50_000_000, dtype=torch.uint8)])
         print("sending", flush=True)
         sys.exit(3)
-    time.sleep(3)
+    os.kill(os.getpid(), signal.SIGSTOP)
     session.channel.receive(0, [torch.zeros(50_000_000, dtype=torch.uint8)])
 
 
 def arguments(*lines: str) -> None:
     """`infer` with one line of arguments after the other: prints the errors, as `failures` does."""
     seen = []
-    words = ["infer", *DIGITS, "--timeout", str(TIMEOUT), "--dealer", os.environ["DEALER"]]
+    words = ["infer", *DIGITS, "--timeout", str(NEVER), "--dealer", os.environ["DEALER"]]
     for line in lines:
         args = parser(["infer"]).parse_args([*words, *line.split()])
         started = time.perf_counter()

@@ -27,6 +27,7 @@ from hummingbird.prg import Stream
 from hummingbird.wire.meter import Meter
 from models import get_model
 from tests.support.operations import cases
+from tests.support.patience import HANG
 
 
 def unequal(m: Meter) -> list[str]:
@@ -41,7 +42,7 @@ def unequal(m: Meter) -> list[str]:
 
 def operations(weights: str, protocol: str) -> dict[str, Any]:
     """Every operation, privately, against torch."""
-    session = launch.init(timeout=60)
+    session = launch.init(timeout=HANG)
     owner: str | int = weights if weights == "public" else int(weights)
     results = {}
     for name, case in cases().items():
@@ -73,7 +74,7 @@ def _remains(shapes: set[tuple[int, ...]], known: list[torch.Tensor]) -> list[st
 
 def private_weights() -> list[dict[str, float]]:
     """One party's weights: the other's are ignored, both hold shares that look random, and no real weight remains."""
-    launch.init(timeout=60)
+    launch.init(timeout=HANG)
     return [_weights_of(owner) for owner in range(2)]
 
 
@@ -119,7 +120,7 @@ def _weights_of(owner: int) -> dict[str, float]:
 
 def fixed_weights() -> dict[str, Any]:
     """Weights of the last party over several batches, and a second net with the same weights in the same session."""
-    session = launch.init(timeout=60)
+    session = launch.init(timeout=HANG)
     owner, exchanged = session.parties - 1, []
     exchange = session.channel.exchange
 
@@ -169,7 +170,7 @@ def fixed_weights() -> dict[str, Any]:
 
 def crypten_functions() -> dict[str, Any]:
     """CrypTen's own functions on our tensors, communicator and provider: name -> (largest error, bound)."""
-    session = launch.init(timeout=60)
+    session = launch.init(timeout=HANG)
     parties, unit, results = session.parties, 2.0**-16, {}
     torch.manual_seed(3)
     x, y, image, kernel = torch.randn(6, 5) * 1.5, torch.randn(5, 4), torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
@@ -311,7 +312,7 @@ def crypten_functions() -> dict[str, Any]:
 
 def resnet(weights: str) -> dict[str, float]:
     """The paper's ResNet-18 on two random images: the largest error of a logit, and the largest logit."""
-    session = launch.init(timeout=60)
+    session = launch.init(timeout=HANG)
     torch.manual_seed(0)
     net = get_model("resnet18", 10)
     x = torch.rand(2, 3, 32, 32)
@@ -331,7 +332,7 @@ def resnet(weights: str) -> dict[str, float]:
 
 def slices(weights: str) -> dict[str, float]:
     """Batches in slices of two images, twice: the second one is supplied ahead."""
-    session = launch.init(timeout=60)
+    session = launch.init(timeout=HANG)
     torch.manual_seed(4)
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3),

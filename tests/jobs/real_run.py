@@ -21,6 +21,7 @@ from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.simulation.exact import dealer_seeds, input_shares
 from tests.support.operations import norm
+from tests.support.patience import HANG
 
 SEED, CALLS = 11, 2
 BITS = BitConfig(BitWindow(22, 0), {"2": BitWindow(18, 11), "6": BitWindow(19, 9)})
@@ -57,7 +58,7 @@ def watched(exchange: Callable[..., Any], state: Any) -> Callable[..., Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    session, (net, x) = launch.init(timeout=60), make()
+    session, (net, x) = launch.init(timeout=HANG), make()
     exchange, rank, parties = session.channel.exchange, session.rank, session.parties
     result = {}
     for protocol in ("masked", "gmw"):

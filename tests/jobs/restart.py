@@ -7,8 +7,9 @@ import os
 import torch
 
 import hummingbird
+from tests.support.patience import HANG
 
-session = hummingbird.init(timeout=60)
+session = hummingbird.init(timeout=HANG)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and session.rank == 1:
     os._exit(3)
 shared = hummingbird.cryptensor(torch.tensor([1.5, -2.0]) if session.rank == 0 else None, src=0)

@@ -1,4 +1,4 @@
-"""Parties that run from a store, or rehearse: programs for the nursery (tests/jobs/failures.py)."""
+"""Parties that run from a store, or make a dry run: programs for the nursery (tests/jobs/failures.py)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
-from hummingbird.mpc.dry_run import rehearse
+from hummingbird.mpc.dry_run import dry_run
+from tests.support.patience import HANG, NEVER
 
 SLICE = (4, 6)
 WINDOW = BitWindow(20, 0)
-TIMEOUT = 4.0
 
 
 def net() -> nn.Sequential:
@@ -41,7 +41,7 @@ def rows(count: int) -> torch.Tensor:
 def write_store(out: Path, slots: int, parties: int = 2, weights: str | int = "public", protocol: str = "gmw") -> None:
     """Deal a store for `net` on slices of `SLICE`, as the command does."""
     private = hummingbird.convert_model(net(), WINDOW, weights, protocol)
-    plan = rehearse(private, SLICE, parties)
+    plan = dry_run(private, SLICE, parties)
     facts = material_facts(private.facts)
     deal(out, setup=plan.setup, batch=plan.batch, shape=SLICE, slots=slots, parties=parties, facts=facts)
 
@@ -62,7 +62,7 @@ def stored(path: str, count: str, weights: str = "public", window: str = "20:0",
         _say(f"slot {slot}")
 
     StoreDealer.mark = told  # type: ignore[method-assign]
-    session = launch.init(timeout=TIMEOUT, store=path)
+    session = launch.init(timeout=NEVER, store=path)
     _say("joined")
     bits = BitWindow(*(int(part) for part in window.split(":")))
     private = hummingbird.convert_model(net(), bits, int(weights) if weights.isdigit() else weights, protocol)
@@ -92,8 +92,8 @@ def _nets() -> list[tuple[nn.Module, tuple[int, ...], dict[str, Any]]]:
     ]
 
 
-def rehearsed() -> None:
-    """Rehearse several nets, before and after a run, and compare with what the run takes at this party."""
+def dry_runs() -> None:
+    """Make dry runs of several nets, before and after a run, and compare with what the run asks for at this party."""
     made: list[Request[Any]] = []
     correlation = sessions.Session.correlation
 
@@ -102,12 +102,12 @@ def rehearsed() -> None:
         return correlation(self, request)
 
     plans = [
-        rehearse(hummingbird.convert_model(model.eval(), **options), shape, int(os.environ["WORLD_SIZE"]))
+        dry_run(hummingbird.convert_model(model.eval(), **options), shape, int(os.environ["WORLD_SIZE"]))
         for model, shape, options in _nets()
     ]
     sessions.Session.correlation = noted  # type: ignore[method-assign]
     for (model, shape, options), plan in zip(_nets(), plans, strict=True):
-        session = launch.init(timeout=30, dealer=os.environ["DEALER"])
+        session = launch.init(timeout=HANG, dealer=os.environ["DEALER"])
         made.clear()
         private = hummingbird.convert_model(model.eval(), **options)
         assert made == plan.setup, f"setup at party {session.rank}"
@@ -117,8 +117,8 @@ def rehearsed() -> None:
         assert plan.batch and made == plan.batch, f"batch at party {session.rank}"
         if options.get("weights", "public") == "public":
             with hummingbird.meter() as m:
-                again = rehearse(private, shape, session.parties, session.rank)
-            assert (again, m.rows) == (plan, {}), "a rehearsal in the middle of a session"
+                again = dry_run(private, shape, session.parties, session.rank)
+            assert (again, m.rows) == (plan, {}), "a dry run in the middle of a session"
             private(x).get_plain_text()
         hummingbird.uninit()
     _say("equal")
@@ -137,4 +137,4 @@ def dies_at_mark(path: str) -> None:
     store.reserve(None).correlation(store.header.batch[0])
 
 
-JOBS = {"dies_at_mark": dies_at_mark, "rehearsed": rehearsed, "stored": stored}
+JOBS = {"dies_at_mark": dies_at_mark, "dry_runs": dry_runs, "stored": stored}

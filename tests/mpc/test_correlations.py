@@ -75,9 +75,8 @@ def test_the_checks_can_fail():
 
 @pytest.mark.parametrize("parties", [1, 2, 3])
 def test_shares_satisfy_every_correlation(process, parties):
-    address, _ = process
     session = os.urandom(16)
-    clients = [DealerClient(address, session=session, rank=r, parties=parties) for r in range(parties)]
+    clients = [DealerClient(process, session=session, rank=r, parties=parties) for r in range(parties)]
     first, *others = taken = take_and_check(clients)
     assert [material.offline_bits for material in first] == [request.correction_bits for request, _ in CASES]
     for material in first:

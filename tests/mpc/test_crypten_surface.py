@@ -22,13 +22,11 @@ from hummingbird.mpc.correlations.truncation import Division, quotients
 from hummingbird.ring import SCALE
 from tests.support.parties import channels, compute, share, succeed, together
 from tests.support.paths import ROOT
-
-LIMIT = 500.0  # seconds for parties on a busy machine; one run takes about 40
-pytestmark = pytest.mark.timeout(LIMIT + 60)
+from tests.support.patience import PROGRAM
 
 
 def run(job: str, parties: int) -> Any:
-    ended = succeed(["-W", "ignore", "-m", "tests.jobs.crypten", job], parties, timeout=LIMIT)
+    ended = succeed(["-W", "ignore", "-m", "tests.jobs.crypten", job], parties)
     return json.loads(ended[0].out.strip().splitlines()[-1])
 
 
@@ -89,7 +87,7 @@ except EnvironmentProblem as error:
             env={**environment, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=LIMIT,
+            timeout=PROGRAM,
         )
         assert ended.stdout.strip().endswith("refused"), ended.stdout + ended.stderr
 

@@ -19,9 +19,10 @@ import pytest
 
 from hummingbird.errors import PeerError
 from hummingbird.wire import connect
-from tests.jobs.failures import SECRET, TIMEOUT
-from tests.support.nursery import ENDING, SOON, Nursery, Party, alive, all_fail, gone
+from tests.jobs.failures import SECRET
+from tests.support.nursery import Nursery, Party, alive, all_fail
 from tests.support.parties import free_port
+from tests.support.patience import NEVER, until
 
 # Parties that are not there ------------------------------------------------------------------------------------------
 
@@ -37,16 +38,15 @@ def test_missing_parties(nursery: Nursery, dealer: str):
         command = ["meet", str(seconds)]
         parties.append([nursery.fork(command, rank, size, port, DEALER=dealer) for rank in present])
     for (size, present), run in zip(runs, parties, strict=True):
-        # The rendezvous of torch.distributed has two steps, each with this timeout.
-        for text in all_fail(run, 2 * seconds + SOON, f"{present} of {size}", started):
+        for text in all_fail(run, f"{present} of {size}"):
             assert f"the {size} parties did not meet within {seconds:g} s" in text
             assert "MASTER_ADDR" in text
     assert time.monotonic() - started > seconds
 
 
 def test_unreachable_dealer(nursery: Nursery):
-    parties = nursery.start(["meet", "3"], 2, DEALER=f"unix:{nursery.folder}/nobody")
-    for text in all_fail(parties, 3 + SOON, "unreachable dealer"):
+    parties = nursery.start(["meet", "10"], 2, DEALER=f"unix:{nursery.folder}/nobody")
+    for text in all_fail(parties, "unreachable dealer"):
         assert "nothing answers" in text and f"unix:{nursery.folder}/nobody" in text
 
 
@@ -59,20 +59,20 @@ def dealing(nursery: Nursery, version: str = "") -> Iterator[Party]:
     yield party
     if alive(party.pid):
         os.kill(party.pid, signal.SIGKILL)
-    party.wait(5)
+    party.wait()
 
 
 def test_dealer_of_another_version(nursery: Nursery):
     with dealing(nursery, "0.0.1") as other:
-        parties = nursery.start(["meet", f"{TIMEOUT}"], 2, DEALER=other.variables["DEALER"])
-        for text in all_fail(parties, SOON, "dealer of another version"):
+        parties = nursery.start(["meet", f"{NEVER:g}"], 2, DEALER=other.variables["DEALER"])
+        for text in all_fail(parties, "dealer of another version"):
             assert re.search(r"party \d runs version \S+, the dealer runs version 0.0.1", text), text
 
 
 # Processes that die in the middle -------------------------------------------------------------------------------------
 
 
-def under_way(nursery: Nursery, size: int, timeout: float = 60.0, **variables: str) -> list[Party]:
+def under_way(nursery: Nursery, size: int, timeout: float = NEVER, **variables: str) -> list[Party]:
     """Parties in the middle of inference."""
     parties = nursery.start(["forever", f"{timeout}"], size, **variables)
     for party in parties:
@@ -91,7 +91,7 @@ class LocalDealer:
         assert alive(self.pid) and self.folder.parent == nursery.folder
 
     def check_that_nothing_is_left(self) -> None:
-        assert gone(self.pid, ENDING), "the dealer outlives its parties"
+        until(lambda: not alive(self.pid), "the dealer to end with its parties")
         assert not self.folder.exists()
 
 
@@ -101,9 +101,9 @@ def test_killed_party_and_the_dealer_of_party_0(nursery: Nursery, size: int, vic
     dealer = LocalDealer(nursery, parties)
     os.kill(parties[victim].pid, signal.SIGKILL)
     living = [party for rank, party in enumerate(parties) if rank != victim]
-    for text in all_fail(living, SOON, f"kill -9 of party {victim} of {size}"):
+    for text in all_fail(living, f"kill -9 of party {victim} of {size}"):
         assert f"party {victim} closed the connection: it ended or was killed" in text, text
-    assert parties[victim].wait(1) == -signal.SIGKILL
+    assert parties[victim].wait() == -signal.SIGKILL
     dealer.check_that_nothing_is_left()
 
 
@@ -113,9 +113,9 @@ def test_killed_party(nursery: Nursery, dealer: str, size: int, victim: int):
     parties = under_way(nursery, size, DEALER=dealer)
     os.kill(parties[victim].pid, signal.SIGKILL)
     living = [party for rank, party in enumerate(parties) if rank != victim]
-    for text in all_fail(living, SOON, f"kill -9 of party {victim} of {size}"):
+    for text in all_fail(living, f"kill -9 of party {victim} of {size}"):
         assert f"party {victim} closed the connection: it ended or was killed" in text, text
-    parties[victim].wait(1)
+    parties[victim].wait()
 
 
 def test_party_killed_while_it_joins(nursery: Nursery, dealer: str):
@@ -126,14 +126,14 @@ def test_party_killed_while_it_joins(nursery: Nursery, dealer: str):
         time.sleep(0.05 + random.random() / 2)
         victim = number % 2
         os.kill(parties[victim].pid, signal.SIGKILL)
-        all_fail([parties[1 - victim]], 2 * seconds + SOON, f"kill -9 of party {victim} in init")
-        parties[victim].wait(1)
+        all_fail([parties[1 - victim]], f"kill -9 of party {victim} in init")
+        parties[victim].wait()
 
 
 def terminate(parties: Sequence[Party], victim: int) -> None:
     """SIGTERM, which is what launchers send."""
     os.kill(parties[victim].pid, signal.SIGTERM)
-    for text in all_fail(parties, SOON, f"SIGTERM to party {victim} of {len(parties)}"):
+    for text in all_fail(parties, f"SIGTERM to party {victim} of {len(parties)}"):
         assert "this party was told to stop (SIGTERM)" in text, text
         assert "when another party has failed" in text
 
@@ -153,44 +153,41 @@ def test_killed_dealer(nursery: Nursery):
     with dealing(nursery) as dealer:
         parties = under_way(nursery, 2, DEALER=dealer.variables["DEALER"])
         os.kill(dealer.pid, signal.SIGKILL)
-        texts = all_fail(parties, SOON, "kill -9 of the dealer")
+        texts = all_fail(parties, "kill -9 of the dealer")
     assert "the connection is lost" in texts[0] and "(at dealer unix:" in texts[0]
     assert "party 0 stopped: the connection is lost" in texts[1]
 
 
 def test_silent_processes(nursery: Nursery, dealer: str):
     """A dealer or a party that hangs is one that is gone, after the timeout."""
-    timeout = 4.0
-    limit = timeout + 2.0 + SOON  # a dealer has 2 s more for its last words
+    timeout = 10.0  # which no party that is well runs into
     with dealing(nursery) as stopped:
         first = under_way(nursery, 2, timeout, DEALER=stopped.variables["DEALER"])
         second = under_way(nursery, 3, timeout, DEALER=dealer)
-        started = time.monotonic()
         os.kill(stopped.pid, signal.SIGSTOP)
         os.kill(second[1].pid, signal.SIGSTOP)
-        texts = all_fail([second[0], second[2]], limit, "a party that hangs", started)
+        texts = all_fail([second[0], second[2]], "a party that hangs")
         assert all(f"party 1 sent or took nothing for {timeout:g} s" in text for text in texts), texts
-        texts = all_fail(first, limit, "a dealer that hangs", started)
+        texts = all_fail(first, "a dealer that hangs")
         assert "no answer in time (at dealer" in texts[0]
         assert f"party 0 sent or took nothing for {timeout:g} s" in texts[1] or "stopped: no answer in time" in texts[1]
     os.kill(second[1].pid, signal.SIGCONT)
-    all_fail([second[1]], SOON, "a party that hung, when it comes back")
+    all_fail([second[1]], "a party that hung, when it comes back")
 
 
 def test_a_party_ends_though_another_reads_nothing(nursery: Nursery, dealer: str):
     """A thread that is sending does not keep a process alive that has called sys.exit."""
     parties = nursery.start(["blocked"], 2, DEALER=dealer)
     parties[0].until("sending")
-    started = time.monotonic()
-    assert parties[0].wait(2.5) == 3
-    print(f"sys.exit while sending: {time.monotonic() - started:.1f} s")
-    assert "party 0 closed the connection" in all_fail([parties[1]], SOON, "and the other party")[0]
+    assert parties[0].wait() == 3
+    os.kill(parties[1].pid, signal.SIGCONT)
+    assert "party 0 closed the connection" in all_fail([parties[1]], "and the other party")[0]
 
 
 def test_a_script_of_its_own(nursery: Nursery, dealer: str):
     """A program that does not use run_party: its own traceback at home, only the type's name elsewhere."""
     parties = nursery.start(["script"], 2, DEALER=dealer)
-    assert [party.wait(30) for party in parties] == [1, 1]
+    assert [party.wait() for party in parties] == [1, 1]
     # torch.distributed writes [rank0]: before each line of a traceback.
     first, second = (re.sub(r"^\[rank\d\]: ", "", party.err.read_text(), flags=re.MULTILINE) for party in parties)
     assert first.count("Traceback") == 1 and first.endswith(f"ZeroDivisionError: {SECRET} / 0\n")
@@ -202,7 +199,5 @@ def test_a_party_that_is_gone_is_not_waited_for():
     server, gone_already = connect.listen("127.0.0.1"), connect.listen("127.0.0.1")
     addresses = [server.getsockname(), gone_already.getsockname()]
     gone_already.close()
-    started = time.monotonic()
     with pytest.raises(PeerError, match="cannot connect to party 1 at 127.0.0.1"):
-        connect.connect(0, addresses, server, bytes(16), 60.0)
-    assert time.monotonic() - started < SOON
+        connect.connect(0, addresses, server, bytes(16), NEVER)

@@ -1,4 +1,4 @@
-"""Every failure is one clear error at every living party, within the timeout, with a code that is not 0; none hangs.
+"""Every failure is one clear error at every living party, with a code that is not 0; none hangs.
 
 Here parties that all live: they differ, give bad input, raise exceptions, or are started with wrong arguments. Those
 that die are in test_deaths.py. Real processes over real sockets, with a real dealer.
@@ -19,8 +19,9 @@ import torch
 
 from models import get_model
 from tests.jobs.failures import BAD_INPUTS, DIGITS, FAILURES, SECRET, net, rows
-from tests.support.nursery import SOON, Nursery
+from tests.support.nursery import Nursery
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, PROGRAM
 
 # Living parties ------------------------------------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ def seen(request: pytest.FixtureRequest, nursery: Nursery, dealer: str) -> Seen:
     """Every failure of `FAILURES`, one after the other, as each party sees it: class, text, seconds."""
     parties = nursery.start(["failures", *FAILURES], request.param, DEALER=dealer)
     for party in parties:
-        code = party.wait(60)
+        code = party.wait()
         assert code == 0, party.err.read_text()
     out = [json.loads(party.out.read_text()) for party in parties]
     for name in FAILURES:
@@ -58,8 +59,8 @@ DIFFERENCES = {
 def test_parties_that_differ_are_told_how(seen: Seen, name: str):
     told_by_0 = 0
     for me, party in enumerate(seen):
-        kind, text, seconds = party[name]
-        assert DIFFERENCES[name] in text and seconds < SOON, (kind, text)
+        kind, text, _ = party[name]
+        assert DIFFERENCES[name] in text, (kind, text)
         assert "party 0 " in text and "party 1 " in text or me == 2, text
         assert re.search(r"party \d (has|expects) .* party \d (has|expects) ", text), text
         assert "\nhint: all parties must run the same program" in text and text.count("hint: ") == 1, text
@@ -83,9 +84,9 @@ def test_both_values_are_shown(seen: Seen):
 
 def test_different_batch_sizes(seen: Seen):
     what = "expects shape (4, 6), party 0 shares shape (5, 6) (at cryptensor)"
-    kind, text, seconds = seen[0]["batch"]
-    assert kind == "PeerError" and f"party 1 stopped: party 1 {what}" in text and seconds < SOON
-    kind, text, seconds = seen[1]["batch"]
+    kind, text, _ = seen[0]["batch"]
+    assert kind == "PeerError" and f"party 1 stopped: party 1 {what}" in text
+    kind, text, _ = seen[1]["batch"]
     assert kind == "AgreementError" and text.startswith(f"party 1 {what}\nhint: use the same batch size")
 
 
@@ -100,11 +101,11 @@ INPUT_ERRORS = {
 
 @pytest.mark.parametrize("name", BAD_INPUTS)
 def test_input_errors_reach_the_other_parties(seen: Seen, name: str):
-    kind, text, seconds = seen[0][name]
+    kind, text, _ = seen[0][name]
     assert kind == "InputError" and INPUT_ERRORS[name] in text and "(at cryptensor)" in text
     for party in seen[1:]:
-        kind, text, seconds = party[name]
-        assert kind == "PeerError" and seconds < SOON
+        kind, text, _ = party[name]
+        assert kind == "PeerError"
         assert text.startswith("party 0 stopped: ") and INPUT_ERRORS[name] in text, text
         assert "e+" not in text, "a value of party 0's input"
 
@@ -118,22 +119,22 @@ def test_a_shape_the_net_cannot_take_is_an_error_everywhere(seen: Seen):
 def test_an_exception_s_text_stays_at_its_party(seen: Seen):
     assert seen[0]["exception"][:2] == ["ZeroDivisionError", f"{SECRET} / 0"]
     for party in seen[1:]:
-        kind, text, seconds = party["exception"]
+        kind, text, _ = party["exception"]
         assert kind == "PeerError" and text.startswith("party 0 stopped: ZeroDivisionError (at party ")
-        assert SECRET not in text and seconds < SOON
+        assert SECRET not in text
 
 
 def test_the_reason_is_read_though_a_write_fails_first(seen: Seen):
     for me in (0, *range(2, len(seen))):
-        kind, text, seconds = seen[me]["large message"]
-        assert kind == "PeerError" and seconds < SOON
+        kind, text, _ = seen[me]["large message"]
+        assert kind == "PeerError"
         assert text == f"party 1 stopped: party 1 is out of paper (at the printer) (at party {me})\nhint: buy some"
 
 
 def test_a_party_that_ends_early(seen: Seen):
     for me in (0, *range(2, len(seen))):
-        kind, text, seconds = seen[me]["ended"]
-        assert kind == "PeerError" and "it ended or was killed" in text and seconds < SOON
+        kind, text, _ = seen[me]["ended"]
+        assert kind == "PeerError" and "it ended or was killed" in text
 
 
 def test_second_init_is_refused(seen: Seen):
@@ -146,7 +147,7 @@ def test_init_again(nursery: Nursery, dealer: str):
     """No use before init; three sessions in one process, two with a dealer of their own, give the same result."""
     parties = nursery.start(["again"], 2, DEALER=dealer)
     for party in parties:
-        assert party.wait(100) == 0, party.err.read_text()
+        assert party.wait() == 0, party.err.read_text()
         before, convert, *results = json.loads(party.out.read_text())
         for text in (before, convert):
             assert "hint: " in text
@@ -191,14 +192,13 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
         mnist: "there is no file",
     }
     parties = nursery.start(["arguments", *wrong], 2, DEALER=dealer)
-    assert [party.wait(60) for party in parties] == [0, 0], [party.err.read_text() for party in parties]
+    assert [party.wait() for party in parties] == [0, 0], [party.err.read_text() for party in parties]
     first, second = (json.loads(party.out.read_text()) for party in parties)
     for (line, expected), here, there in zip(wrong.items(), first, second, strict=True):
         print(f"MEASURED {line}: {here[2]:.2f}, {there[2]:.2f} s")
-        assert expected in here[1] and here[2] < SOON, (line, here)
+        assert expected in here[1], (line, here)
         # Party 1 hears of it from party 0 if that was faster: all of our own errors, of others the type.
         assert expected in there[1] or re.match(r"party 0 stopped: (File|Value)", there[1]), (line, there)
-        assert there[2] < SOON, (line, there)
     assert there[0] == "PeerError" and there[1].startswith("party 0 stopped: there is no file"), there
 
 
@@ -206,7 +206,7 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
 def test_under_torchrun(dealer: str, tmp_path: Path):
     """The launcher sees the failure and ends; each party has said what it knows."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    script = ["-m", "hummingbird", "infer", *DIGITS, "--timeout", "60"]
+    script = ["-m", "hummingbird", "infer", *DIGITS, "--timeout", f"{HANG:g}"]
     wrong = {
         "cannot read /nowhere/x.pt: No such file or directory": ["--weights", "/nowhere/x.pt", "--dealer", dealer],
         "there is no file": [
@@ -222,7 +222,7 @@ def test_under_torchrun(dealer: str, tmp_path: Path):
         for arguments in wrong.values()
     ]
     for run, expected in zip(runs, wrong, strict=True):
-        _, text = run.communicate(timeout=100)
+        _, text = run.communicate(timeout=PROGRAM)
         print(f"MEASURED torchrun, {expected}: {time.monotonic() - started:.1f} s from the start of two launchers")
         assert run.returncode == 1
         said = re.findall(r"^\[party (\d)\] error: (.*)\nhint: ", text, re.MULTILINE)

@@ -69,22 +69,22 @@ def test_products_with_a_fixed_mask(parties: int, params: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("parties", [2, 3])
-def test_products_with_a_fixed_mask_from_a_dealer_process(process: tuple[str, float], parties: int) -> None:
+def test_products_with_a_fixed_mask_from_a_dealer_process(process: str, parties: int) -> None:
     session = os.urandom(16)
-    clients = [DealerClient(process[0], session=session, rank=rank, parties=parties) for rank in range(parties)]
+    clients = [DealerClient(process, session=session, rank=rank, parties=parties) for rank in range(parties)]
     bits, out = verify(clients, CONV), 2 * 3 * 2 * 2
     assert bits[0] == 2 * 64 * out, "64 bits for every element of the result, nothing for the mask"
     for client in clients:
         client.close()
 
 
-def test_parties_on_gpus_share_what_chacha20_expands(process: tuple[str, float]) -> None:
+def test_parties_on_gpus_share_what_chacha20_expands(process: str) -> None:
     """The dealer expands as they do: the corrections fit. A party with another cipher is refused."""
     session, chacha = os.urandom(16), {"cipher": "chacha20"}
-    clients = [DealerClient(process[0], session=session, rank=rank, parties=3, **chacha) for rank in range(2)]
+    clients = [DealerClient(process, session=session, rank=rank, parties=3, **chacha) for rank in range(2)]
     with pytest.raises(DealerError, match="party 2 expands its seed with aes-128-ctr"):
-        DealerClient(process[0], session=session, rank=2, parties=3)
-    clients.append(DealerClient(process[0], session=session, rank=2, parties=3, **chacha))
+        DealerClient(process, session=session, rank=2, parties=3)
+    clients.append(DealerClient(process, session=session, rank=2, parties=3, **chacha))
     assert all(len(client.seed) == 32 for client in clients)
     verify(clients, CONV)
     take_and_check(clients)
@@ -214,7 +214,7 @@ def test_a_product_of_every_kind(alone: sessions.Session) -> None:
         expected = ring.bilinear(op, x, code.view(view or right), **options)
         for _ in range(2):
             before = x.clone()
-            assert torch.equal(weight.product(op, x, options, view), expected), op
+            assert torch.equal(weight.product(alone, op, x, options, view), expected), op
             assert torch.equal(x, before)
 
 

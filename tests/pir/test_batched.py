@@ -29,6 +29,7 @@ from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.serving.service import Service
 from models.recommender import Recommender
+from tests.support.patience import HANG
 
 ROWS = 2500
 
@@ -185,7 +186,7 @@ def test_over_the_wire_several_clients_share_a_pass(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG)
     try:
         assert torch.equal(torch.stack([outputs[n] for n in range(4)]), embedding(inputs(4, 20)))
     finally:
@@ -238,13 +239,13 @@ def test_programs_serve_a_plan() -> None:
         for party in (0, 1)
     ]
     try:
-        layer = BatchedEmbedding.from_torch(embedding, Plan.load(folder / "plan.json"), *addresses, timeout=60)
+        layer = BatchedEmbedding.from_torch(embedding, Plan.load(folder / "plan.json"), *addresses, timeout=HANG)
         assert torch.equal(layer(inputs(3, 20)), embedding(inputs(3, 20)))
         for client in layer.clients:
             client.close()
     finally:
         for program in programs:
             program.terminate()
-        out = [program.communicate(timeout=20)[0] for program in programs]
+        out = [program.communicate(timeout=HANG)[0] for program in programs]
         shutil.rmtree(folder)
     assert all(text.count("listening on") == 2 and text.count("pir-server party") == 4 for text in out)

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -25,6 +26,7 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers
+from hummingbird.pir import client as client_module
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.link import Remote
@@ -35,6 +37,7 @@ from hummingbird.pir.serving.workers import Workers
 from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, NEVER, until
 
 OWNER = Owner()
 TABLE = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
@@ -55,12 +58,12 @@ class Program:
     def ready(self) -> Program:
         assert self.process.stdout is not None
         lines = [self.process.stdout.readline() for _ in range(2)]
-        assert lines[-1] == f"pir-server listening on {self.address}\n", (lines, self.process.communicate(timeout=20))
+        assert lines[-1] == f"pir-server listening on {self.address}\n", (lines, self.process.communicate(timeout=HANG))
         return self
 
     def stop(self) -> tuple[str, str]:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.communicate(timeout=20)
+        return self.process.communicate(timeout=HANG)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def programs() -> Iterator[list[Program]]:
 
 @contextlib.contextmanager
 def connected(programs: list[Program], **options) -> Iterator[Client]:
-    client = Client([program.address for program in programs], **options)
+    client = Client([program.address for program in programs], timeout=HANG, **options)
     yield client
     client.close()
 
@@ -115,7 +118,7 @@ def test_fuzzed_requests_leave_the_programs_at_work(programs):
     """Every method gets nonsense; errors say nothing of what was sent."""
     generator = random.Random(0)
     query = pack_query("xor", dpf.generate(torch.arange(2), 5000)[0])
-    channel = wire.connect(programs[0].address, timeout=5)
+    channel = wire.connect(programs[0].address, timeout=HANG)
     for method in ("Answer", "Deposit", "Update"):
         for number in range(40):
             data = bytearray(query)
@@ -124,18 +127,18 @@ def test_fuzzed_requests_leave_the_programs_at_work(programs):
             if method == "Answer" and number % 2:
                 continue
             with pytest.raises(grpc.RpcError) as caught:
-                wire.call(channel, method, message, timeout=5)
+                wire.call(channel, method, message, timeout=HANG)
             assert caught.value.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INTERNAL)
             assert message.hex()[:16] not in str(caught.value.details()) or not message
     with pytest.raises(grpc.RpcError) as caught:
-        wire.call(channel, "Answer", bytes(5 << 20), timeout=5)
+        wire.call(channel, "Answer", bytes(5 << 20), timeout=HANG)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     channel.close()
     with connected(programs) as client:
         assert torch.equal(client.rows(torch.tensor([17])), TABLE[17:18])
 
 
-def test_updates_reach_both_programs(programs):
+def test_updates_reach_both_programs(programs, monkeypatch):
     with connected(programs) as client:
         indices, rows = torch.tensor([0, 4999]), torch.randn(2, 8)
         update = OWNER.update(client.facts, client.state, indices, rows)
@@ -144,7 +147,8 @@ def test_updates_reach_both_programs(programs):
         late = OWNER.update(client.facts, client.state, indices[:1], rows[:1])
         client.links[0].begin(late, "Update")()  # one of the two only
         with pytest.raises(AgreementError, match=r"server 0.*version 2.*server 1.*version 1"):
-            with connected(programs, timeout=0.5):
+            monkeypatch.setattr(client_module, "_SETTLE", 0.1)
+            with connected(programs):
                 pass
         forged = Owner().update(client.facts, client.state, indices[:1], rows[:1])
         with pytest.raises(PeerError, match="not signed") as caught:
@@ -164,25 +168,22 @@ def test_metrics(programs):
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_slow_server_is_named_in_time(programs, slow):
-    with connected(programs, timeout=20) as client:
-        for link in client.links:
-            link.timeout = 0.7
+def test_a_slow_server_is_named(programs, slow):
+    with connected(programs) as client:
+        client.links[slow].timeout = 0.7
         programs[slow].process.send_signal(signal.SIGSTOP)
         try:
-            started = time.monotonic()
             with pytest.raises(PeerError, match="no answer in time") as caught:
                 client.rows(torch.tensor([1]))
-            assert time.monotonic() - started < 3 and programs[slow].address in caught.value.where
+            assert programs[slow].address in caught.value.where
         finally:
             programs[slow].process.send_signal(signal.SIGCONT)
-        for link in client.links:
-            link.timeout = 20.0
+        client.links[slow].timeout = HANG
         assert torch.equal(client.rows(torch.tensor([1])), TABLE[1:2])
 
 
 def test_the_end_and_a_death(programs):
-    with connected(programs, timeout=20) as client:
+    with connected(programs) as client:
         out, errors = programs[0].stop()
         assert programs[0].process.returncode == 0 and errors == ""
         assert out.startswith("pir-server party 0: ") and "queries in" in out and "p99" in out
@@ -190,7 +191,7 @@ def test_the_end_and_a_death(programs):
             client.rows(torch.tensor([1]))
         assert programs[0].address in caught.value.where
         programs[1].process.kill()
-        programs[1].process.wait(5)
+        programs[1].process.wait(HANG)
         with pytest.raises(PeerError, match="neither server answers: server 0.*; server 1") as caught:
             client.rows(torch.tensor([1]))
     with pytest.raises(PeerError, match="nothing answers") as caught:
@@ -239,15 +240,16 @@ def test_bad_command_lines(tmp_path):
 def test_mutual_tls(tmp_path):
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     with served(*local_servers(TABLE[:50]), tls=ours.issue("pir", "localhost")) as addresses:
-        client = Client(addresses, tls=ours.issue("client"), timeout=5)
+        client = Client(addresses, tls=ours.issue("client"), timeout=HANG)
         assert torch.equal(client.rows(torch.tensor([49])), TABLE[49:50])
         client.close()
         with pytest.raises(PeerError, match="TLS failed") as caught:
-            Client(addresses, tls=theirs.issue("client"), timeout=5)
+            Client(addresses, tls=theirs.issue("client"), timeout=HANG)
         assert addresses[0] in caught.value.where
 
 
-def test_servers_that_disagree_over_the_wire():
+def test_servers_that_disagree_over_the_wire(monkeypatch):
+    monkeypatch.setattr(client_module, "_SETTLE", 0.1)
     zero = Server(TABLE[:50], 0)
     for other, what in (
         (Server(TABLE[:51], 1), "different tables.*50 rows of 8 float32.*51 rows of 8 float32"),
@@ -256,7 +258,7 @@ def test_servers_that_disagree_over_the_wire():
         (Server(TABLE[:50], 0), "party 0 answers as party 1"),
     ):
         with served(zero, other) as addresses, pytest.raises(AgreementError, match=what) as caught:
-            Client(addresses, timeout=0.2)
+            Client(addresses, timeout=HANG)
         assert all(address in str(caught.value) for address in addresses[1:])
 
 
@@ -292,12 +294,13 @@ def test_more_than_a_message_holds():
 class Counting:
     """Stands in for a table: remembers how many keys each pass had, and echoes them."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.passes, self.seconds = [], seconds
+    def __init__(self) -> None:
+        self.passes, self.free = [], threading.Event()
+        self.free.set()
 
     def __call__(self, keys, decoder):
         self.passes.append(len(keys))
-        time.sleep(self.seconds)
+        assert self.free.wait(HANG)
         return decoder, keys.clone()
 
 
@@ -316,54 +319,63 @@ def ask(batcher: Batcher, sizes: list[int], decoders: str = "x") -> list:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG)
     for number, result in enumerate(results):
         assert isinstance(result, Exception) or torch.equal(result[1], keys[number])
     return results
 
 
+def ask_during_a_pass(work: Counting, batcher: Batcher, sizes: list[int], decoders: str = "x") -> list:
+    """The same, of queries that all come while one of a single key is under way."""
+    with ThreadPoolExecutor() as pool:
+        work.free.clear()
+        first = pool.submit(ask, batcher, [1])
+        until(lambda: work.passes == [1], "the first pass")
+        others = pool.submit(ask, batcher, sizes, decoders)
+        until(lambda: len(batcher._jobs) == len(sizes), "the other queries")
+        work.free.set()
+        first.result(HANG)
+        return others.result(HANG)
+
+
 def test_queries_wait_for_each_other():
     work, metrics = Counting(), Metrics()
-    batcher = Batcher(work, metrics, max_batch=8, max_wait=10.0)
-    started = time.monotonic()
+    batcher = Batcher(work, metrics, max_batch=8)
+    batcher._max_wait = NEVER
     ask(batcher, [1] * 5 + [3])
-    assert work.passes == [8] and time.monotonic() - started < 5  # full: it does not wait on
+    assert work.passes == [8]  # full: it does not wait on
     assert metrics.read()["batches"] == {"8": 1} and metrics.read()["queries"] == 8
     batcher.close()
 
 
 def test_nobody_waits_longer_than_the_window():
     work = Counting()
-    batcher = Batcher(work, Metrics(), max_batch=1000, max_wait=0.3)
+    batcher = Batcher(work, Metrics(), max_batch=1000, max_wait=1.0)
     started = time.monotonic()
     ask(batcher, [1, 2])
-    assert work.passes == [3] and 0.3 <= time.monotonic() - started < 5
+    assert work.passes == [3] and time.monotonic() - started >= 1.0
     batcher.close()
 
 
 def test_queries_that_come_during_a_pass_are_in_the_next():
-    work = Counting(seconds=0.3)
+    work = Counting()
     batcher = Batcher(work, Metrics(), max_batch=4, max_wait=0.0)
-    first = threading.Thread(target=ask, args=(batcher, [1]))
-    first.start()
-    time.sleep(0.1)
-    ask(batcher, [1, 1, 1, 1, 9])
-    first.join(20)
+    ask_during_a_pass(work, batcher, [1, 1, 1, 1, 9])
     assert work.passes[0] == 1 and sorted(work.passes[1:]) == [4, 9]
     batcher.close()
 
 
 def test_decoders_are_not_mixed_and_a_failure_reaches_all():
     work = Counting()
-    batcher = Batcher(work, Metrics(), max_batch=4, max_wait=0.2)
-    results = ask(batcher, [1] * 4, "xs")
-    assert sorted(work.passes) == [2, 2] and [result[0] for result in results] == ["x", "s", "x", "s"]
+    batcher = Batcher(work, Metrics(), max_batch=4, max_wait=0.0)
+    results = ask_during_a_pass(work, batcher, [1] * 4, "xs")
+    assert work.passes == [1, 2, 2] and [result[0] for result in results] == ["x", "s", "x", "s"]
     batcher.close()
 
     def fail(keys, decoder):
         raise InputError("no")
 
-    broken = Batcher(fail, Metrics(), max_batch=3, max_wait=5.0)
+    broken = Batcher(fail, Metrics(), max_batch=3, max_wait=60.0)
     assert [str(result) for result in ask(broken, [1, 1, 1])] == ["no"] * 3
     assert str(ask(broken, [3])[0]) == "no"  # it goes on
     broken.close()
@@ -377,7 +389,7 @@ def test_a_failure_beside_the_work_reaches_all_and_the_batcher_goes_on():
     def lost():
         raise RuntimeError("connection")
 
-    batcher = Batcher(Counting(), Full(), max_batch=3, max_wait=5.0)
+    batcher = Batcher(Counting(), Full(), max_batch=3, max_wait=60.0)
     assert [type(result) for result in ask(batcher, [1, 1, 1])] == [MemoryError] * 3
     with pytest.raises(RuntimeError, match="connection"):
         batcher.answer(torch.zeros(3, 4, dtype=torch.uint8), "x", lost)
@@ -388,15 +400,15 @@ def test_a_failure_beside_the_work_reaches_all_and_the_batcher_goes_on():
 def test_queued_queries_are_answered_at_the_end():
     server = Server(TABLE[:50], 0)
     folder = Path(tempfile.mkdtemp(prefix="hb"))
-    service = Service(server, f"unix:{folder}/s", max_wait=30.0)  # longer than this test may take
-    link = Remote("server 0", f"unix:{folder}/s", None, 5)
+    service = Service(server, f"unix:{folder}/s")
+    service._batcher._max_wait = NEVER
+    link = Remote("server 0", f"unix:{folder}/s", None, HANG)
     query = pack_query("xor", dpf.generate(torch.arange(2), 50)[0])
     waiting = [link.begin(query) for _ in range(3)]
-    time.sleep(0.3)
-    started = time.monotonic()
+    until(lambda: len(service._batcher._jobs) == 3, "three queries")
     service.stop()
     assert [finish() for finish in waiting] == [server.handle(query)] * 3
-    assert time.monotonic() - started < 10 and service.metrics.read()["batches"] == {"6": 1}
+    assert service.metrics.read()["batches"] == {"6": 1}
     with pytest.raises(PeerError):
         link.begin(query)()
     link.close()
@@ -436,7 +448,7 @@ def test_workers_answer_as_one_process(tmp_path):
                 assert torch.equal(shared.answer(keys, decoder)[1], whole.answer(keys, decoder)[1])
             assert shared.update(update) == whole.update(update)
         workers._workers[1]._process.kill()
-        workers._workers[1]._process.wait(5)
+        workers._workers[1]._process.wait(HANG)
         with pytest.raises(PeerError, match="the worker for rows 2048 to 3076 has ended"):
             shared.check()
         with pytest.raises(PeerError, match="has ended"):

@@ -23,6 +23,7 @@ from scripts.contest import BESIDE, PARTS, Sample, window_of
 from scripts.link import Link, places
 from scripts.party import launch
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 SAMPLE = Sample(
     seconds=1.0,
@@ -199,7 +200,7 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     written = ["--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "plot.png")]
     command = [sys.executable, "-m", "scripts.bench_relu", "--count", str(count), *options, *written]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=PROGRAM)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     if not link.obstacle(Link(1e9)):

@@ -26,7 +26,6 @@ NETS = range(200)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_hundred_random_nets_are_right_or_refused() -> None:
     found = list(fuzz_nets.results(NETS, 1, None))
     failed = [f"python -m scripts.fuzz_nets --only {r.number}: {r}" for r in found if r.verdict in fuzz_nets.FAILED]
@@ -117,7 +116,6 @@ LAYERS = frozenset("conv conv_transpose linear affine avg_pool adaptive_avg_pool
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_scale_off_by_one_bit_is_found() -> None:
     """In some layer of each net: found wherever it moves torch's own result by twice what is allowed."""
     tried = matters = 0

@@ -25,6 +25,7 @@ from models.resnet import resnet18
 from scripts.data import DATASETS, Dataset, load
 from scripts.train import main, parser, recipe_of
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 
 @pytest.fixture(autouse=True)
@@ -328,7 +329,7 @@ def test_program_end_to_end(tmp_path: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PROGRAM,
     )
     assert finished.returncode == 0, finished.stderr
     first, second = finished.stdout.splitlines()

@@ -9,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +29,7 @@ from models import get_model, load_checkpoint
 from search import options
 from search.find_bits import main, parser
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, until
 
 WEIGHTS = ROOT / "checkpoints" / "digits.pt"
 NET = ["--model", "digits", "--weights", str(WEIGHTS), "--dataset", "digits", "--split", "train"]
@@ -210,12 +210,11 @@ def test_stopped_by_a_signal_and_resumed_is_undisturbed(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        state, deadline = state_of(out), time.monotonic() + 100
-        while not (state.exists() and state.read_text().count("\n") > 3):
-            assert program.poll() is None and time.monotonic() < deadline
-            time.sleep(0.01)
+        state = state_of(out)
+        until(lambda: program.poll() is not None or (state.exists() and state.read_text().count("\n") > 3))
+        assert program.poll() is None
         program.send_signal(signal.SIGINT)
-        said = program.communicate(timeout=60)[1]
+        said = program.communicate(timeout=HANG)[1]
     finally:
         program.kill()
     assert program.returncode == 130 and said.splitlines()[-1].startswith("interrupted: "), said

@@ -18,6 +18,7 @@ from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire import service
 from hummingbird.wire.service import Tls
+from tests.support.patience import HANG
 
 
 class Running:
@@ -29,7 +30,7 @@ class Running:
         self.server = service.serve(handlers(self.dealer), self.address)
         self.clients: list[DealerClient] = []
 
-    def join(self, rank: int, parties: int, session: bytes, timeout: float = 20.0) -> DealerClient:
+    def join(self, rank: int, parties: int, session: bytes, timeout: float = HANG) -> DealerClient:
         client = DealerClient(self.address, session=session, rank=rank, parties=parties, timeout=timeout)
         self.clients.append(client)
         return client
@@ -41,12 +42,12 @@ class Running:
 
 def raw(running: Running, method: str, **fields) -> list[bytes]:
     """A raw request, as a foreign program could send it."""
-    channel = service.connect(running.address, timeout=5)
+    channel = service.connect(running.address, timeout=HANG)
     data = json.dumps(fields).encode()
     try:
         if method == "Correct":
-            return list(service.stream(channel, method, data, timeout=5))
-        return [service.call(channel, method, data, timeout=5)]
+            return list(service.stream(channel, method, data, timeout=HANG))
+        return [service.call(channel, method, data, timeout=HANG)]
     finally:
         channel.close()
 

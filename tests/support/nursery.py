@@ -18,12 +18,7 @@ from pathlib import Path
 
 from tests.support.parties import environment, free_port
 from tests.support.paths import ROOT
-
-# Seconds until a failure that the operating system reports (a closed connection) must be told: 0.05 on a quiet machine.
-SOON = 5.0
-# And from there to the process's end: 2 s for parties that read no more, 2 s for a dealer that is not there, 5 s for a
-# dealer that was started here and does not end.
-ENDING = 9.0 + SOON
+from tests.support.patience import HANG, PROGRAM, until
 
 
 @dataclass
@@ -36,21 +31,19 @@ class Party:
     out: Path
     err: Path
 
-    def wait(self, seconds: float) -> int:
+    def wait(self) -> int:
         """The exit code; a party that runs on is killed, and the test fails."""
-        code = self.nursery.ask({"wait": self.pid, "seconds": seconds})
+        code = self.nursery.ask({"wait": self.pid, "seconds": PROGRAM})
         if code is None:
             os.kill(self.pid, signal.SIGKILL)
-            self.nursery.ask({"wait": self.pid, "seconds": 5})
+            self.nursery.ask({"wait": self.pid, "seconds": HANG})
             raise AssertionError(f"a party hangs:\n{self.err.read_text()}")
         return int(code)
 
-    def until(self, text: str, seconds: float = 60.0) -> None:
+    def until(self, text: str) -> None:
         """Wait for its output."""
-        deadline = time.monotonic() + seconds
-        while text not in self.out.read_text():
-            assert time.monotonic() < deadline, f"no {text!r}:\n{self.err.read_text()}"
-            time.sleep(0.01)
+        until(lambda: text in self.out.read_text() or not alive(self.pid), f"{text!r} of a party")
+        assert text in self.out.read_text(), f"a party ended without {text!r}:\n{self.err.read_text()}"
 
     def children(self) -> list[int]:
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
@@ -109,7 +102,7 @@ def open_nursery() -> Iterator[Nursery]:
     yield here
     assert here.process.stdin is not None and here.process.stdout is not None
     here.process.stdin.close()
-    here.process.wait(10)
+    here.process.wait(HANG)
     here.process.stdout.close()
     shutil.rmtree(folder)
 
@@ -136,16 +129,12 @@ def error_of(party: Party, code: int) -> str:
     return text
 
 
-def all_fail(parties: Sequence[Party], seconds: float, what: str, since: float | None = None) -> list[str]:
-    """Every party says one error and ends within this time; prints how long both took (pytest -rP)."""
-    started = time.monotonic() if since is None else since
-    while time.monotonic() - started < seconds:
-        if all("] error: " in party.err.read_text() for party in parties):
-            break
-        time.sleep(0.01)
+def all_fail(parties: Sequence[Party], what: str) -> list[str]:
+    """Every party says one error and ends; prints how long both took (pytest -rP)."""
+    started = time.monotonic()
+    until(lambda: all("] error: " in party.err.read_text() or not alive(party.pid) for party in parties), what)
     said = time.monotonic() - started
-    assert said < seconds, [party.err.read_text() for party in parties]
-    messages = [error_of(party, party.wait(ENDING)) for party in parties]
+    messages = [error_of(party, party.wait()) for party in parties]
     print(f"MEASURED {what}: said after {said:.2f} s, ended after {time.monotonic() - started:.2f} s")
     return messages
 
@@ -156,13 +145,3 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def gone(pid: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while alive(pid):
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            return False
-        time.sleep(0.02)
-    return True

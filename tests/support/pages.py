@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 
 README, BENCHMARKS, COMMAND_PAGE, LIMITS, QUICKSTART = (
     ROOT / name
@@ -45,7 +46,7 @@ def shell_lines(paths: Sequence[Path] = DOCUMENTS) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def run(words: list[str], folder: Path, timeout: float = 100.0) -> str:
+def run(words: list[str], folder: Path) -> str:
     """A program's output, run in `folder` with the project on its path and without a launcher's variables."""
     keep = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")}
     done = subprocess.run(
@@ -54,7 +55,7 @@ def run(words: list[str], folder: Path, timeout: float = 100.0) -> str:
         env={**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=PROGRAM,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -19,9 +19,10 @@ from hummingbird.mpc.session import Session
 from hummingbird.prg import new_seed
 from hummingbird.wire.channel import Channel
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, NEVER, PROGRAM
 
 
-def channels(parties: int, timeout: float = 20.0) -> list[Channel]:
+def channels(parties: int, timeout: float = NEVER) -> list[Channel]:
     """Connected channels of N parties in one process."""
     pairs = {(a, b): socket.socketpair() for a in range(parties) for b in range(parties) if a != b}
     return [
@@ -46,7 +47,7 @@ def sessions(parties: int) -> list[Session]:
         ]
 
 
-def together(functions: Sequence[Callable[[], Any]], timeout: float = 60.0) -> list[Any]:
+def together(functions: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run one function per party at the same time; raise the first exception of any, else return all results."""
     results: list[Any] = [None] * len(functions)
     errors: list[BaseException | None] = [None] * len(functions)
@@ -61,7 +62,7 @@ def together(functions: Sequence[Callable[[], Any]], timeout: float = 60.0) -> l
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout)
+        thread.join(HANG)
         assert not thread.is_alive(), "a party hangs"
     for error in errors:
         if error is not None:
@@ -133,12 +134,12 @@ def start(command: Sequence[str], parties: int) -> list[subprocess.Popen[str]]:
     ]
 
 
-def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 100.0) -> list[Finished]:
+def finish(processes: Sequence[subprocess.Popen[str]]) -> list[Finished]:
     """Wait for all; a process that hangs is killed and reported with code -9."""
     out = []
     for process in processes:
         try:
-            stdout, stderr = process.communicate(timeout=timeout)
+            stdout, stderr = process.communicate(timeout=PROGRAM)
         except subprocess.TimeoutExpired:
             process.kill()
             stdout, stderr = process.communicate()
@@ -147,14 +148,14 @@ def finish(processes: Sequence[subprocess.Popen[str]], timeout: float = 100.0) -
     return out
 
 
-def run(command: Sequence[str], parties: int, timeout: float = 100.0) -> list[Finished]:
+def run(command: Sequence[str], parties: int) -> list[Finished]:
     """Run a command as N parties and wait for them."""
-    return finish(start(command, parties), timeout)
+    return finish(start(command, parties))
 
 
-def succeed(command: Sequence[str], parties: int, timeout: float = 100.0) -> list[Finished]:
+def succeed(command: Sequence[str], parties: int) -> list[Finished]:
     """Like `run`, and fail the test with the parties' messages unless all succeed."""
-    ended = run(command, parties, timeout)
+    ended = run(command, parties)
     assert all(party.code == 0 for party in ended), "\n".join(
         f"--- party {i}\n{p.out}\n{p.err}" for i, p in enumerate(ended)
     )

@@ -20,6 +20,7 @@ from hummingbird.window_search import (
     search_bits,
 )
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 from tests.support.search_cases import Instance, Table
 
 
@@ -103,7 +104,7 @@ instance.search(state=sys.argv[1])
 
 def test_killed_and_resumed_is_undisturbed(tmp_path: Path) -> None:
     state, root = tmp_path / "state", ROOT
-    ended = subprocess.run([sys.executable, "-c", _KILLED, str(state)], cwd=root, capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", _KILLED, str(state)], cwd=root, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert len(state.read_text().splitlines()) == 1 + 9
     config, expected = Instance(3).search(state=state), Instance(3).search()

@@ -25,14 +25,18 @@ from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.wire import connect as connecting
 from hummingbird.wire.service import Tls
-from tests.wire.test_channel import BIG, SLACK, payload, run
+from tests.support.patience import HANG, NEVER
+from tests.wire.test_channel import BIG, payload, run
+
+HELLO = 2.0  # seconds that a stranger may take, and a party needs less, on a busy machine too
+
 
 # Connecting -----------------------------------------------------------------------------------------------------------
 
 
 def meet(
     parties: int,
-    timeout: float = 10.0,
+    timeout: float = NEVER,
     tls: Sequence[Any] | None = None,
     tokens: Sequence[bytes] | None = None,
     before: Callable[[list[tuple[str, int]]], Any] | None = None,
@@ -88,8 +92,8 @@ def strangers(addresses: list[tuple[str, int]]) -> list[socket.socket]:
 
 
 def test_strangers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "_HELLO", 0.5)
-    assert meet(2, 20.0, before=strangers) == [{1: 1}, {0: 0}]
+    monkeypatch.setattr(connecting, "_HELLO", HELLO)
+    assert meet(2, before=strangers) == [{1: 1}, {0: 0}]
 
 
 def dripping(addresses: list[tuple[str, int]]) -> list[socket.socket]:
@@ -111,29 +115,29 @@ def test_one_deadline_for_setting_up_a_connection(
     authorities: tuple[Authority, Authority], monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:
     """A deadline for each byte gave this stranger 20 times as long in plain text."""
-    monkeypatch.setattr(connecting, "_HELLO", 1.0)
-    limits: list[float] = []
+    monkeypatch.setattr(connecting, "_HELLO", HELLO)
+    outcomes: list[Any] = []
     real = connecting._prove
 
-    def timed(*arguments: Any) -> Any:
-        started = time.monotonic()
+    def noted(*arguments: Any) -> Any:
         try:
-            return real(*arguments)
-        finally:
-            limits.append(time.monotonic() - started)
+            outcomes.append(real(*arguments))
+        except OSError as error:
+            outcomes.append(error)
+            raise
+        return outcomes[-1]
 
-    monkeypatch.setattr(connecting, "_prove", timed)
+    monkeypatch.setattr(connecting, "_prove", noted)
     tls = secured(2, authorities[0]) if secure else None
-    assert meet(2, 60.0, tls=tls, before=dripping) == [{1: 1}, {0: 0}]
-    assert len(limits) == 3 and max(limits) < 1.0 + SLACK, limits
+    assert meet(2, tls=tls, before=dripping) == [{1: 1}, {0: 0}]
+    late = [outcome for outcome in outcomes if isinstance(outcome, TimeoutError)]
+    assert len(outcomes) == 3 and len(late) == 1, outcomes  # not one that was read to its end, and found wrong
 
 
 def test_another_token_is_no_party() -> None:
-    started = time.monotonic()
-    errors = meet(2, 1.0, tokens=[new_seed(), new_seed()])
+    errors = meet(2, 3.0, tokens=[new_seed(), new_seed()])
     assert all(isinstance(error, PeerError) for error in errors), errors
-    assert any("did not connect within 1 s" in str(error) for error in errors)
-    assert time.monotonic() - started < 1.0 + 2.0 + SLACK
+    assert any("did not connect within 3 s" in str(error) for error in errors)
 
 
 def test_a_party_that_does_not_come() -> None:
@@ -141,10 +145,9 @@ def test_a_party_that_does_not_come() -> None:
     free = socket.create_server(("127.0.0.1", 0))
     nobody = free.getsockname()[:2]
     free.close()
-    started = time.monotonic()
     with pytest.raises(PeerError, match=f"cannot connect to party 1 at 127.0.0.1:{nobody[1]}") as caught:
-        connecting.connect(0, [server.getsockname()[:2], nobody], server, new_seed(), 2.0)
-    assert caught.value.where == "party 0" and time.monotonic() - started < 2.0 + SLACK
+        connecting.connect(0, [server.getsockname()[:2], nobody], server, new_seed(), NEVER)
+    assert caught.value.where == "party 0"
 
 
 # TLS ------------------------------------------------------------------------------------------------------------------
@@ -198,8 +201,8 @@ def test_parties_with_certificates_meet(authorities: tuple[Authority, Authority]
 def test_strangers_do_not_disturb_tls(
     authorities: tuple[Authority, Authority], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "_HELLO", 0.5)
-    assert meet(2, 20.0, tls=secured(2, authorities[0]), before=strangers) == [{1: 1}, {0: 0}]
+    monkeypatch.setattr(connecting, "_HELLO", HELLO)
+    assert meet(2, tls=secured(2, authorities[0]), before=strangers) == [{1: 1}, {0: 0}]
 
 
 def intruder(kind: str, ours: Authority, theirs: Authority) -> Any:
@@ -227,12 +230,9 @@ def intruder(kind: str, ours: Authority, theirs: Authority) -> Any:
 def test_without_the_right_certificate_nobody_is_a_party(authorities: tuple[Authority, Authority], kind: str) -> None:
     """The token alone, known to the intruder here, does not make a party 1; party 0 never exchanges a word with it."""
     ours, theirs = authorities
-    started = time.monotonic()
-    timeout = 1.5
-    results = meet(2, timeout, tls=[ours.issue("party-0").contexts(), intruder(kind, ours, theirs)])
+    results = meet(2, 1.5, tls=[ours.issue("party-0").contexts(), intruder(kind, ours, theirs)])
     assert isinstance(results[0], PeerError), results
     assert isinstance(results[1], HummingbirdError), results
-    assert time.monotonic() - started < timeout + 2.0 + SLACK
 
 
 def test_a_party_cannot_take_the_place_of_another(authorities: tuple[Authority, Authority]) -> None:
@@ -251,7 +251,7 @@ def test_a_party_cannot_take_the_place_of_another(authorities: tuple[Authority, 
         threading.Thread(target=speak, daemon=True).start()
         return [plain]
 
-    results = meet(2, 10.0, tls=secured(2, authorities[0]), tokens=[token] * 2, before=impostor)
+    results = meet(2, tls=secured(2, authorities[0]), tokens=[token] * 2, before=impostor)
     assert results == [{1: 1}, {0: 0}]
 
 
@@ -262,7 +262,7 @@ def test_big_messages_over_tls(authorities: tuple[Authority, Authority]) -> None
     token, contexts, sent = new_seed(), secured(2, authorities[0]), [payload(rank, 1 << 18) for rank in range(2)]
 
     def party(rank: int) -> Any:
-        channel = connecting.connect(rank, addresses, servers[rank], token, 10.0, contexts[rank])
+        channel = connecting.connect(rank, addresses, servers[rank], token, HANG, contexts[rank])
         received = [channel.exchange(*sent[rank])[1 - rank] for _ in range(3)]
         assert all(torch.equal(a, b) for got in received for a, b in zip(got, sent[1 - rank], strict=True))
         if rank == 0:

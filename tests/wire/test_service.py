@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 import warnings
 
 import grpc
@@ -19,6 +18,7 @@ from hummingbird.wire import service
 from hummingbird.wire.service import Tls
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Authority
+from tests.support.patience import HANG, NEVER
 
 
 def test_local_stand_in():
@@ -68,7 +68,7 @@ def test_an_address_in_use_is_not_taken_over(running, tmp_path):
 
 
 def test_unreachable_address():
-    with pytest.raises(PeerError, match="nothing answers.*refused"):
+    with pytest.raises(PeerError, match="nothing answers: .*(refused|Deadline Exceeded)"):
         service.connect("127.0.0.1:1", timeout=0.3)
 
 
@@ -86,7 +86,7 @@ def secure(tmp_path_factory):
 
 
 def joined(
-    address: str, rank: int, tls: Tls | None, session: bytes | None = None, timeout: float = 10.0
+    address: str, rank: int, tls: Tls | None, session: bytes | None = None, timeout: float = NEVER
 ) -> DealerClient:
     return DealerClient(address, session=session or os.urandom(16), rank=rank, parties=2, tls=tls, timeout=timeout)
 
@@ -103,7 +103,7 @@ def test_mutual_tls_works(secure):
 def test_tls_over_a_unix_socket(secure, tmp_path):
     _, ours, _ = secure
     server = service.serve({}, f"unix:{tmp_path}/s", ours.issue("dealer", "localhost"))
-    service.connect(f"unix:{tmp_path}/s", ours.issue("party-0"), timeout=5).close()
+    service.connect(f"unix:{tmp_path}/s", ours.issue("party-0"), timeout=HANG).close()
     server.stop(0).wait()
 
 
@@ -116,13 +116,11 @@ def test_certificate_of_another_party_is_refused(secure):
 def test_certificate_of_another_authority_is_refused(secure):
     address, ours, theirs = secure
     stranger = theirs.issue("party-0")
-    started = time.monotonic()
     with pytest.raises(DealerError, match="connection is refused") as caught:  # the dealer dislikes ours
         joined(address, 0, Tls(stranger.cert, stranger.key, ours.path))
     assert "another authority" in caught.value.hint and address in str(caught.value)
     with pytest.raises(DealerError, match="TLS failed.*CERTIFICATE_VERIFY_FAILED"):  # we dislike the dealer's
         joined(address, 0, stranger)
-    assert time.monotonic() - started < 8  # long before the timeouts
 
 
 def test_service_of_another_name_is_refused(secure):
@@ -137,7 +135,7 @@ def test_client_without_a_certificate_is_refused(secure):
         joined(address, 0, None)
     channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ours.path.read_bytes()))
     with pytest.raises(grpc.RpcError) as caught:
-        service.call(channel, "Ping", b"", timeout=5)
+        service.call(channel, "Ping", b"", timeout=HANG)
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
     channel.close()
 
@@ -145,7 +143,7 @@ def test_client_without_a_certificate_is_refused(secure):
 def test_plain_service_is_no_match_for_a_tls_client(running, secure):
     _, ours, _ = secure
     with pytest.raises(DealerError, match="TLS failed|connection is refused"):
-        joined(running.address, 0, ours.issue("party-0"), timeout=5)
+        joined(running.address, 0, ours.issue("party-0"), timeout=HANG)
 
 
 def test_unusable_certificate_files(secure, tmp_path):

@@ -46,7 +46,7 @@ class Gather:
     taps: Tensor
 
     def table(self, start: int, stop: int) -> Tensor:
-        """int32 (groups, stop - start, K)."""
+        """Positions that the weights of places start .. stop - 1 multiply: int32 (groups, stop - start, K)."""
         where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
         return self.flat[where.reshape(-1)].view(where.shape)
 

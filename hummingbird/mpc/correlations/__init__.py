@@ -1,8 +1,8 @@
 """Correlated randomness: the random numbers that belong together, of which the dealer hands every party a share.
 
-    request.py      what a party asks for: free and derived fields by name, their shares from seeds, the corrections
+    request.py      a request: free and derived fields by name, their shares from seeds, the corrections
     field.py        one tensor of it: how it is shared, drawn from a stream and corrected
-    parameters.py   what a request's parameters may be
+    parameters.py   limits of a request's parameters
     material.py     a party's shares for one request, and what they have cost
     registry.py     all kinds by name: requests that come from another process
     bits.py         ANDs of packed bits (protocols/boolean.py, protocols/gmw.py)

@@ -1,4 +1,4 @@
-"""What a request's parameters may be: tried before anything is computed from them, as they may come from anywhere.
+"""Limits of a request's parameters: tried before anything is computed from them, as they may come from anywhere.
 
 @dataclass(frozen=True)
 class Truncation(Request[...]):

@@ -1,4 +1,4 @@
-"""What a party asks the dealer for, and how every party gets its share of it from a seed.
+"""Requests for correlated randomness, and how every party gets its share of it from a seed.
 
 A request is two lists of named fields and one function. The *free* fields are uniform: party i expands its own share of
 them from its own 128-bit seed. The *derived* fields are a function of the free ones: parties 1..N-1 expand their

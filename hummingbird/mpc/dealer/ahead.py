@@ -161,7 +161,7 @@ class Ahead:
                 return
 
     def _next(self) -> tuple[_Work, int, int] | None:
-        """What to make now: a supply, and the first of its requests and their number. None at the end."""
+        """The work to do now: a supply, the first of its requests and their number. None at the end."""
         with self._changed:
             while not self._over:
                 self._queue = [w for w in self._queue if not w.dropped and w.taken < len(w.requests)]

@@ -52,7 +52,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]  # where a tensor begins in its
 
 @dataclass(frozen=True)
 class Header:
-    """What a party's material is for.
+    """The description of a party's material.
 
     facts: net (without weights), bits, protocol, weights. shape: of a slice's input. seconds: the dealer's work.
     checksums: digest of that file.
@@ -100,7 +100,7 @@ def chunk_state(seed: bytes, number: int) -> Poly1305:
 
 
 def checksums_digest(checksums: bytes) -> str:
-    """What the header says of the file of checksums."""
+    """Digest of the file of checksums, as the header has it."""
     return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
 
 

@@ -79,7 +79,7 @@ class StoreDealer:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is the same in all folders of a store."""
+        """Facts that are the same in all folders of a store."""
         header = self.header
         return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
 

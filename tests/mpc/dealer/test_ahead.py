@@ -1,11 +1,11 @@
-"""Working ahead: order, the bound on memory, two slices in turns, errors that surface, an end within seconds."""
+"""Working ahead: order, the bound on memory, two slices in turns, errors that surface, an end in any case."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.request import Request, corrections, expand, received
 from hummingbird.mpc.dealer.ahead import Ahead, Supply
 from tests.support.correlation_checks import CASES
+from tests.support.patience import HANG, NEVER, until
 
 UNIT = SquarePair((1,)).share_bytes
 
@@ -37,7 +38,7 @@ class Maker:
         self.calls.append((first, len(requests)))
         for index in range(first, first + len(requests)):
             if self.gate is not None:
-                self.gate.wait(20)
+                self.gate.wait(NEVER)
             if index == self.fail_at:
                 raise DealerError(f"no material {index}", where="the maker", hint="none")
             yield Material({"r": torch.tensor(index)}, 3, expanding_seconds=0.5, dealer_seconds=0.25)
@@ -47,19 +48,12 @@ class Maker:
         return [index for first, count in self.calls for index in range(first, first + count)]
 
 
-def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = 20.0, **options: Any) -> Ahead:
+def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = NEVER, **options: Any) -> Ahead:
     return Ahead(maker, "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options)
 
 
 def number(supply: Supply, request: Request[Any]) -> int:
     return int(supply.correlation(request).shares["r"])
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_in_order_and_with_its_cost() -> None:
@@ -78,7 +72,7 @@ def test_the_buffer_is_filled_and_never_exceeded() -> None:
     maker = Maker()
     ahead = begin(maker, units=10, call=4)
     supply = ahead.reserve(0, [square(1)] * 100)
-    eventually(lambda: len(maker.made) == 10)
+    until(lambda: len(maker.made) == 10)
     time.sleep(0.1)
     assert maker.made == list(range(10)) and max(count for _, count in maker.calls) <= 4
     for index in range(100):
@@ -92,7 +86,7 @@ def test_a_request_beyond_the_bound_is_made_when_somebody_waits_for_it() -> None
     maker = Maker()
     ahead = begin(maker, units=10)
     supply = ahead.reserve(0, [square(2), square(50), square(2)])
-    eventually(lambda: maker.made == [0])
+    until(lambda: maker.made == [0])
     time.sleep(0.1)
     assert maker.made == [0]
     assert [number(supply, request) for request in (square(2), square(50), square(2))] == [0, 1, 2]
@@ -133,9 +127,8 @@ def test_an_error_surfaces_where_its_material_is_missing() -> None:
     for later in (supply, other, ahead.reserve(6, [square(1)])):
         with pytest.raises(DealerError, match="an earlier request failed"):
             later.correlation(square(1))
-    started = time.monotonic()
     ahead.close()
-    assert time.monotonic() - started < 1
+    assert ahead._thread is not None and not ahead._thread.is_alive()
 
 
 def test_a_take_waits_only_while_something_is_made() -> None:
@@ -144,7 +137,7 @@ def test_a_take_waits_only_while_something_is_made() -> None:
     started = time.monotonic()
     with pytest.raises(DealerError, match="no correlated randomness for 0 s") as caught:
         ahead.reserve(0, [square(1)]).correlation(square(1))
-    assert 0.3 <= time.monotonic() - started < 5 and caught.value.hint
+    assert time.monotonic() - started >= 0.3 and caught.value.hint
     gate.set()
     ahead.close()
 
@@ -164,11 +157,10 @@ def test_closing_ends_the_thread_and_those_who_wait() -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.05)
-    started = time.monotonic()
     ahead.close()
     ahead.close()
-    waiting.join(5)
-    assert time.monotonic() - started < 2 and "the client is closed" in errors[0]
+    waiting.join(HANG)
+    assert "the client is closed" in errors[0]
     assert ahead._thread is not None and not ahead._thread.is_alive()
 
 
@@ -177,12 +169,11 @@ def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
     maker = Maker(gate=gate)
     ahead = begin(maker)
     supply = ahead.reserve(0, [square(1)])
-    eventually(lambda: maker.made == [0])
-    started = time.monotonic()
+    until(lambda: maker.made == [0])
     ahead.close()
+    assert ahead._thread is not None and ahead._thread.is_alive()
     with pytest.raises(DealerError, match="the client is closed"):
         supply.correlation(square(1))
-    assert 1 < time.monotonic() - started < 4
     gate.set()
 
 
@@ -190,11 +181,11 @@ def test_a_slice_that_was_given_up_holds_no_memory() -> None:
     maker = Maker()
     ahead = begin(maker, units=4)
     given_up = ahead.reserve(0, [square(1)] * 4)
-    eventually(lambda: len(maker.made) == 4)
+    until(lambda: len(maker.made) == 4)
     del given_up
     gc.collect()
     supply = ahead.reserve(4, [square(1)] * 4)
-    eventually(lambda: maker.made == list(range(8)))
+    until(lambda: maker.made == list(range(8)))
     assert [number(supply, square(1)) for _ in range(4)] == [4, 5, 6, 7]
     ahead.close()
 

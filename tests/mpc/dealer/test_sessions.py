@@ -19,7 +19,9 @@ from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.server import MAX_BUSY, MAX_SESSIONS, Dealer
 from hummingbird.version import VERSION
 from tests.support.correlation_checks import CASES, take_and_check
+from tests.support.nursery import alive
 from tests.support.paths import ROOT
+from tests.support.patience import HANG, NEVER, until
 
 
 def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
@@ -121,86 +123,76 @@ from hummingbird.__main__ import parser
 parser(["dealer"]).parse_args(["dealer", "--listen", "unix:x"])
 assert "torchvision" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=HANG)
 
 
 def test_spawned_dealer_ends_with_its_session():
-    address, process = spawn_local(2, 60)
+    address, process = spawn_local(2, HANG)
     folder = Path(address.removeprefix("unix:")).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "dealer.sock").stat().st_mode & 0o077 == 0
     assert os.getpgid(process.pid) != os.getpgid(0)
     session = os.urandom(16)
-    clients = [DealerClient(address, session=session, rank=rank, parties=2) for rank in range(2)]
+    clients = [DealerClient(address, session=session, rank=rank, parties=2, timeout=HANG) for rank in range(2)]
     take_and_check(clients, CASES[:4])
     for client in clients:
         client.close()
-    assert process.wait(10) == 0
+    assert process.wait(HANG) == 0
 
 
-def test_killed_dealer_is_an_error_within_the_timeout():
-    address, process = spawn_local(1, 60)
-    client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=10)
+def test_killed_dealer_is_an_error_before_the_timeout():
+    address, process = spawn_local(1, HANG)
+    client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=NEVER)
     client.correlation(SquarePair((2,)))
     threading.Timer(0.5, process.kill).start()
-    started = time.monotonic()
     with pytest.raises(DealerError, match="connection is lost") as caught:
         supply = client.reserve([SquarePair((1 << 20,))] * 2000)  # 16 GB: killed in the middle
         for _ in range(2000):
             supply.correlation(SquarePair((1 << 20,)))
-    assert time.monotonic() - started < 10
     assert address in str(caught.value) and caught.value.hint
     with pytest.raises(DealerError, match="an earlier request failed"):
         client.correlation(SquarePair((2,)))
     client.close()
-    process.wait(10)
+    process.wait(HANG)
     with pytest.raises(DealerError, match="nothing answers") as caught:
         DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=0.5)
     assert "is the service running" in caught.value.hint
 
 
-def test_stopped_dealer_is_an_error_within_the_timeout():
-    address, process = spawn_local(1, 60)
-    client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=0.5)
+def test_stopped_dealer_is_an_error_after_the_timeout():
+    address, process = spawn_local(1, HANG)
+    client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=HANG)
+    client._timeout = 0.5  # from here on: joining is not to run into it
     os.kill(process.pid, signal.SIGSTOP)
-    started = time.monotonic()
     try:
         with pytest.raises(DealerError, match="no answer in time"):
             client.correlation(SquarePair((2,)))
         client.close()
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    assert time.monotonic() - started < 8
     process.stdin.close()
-    assert process.wait(10) == 0  # a closed stdin ends it, though party 0 could not say that it leaves
+    assert process.wait(HANG) == 0  # a closed stdin ends it, though party 0 could not say that it leaves
 
 
 def test_dealer_ends_with_its_parent():
     code = """
 import os, sys
 from hummingbird.mpc.dealer.command import spawn_local
-address, process = spawn_local(2, 60)
+address, process = spawn_local(2, 300)
 print(process.pid, address, flush=True)
 os._exit(9)  # no atexit handler runs
 """
     root = ROOT
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root, timeout=HANG)
     pid, address = done.stdout.split()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not alive(int(pid)), "the dealer to end with its parent")
     socket_file = Path(address.removeprefix("unix:"))
     assert not socket_file.parent.exists()
-
-
-def test_startup_time(process):
-    assert process[1] < 15  # about 1 s alone on a core; other processes share the machine
 
 
 def test_command_errors():
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen"]
     root = ROOT
-    done = subprocess.run([*command, "0.0.0.0:4000"], capture_output=True, text=True, cwd=root, timeout=60)
+    done = subprocess.run([*command, "0.0.0.0:4000"], capture_output=True, text=True, cwd=root, timeout=HANG)
     assert done.returncode == 1 and done.stderr.startswith("error: plain text is for unix sockets")
     assert "\nhint: " in done.stderr and "Traceback" not in done.stderr

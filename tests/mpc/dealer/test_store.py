@@ -346,7 +346,7 @@ def test_exactly_one_of_dealer_and_store() -> None:
 
 def logits(nursery: Nursery, parties: int, *arguments: str) -> torch.Tensor:
     run = nursery.start(["stored", *arguments], parties)
-    assert [party.wait(30) for party in run] == [0] * parties, [party.err.read_text() for party in run]
+    assert [party.wait() for party in run] == [0] * parties, [party.err.read_text() for party in run]
     return torch.tensor([json.loads(party.out.read_text().splitlines()[-1]) for party in run])
 
 
@@ -368,7 +368,7 @@ def test_runs_from_a_store(
         assert float((out - plain).abs().max()) < (16 * 2 + parties) * (1 + 4 + 16) * 2.0**-16
     for rank in range(parties):
         assert [entry["used"] for entry in ledger_of(tmp_path, rank) if "used" in entry] == list(range(3 * runs))
-    texts = all_fail(nursery.start(["stored", str(tmp_path), "4", weights, "20:0", protocol], parties), 10, "exhausted")
+    texts = all_fail(nursery.start(["stored", str(tmp_path), "4", weights, "20:0", protocol], parties), "exhausted")
     assert all("the store holds material for 0 more slices of 4, 1 are needed" in text for text in texts)
 
 
@@ -390,7 +390,7 @@ def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path
         (["nowhere", "4"], "there is no store here"),
     ):
         run = nursery.start(["stored", str(tmp_path / arguments[0]), *arguments[1:]], 2)
-        for text in all_fail(run, 10, message):
+        for text in all_fail(run, message):
             assert message in text or message.replace("party 0 has", "party 1 has") in text, text
         assert all(len(ledger_of(tmp_path / "one", rank)) == 1 for rank in range(2)), arguments  # nothing was used
     assert logits(nursery, 2, str(tmp_path / "one"), "8").shape == (2, 8, 3)
