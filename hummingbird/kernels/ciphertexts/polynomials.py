@@ -1,4 +1,4 @@
-"""A client's operations on polynomials: encrypt, take the phase (decrypt), put residues together, pack them.
+"""A client's work on polynomials: encrypt, take the phase (decrypt), put residues together, pack them.
 
 With an integer message m, a small error e, a uniform polynomial a and the secret s, a ciphertext is (c_0, c_1) with
 c_1 = a and c_0 = m + e - a s, and its phase c_0 + c_1 s = m + e; a product of ciphertexts has more parts, and the phase

@@ -88,7 +88,7 @@ class Workspace:
         return torch.sub(x, quotients, alpha=q, out=self._a if x is self._kept else x)
 
     def transform(self, x: Tensor, q: int, inverse: bool) -> Tensor:
-        """Transform the result of `load` or `keep`, |x| <= 2^25, to values or coefficients, at most q/2 + 16 in size.
+        """Transform x, |x| <= 2^25, of `load` or `keep`, to values or coefficients of absolute value <= q/2 + 16.
 
         They are in a buffer that the next `load` or transform may overwrite. A step is M x - q n with n = (M/q) x
         rounded, so that what is summed is touched three times and not five. The sums of M x are below

@@ -19,7 +19,7 @@ from hummingbird.kernels.shares import opening
 
 @implements(opening.rescale, "reference")
 def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
-    """This party's share z of the opened value, shifted and unmasked: int64 (n,)."""
+    """See `opening.rescale`."""
     mask = torch.where(opened < 0, mask_high, mask_low)
     return logical_shift(opened, shift) - (offset >> shift) - mask if first else -mask
 
@@ -37,7 +37,7 @@ def select(
     first: bool,
     offset: int,
 ) -> tuple[Tensor, Tensor]:
-    """This party's shares of y = b z and of z, see the equations above: two int64 (n,)."""
+    """See `opening.select`."""
     z = rescale(opened, mask_high, mask_low, shift, first, offset)
     value = logical_shift(opened, shift) - (offset >> shift)
     rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
@@ -71,7 +71,7 @@ def step_table(x: Tensor, bits: int) -> Tensor:
 
 @implements(opening.lookup, "reference")
 def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Compare v, bits low..low+bits-1 of an opened word, with L by its step table T: uint8 (len(rows), ceil(n/8)).
+    """See `opening.lookup`; T is the step table of L, v bits low..low+bits-1 of an opened word.
 
     Row 0 is [L < v] = T[v - 1], row 1 [L <= v] = T[v]; 2 and 3 are the same for v with its top bit flipped.
     """
@@ -99,7 +99,7 @@ def lift(
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """This party's shares of y and z, see the equations in protocols/masked.py: two int64 (n,)."""
+    """See `opening.lift`; protocols/masked.py has the equations."""
     n, low = opened.numel(), low_bits(k)
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)
