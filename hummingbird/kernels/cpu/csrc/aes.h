@@ -1,5 +1,5 @@
-// AES-128 for the trees of dpf.h: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j. The round keys, and the portable version, in bit
-// slices; aes_x86.h has those by AES instructions. Included by dpf.cpp alone.
+// AES-128 for the trees of dpf.cpp: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j (reference/lookups/prf.py). The round keys, and
+// the portable version, in bit slices; aes_x86.h has those by AES instructions. Included by dpf.cpp alone.
 
 #pragma once
 

@@ -1,5 +1,5 @@
-// AES-128 for dpf.h's trees by the instructions of x86: AES-NI beside AVX2, VAES beside AVX-512. Eight registers at
-// once hide their latency. Included by dpf.cpp alone.
+// AES-128 for the trees of dpf.cpp by the instructions of x86: AES-NI beside AVX2, VAES beside AVX-512. Eight registers
+// at once hide their latency. Included by dpf.cpp alone.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// ChaCha12 for the trees of dpf.h, by 4, 8 or 16 states at a time. Included by dpf.cpp alone.
+// ChaCha12 for the trees of dpf.cpp, by 4, 8 or 16 states at a time. Included by dpf.cpp alone.
 //
 // A vector holds one word of many states. 4 x 4 words in each 128-bit lane are transposed to bring nodes to that form,
 // and once more to bring blocks back: lane l, place i is then the state of node (lanes) i + l. `convert` computes

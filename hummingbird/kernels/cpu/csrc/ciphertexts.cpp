@@ -1,4 +1,5 @@
-// Arithmetic on ciphertexts, for CPUs: kernels/ciphertexts/arithmetic.py has the bounds.
+// Arithmetic on ciphertexts, for CPUs: the fast twins of the torch versions in reference/ciphertexts/arithmetic.py;
+// ciphertexts/arithmetic.py has the bounds.
 //
 // The linear layer is a matrix product [rows, terms] x [terms, columns] for every place, whose columns are the residues
 // of the ciphertexts that the place reads. Here it is cut into places that share what they read, for panels.h.
@@ -179,8 +180,8 @@ BODY void convolve(Target, const int32_t* x, int64_t a, const int32_t* y, int64_
 
 }  // namespace
 
-// out (groups * rows, places, lines, degree) as `linear` of ../ciphertexts.py says; row_stride, place_stride are
-// the first two strides of out, all else is contiguous; sizes: ten numbers in the order of `Sizes`, none of them 0.
+// out (groups * rows, places, lines, degree) as ciphertexts/arithmetic.py says; row_stride and place_stride are the
+// first two strides of out, all else is contiguous; sizes: ten numbers in the order of `Sizes`, none of them 0.
 API void hb_linear(const double* weights, const int32_t* index, const int32_t* x, const int64_t* sizes,
                    const double* primes, int steps, int threads, int32_t* out) {
     Job job{index, x, out, primes, {}, steps, false, {}};

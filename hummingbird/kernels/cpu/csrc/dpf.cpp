@@ -1,5 +1,5 @@
-// Distributed point functions: the fast versions of kernels/reference/lookups/dpf.py. kernels/lookups/dpf.py has the
-// key's format and the equations; dpf.h says how other files use it, aes.h, aes_x86.h and chacha.h have the PRFs.
+// Distributed point functions: the fast versions of reference/lookups/dpf.py; lookups/dpf.py has the key's format and
+// the equations; dpf.h says how other files use it, aes.h, aes_x86.h and chacha.h have the PRFs.
 //
 // Nothing branches on a node, a control bit or a bit of alpha, and no memory is looked up at such a place: corrections
 // are masked. (The S-box table of aes.h is for round keys only, which are public.)
@@ -107,7 +107,7 @@ void dpf_walk(Walker& w, int64_t first, int64_t leaves, uint8_t* out) {
 }
 
 // Whether keys of one whole batch are all for so many rows and, unless it is -1, for this party, and valid: as `check`
-// of the reference, which also says what is wrong.
+// in reference/lookups/dpf.py, which also says what is wrong.
 API int hb_dpf_check(const uint8_t* keys, int64_t count, int64_t size, int64_t rows, int64_t party) {
     const int depth = depth_of(leaves_of(rows));
     if (size != kHead + kCorrection * depth + kLeafBytes) return 0;

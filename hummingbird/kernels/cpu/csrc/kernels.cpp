@@ -1,8 +1,9 @@
-// Bit planes, packed bits and the masked selection, for CPUs: the fast twins of kernels/reference/shares.
+// Bit planes, packed bits and the masked selection, for CPUs: the fast twins of reference/shares/packing.py, and of
+// `select` and `rescale` in reference/shares/opening.py.
 //
-// A plain C interface over raw pointers (no Python, no torch), called through ctypes. Elements of Z_2^64 are uint64_t,
-// so + - * wrap by the language's own rule. Bits are packed least significant first: element i is bit i % 8 of byte
-// i / 8.
+// A plain C interface over raw pointers (no Python, no torch), called through ctypes. Paths in comments begin at the
+// folder of the kernels' Python modules. Elements of Z_2^64 are uint64_t, so + - * wrap by the language's own rule.
+// Bits are packed least significant first: element i is bit i % 8 of byte i / 8.
 //
 // Bit planes are a transposition. Eight bits of each element are gathered into one byte per element, and a vector test
 // of one bit position over those bytes yields that plane for 64 (AVX-512) or 32 (AVX2) elements at once; the baseline
@@ -144,7 +145,7 @@ AVX512 void pack_bits(Avx512, const uint8_t* bits, int64_t n, uint8_t* out) {
 }
 #endif
 
-// ---- select, rescale: one pass over memory, equations in kernels/shares/opening.py
+// ---- select, rescale: one pass over memory, equations in shares/opening.py
 
 struct Public {  // what is the same for every element
     int shift;

@@ -1,5 +1,5 @@
 // The masked opening for CPUs: words of any width in one stream of bits, step tables, the lift. The fast twins of
-// kernels/reference/shares/opening.py; interface and conventions are those of kernels.cpp.
+// reference/shares/opening.py; shares/opening.py has the equations. Interface and conventions are those of kernels.cpp.
 //
 // Eight words of `width` bits fill `width` bytes, so with AVX-512 one register holds eight words on either side of a
 // packing, and every 64-bit lane of it is two (unpacked) or three (packed) neighbouring lanes of the other, shifted:

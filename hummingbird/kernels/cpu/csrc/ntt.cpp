@@ -1,6 +1,6 @@
-// Polynomials on CPUs: the fast versions of ring.py, polynomials.py and sampling.py in kernels/reference/ciphertexts,
-// which are the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the nearest cache;
-// what comes before and after its transform is part of the first and the last pass.
+// Polynomials on CPUs: the fast versions of ring.py, polynomials.py and sampling.py of reference/ciphertexts, which are
+// the definitions. A polynomial modulo one prime is worked on in a buffer that stays in the nearest cache; what comes
+// before and after its transform is part of the first and the last pass.
 
 #include "ntt.h"
 #include "threads.h"
@@ -174,7 +174,7 @@ BODY int64_t uniform(Portable, int32_t* x, int64_t n, int32_t q, int64_t first, 
     return found;
 }
 
-// The format of `pack` in kernels/ciphertexts/polynomials.py: three planes for a polynomial, at any address.
+// The format of `pack` in ciphertexts/polynomials.py: three planes for a polynomial, at any address.
 typedef uint16_t Loose16 __attribute__((aligned(1), may_alias));
 
 BODY void pack(Portable, const int32_t* __restrict__ x, int64_t n, int32_t q, uint8_t* __restrict__ out) {

@@ -1,4 +1,4 @@
-// The transform of kernels/ciphertexts/ring.py on one vector type at a time; ntt.cpp has what is fused with it.
+// The transform of ciphertexts/ring.py on one vector type at a time; ntt.cpp has what is fused with it.
 //
 // Residues are float64 integers while they are worked on. With |w| <= q/2 and |x| <= 2^28, x w is exact, below 2^53,
 // as is x w - round(x w / q) q, which is at most q/2 + 1 with or without fused instructions. Sums are left unreduced
@@ -41,7 +41,7 @@ struct Modulus {
 
     BODY explicit Modulus(double prime) : q(V{} + prime), inverse(V{} + 1.0 / prime) {}
 
-    // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as workspace.py of the reference derives.
+    // |x| < 2^53 - q: |x| <= q/2 + 1 after it, and centred if |x| < 2^51, as reference/ciphertexts/workspace.py says.
     BODY void reduce(V& x) const { ::reduce(x, q, inverse); }
     BODY void multiply(V& x, const V& w) const {
         x = x * w;
@@ -104,7 +104,7 @@ BODY void rows(Double4* c) {
 BODY void columns(double*) {}
 BODY void rows(double*) {}
 
-// ---- the steps. Factors, made by `_table` of ../ciphertexts.py: w[groups + g] is that of group g of a level, w[0] is
+// ---- the steps. Factors, made by `_table` of cpu/ciphertexts.py: w[groups + g] is that of group g of a level, w[0] is
 // 1/N in the inverse; after N/8 of these, seven vectors of eight for every 64 values, a lane for a group of eight.
 
 // (a, b) -> (a + w b, a - w b)

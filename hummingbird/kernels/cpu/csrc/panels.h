@@ -28,7 +28,7 @@ BODY void widen(const int32_t* from, V& to) {
     for (int i = 0; i < int(sizeof(V) / 8); i++) to[i] = from[i];
 }
 
-struct Sizes {  // as ../ciphertexts.py fills it in; lines: N residues each, of prime number line % primes
+struct Sizes {  // as cpu/ciphertexts.py fills it in; lines: N residues each, of prime number line % primes
     int64_t groups, rows, terms, places, inputs, lines, primes, degree, row_stride, place_stride;
 };
 

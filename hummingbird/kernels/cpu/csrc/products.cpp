@@ -1,4 +1,5 @@
-// Matrix products and convolutions mod 2^64, for CPUs: the fast twins of kernels/reference/shares/products.py.
+// Matrix products and convolutions mod 2^64, for CPUs: the fast twins of the torch versions in
+// reference/shares/products.py.
 //
 // One algorithm for all. An output channel's values at all places of all images are one row of a matrix product
 // [outputs, terms] x [terms, places]. 24 places at a time, the inputs that they read are copied side by side into a
@@ -111,7 +112,7 @@ AVX512 void tile(Avx512, const uint64_t* a, int64_t stride, int rows, const uint
 
 // ---- the product
 
-struct Shape {  // as ../shares.py fills it in; x is padded already
+struct Shape {  // as cpu/shares.py fills it in; x is padded already
     int64_t batch, channels, height, width, outputs, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w,
         groups, out_h, out_w;
 };

@@ -16,9 +16,8 @@ struct ResiduesOf {
 template <class Target>
 using Residues = typename ResiduesOf<Target::kBytes / 2>::type;
 
-// One step towards the residue of x: kernels/ciphertexts/arithmetic.py says when it is enough. Adding and subtracting
-// 1.5 2^52 rounds to an integer, ties to even; |x / q| < 2^51 leaves room for it. The product is exact, with and
-// without fusing.
+// One step towards the residue of x: ciphertexts/arithmetic.py says when it is enough. Adding and subtracting 1.5 2^52
+// rounds to an integer, ties to even; |x / q| < 2^51 leaves room for it. The product is exact, with and without fusing.
 template <typename V, typename Q>
 BODY void reduce(V& x, const Q& q, const Q& inverse) {
     constexpr double kMagic = 6755399441055744.0;

@@ -1,4 +1,5 @@
-// Tables of rows, and the XOR or the sum of the rows that each of many queries selects by bits. Python: ../lookups.py.
+// Tables of rows, and the XOR or the sum of the rows that each of many queries selects by bits, as lookups/rows.py
+// defines them.
 //
 // The table is bit-sliced (slices.h). With AVX2 or more, XOR is a product of bit matrices (tiles.h); sums, and XOR
 // without AVX2, choose among the sums of four rows (sums.h). Each thread takes a share of the table's blocks.
