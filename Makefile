@@ -36,7 +36,7 @@ bench: $(NATIVE)  ## time and bits of a private ReLU
 	@$(VENV) -m scripts.bench_relu
 
 clean:  ## remove .venv and everything built
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache hummingbird/kernels/*.so
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache hummingbird/kernels/cpu/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY):
@@ -49,6 +49,6 @@ $(READY):
 	@rm -f .venv/.ready-*
 	@touch $@
 
-$(NATIVE): $(wildcard hummingbird/kernels/csrc/*) setup.py | $(READY)
+$(NATIVE): $(wildcard hummingbird/kernels/cpu/csrc/*) setup.py | $(READY)
 	@$(VENV) setup.py --quiet build_ext --inplace
 	@mkdir -p build && touch $@

@@ -1,4 +1,4 @@
-"""Metadata, and the one native extension: a plain shared object that hummingbird/kernels/native.py loads with ctypes.
+"""Metadata, and the one native extension: a plain shared object that kernels/cpu/library.py loads with ctypes.
 
 The extension is optional: where it cannot be built, the package installs without it and runs the plain torch kernels.
 It holds no Python module, so it needs neither Python's headers nor an init function.
@@ -11,14 +11,17 @@ from setuptools import Extension, find_packages, setup
 README = Path(__file__).with_name("README.md")
 
 NATIVE = Extension(
-    "hummingbird.kernels._native",
+    "hummingbird.kernels.cpu._native",
     sources=[
-        f"hummingbird/kernels/csrc/{name}.cpp"
-        for name in ("kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
+        f"hummingbird/kernels/cpu/csrc/{name}.cpp"
+        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
     ],
     depends=[
-        f"hummingbird/kernels/csrc/{name}.h"
-        for name in ("common", "aes", "chacha", "dpf", "ntt", "panels", "prf", "reals", "slices", "sums", "tiles")
+        f"hummingbird/kernels/cpu/csrc/{name}.h"
+        for name in (
+            *("dispatch", "threads", "eight", "reals", "aes", "aes_x86", "chacha", "dpf", "prf", "ntt", "panels"),
+            *("slices", "sums", "tiles", "tiles_x86"),
+        )
     ],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],
     extra_link_args=["-pthread"],

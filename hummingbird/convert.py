@@ -82,7 +82,7 @@ def _tensors(step: Step) -> list[Tensor]:
 
 
 def _unbuilt(step: Step) -> list[Problem]:
-    """What is wrong with the private form of a custom layer."""
+    """Problems of the private form of a custom layer."""
     kind = type(step.attrs["module"])
     try:
         built = CUSTOM[kind](step.attrs["module"])
@@ -116,7 +116,7 @@ def convert_model(
     parties = sessions.current().parties if sessions.is_initialized() else None
     private = build(net, bits, weights, protocol, parties)
     if sessions.is_initialized():
-        private.prepare()
+        private.set_up()
     return private
 
 

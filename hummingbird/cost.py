@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
@@ -172,16 +171,6 @@ def masked_relu(n: int, k: int, m: int, ring: int, parties: int) -> Cost:
 def published_relu_bits(w: int) -> int:
     """HummingBird's own count per ReLU and party, N = 2."""
     return 2 * w + 4 * w * math.ceil(math.log2(w)) + 129 if w > 1 else 2 * w + 129
-
-
-def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
-    """The maximum along an axis of `length`, for n results: a tree of max(a, b) = b + relu(a - b), at this price."""
-    total = FREE
-    while length > 1:
-        pairs = length // 2
-        total += relu(n * pairs)
-        length -= pairs
-    return total
 
 
 # Products of two private values -------------------------------------------------------------------------------------

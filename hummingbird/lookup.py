@@ -31,7 +31,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Rescale, Spec
-from hummingbird.mpc.linear import Multiply
+from hummingbird.mpc.products import Multiply
 from hummingbird.pir.messages import TICKET_BYTES
 from hummingbird.pir.secret_shared.pending_shares import Shares, name
 from hummingbird.pir.serving.server import Server
@@ -97,7 +97,7 @@ class Lookups:
         return sum(self.bags)
 
     def costs(self, questions: int) -> dict[str, Cost]:
-        """What `next` sends for a deposit of this many questions, by the names that the meter shows."""
+        """The cost of `next` for a deposit of this many questions, by the names that the meter shows."""
         count, dim = questions * self.positions, self.server.facts.dim
         factors, rows, sums = (
             Spec(shape, SCALE) for shape in ((count, 1), (count, dim), (questions, len(self.bags) * dim))
@@ -145,7 +145,7 @@ class Lookups:
             with meter.layer("lookup.result", "rescale", price, elements=share_of(result).numel()):
                 result = Rescale()(result)
         share = share_of(result)
-        fresh = sharing.share_secret(share, tuple(share.shape), self._session.rank)
+        fresh = sharing.share_secret(self._session, share, tuple(share.shape), self._session.rank)
         self.server.publish(asked.ticket, fresh.cpu())
 
     def serve(self, net: Callable[[MPCTensor], MPCTensor], deposits: int | None = None) -> None:

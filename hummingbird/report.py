@@ -62,7 +62,7 @@ _SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk s
 
 
 def _notes(net: PrivateNet, parties: int, rows: Sequence[Sequence[str]]) -> list[str]:
-    """What private weights cost once, and why `cost.tables` has chosen what the table shows."""
+    """Lines below the table: the price of private weights, paid once, and why `cost.tables` chose what it shows."""
     variants, out, setup = " ".join(row[3] for row in rows), [], net.setup_cost(parties)
     if setup != FREE:
         out.append(

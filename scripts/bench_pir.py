@@ -33,9 +33,10 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
-from hummingbird.kernels import dpf, native, rows
-from hummingbird.kernels.prf import PRFS
-from hummingbird.kernels.rows import WIDTHS, Table
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.lookups.dpf import PRFS
+from hummingbird.kernels.lookups.rows import WIDTHS, Table
 from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
 
@@ -92,15 +93,17 @@ EXPANSION_MARKS = {"aes": 12.0, "chacha12": 60.0}  # microseconds for 2^20 rows
 @contextlib.contextmanager
 def on_path(path: str) -> Iterator[str]:
     """Kernels of this instruction set, or the fastest for ""; EnvironmentProblem where the processor lacks it."""
-    before, gfni = native.isa(), bool(native.library().hb_gfni())
+    before, gfni = library.isa(), library.gfni()
     isa, _, extra = path.partition("+")
     try:
-        if path and not (native.set_isa(isa) and rows.set_gfni(bool(extra))):
-            raise EnvironmentProblem(f"this machine has no {path}", where="--paths", hint=f"it runs {rows.active()}")
-        yield path or rows.active()
+        if path and not (library.set_isa(isa) and library.set_gfni(bool(extra))):
+            raise EnvironmentProblem(
+                f"this machine has no {path}", where="--paths", hint=f"it runs {library.xor_path()}"
+            )
+        yield path or library.xor_path()
     finally:
-        native.set_isa(before)
-        rows.set_gfni(gfni)
+        library.set_isa(before)
+        library.set_gfni(gfni)
 
 
 def seconds(run: Callable[[], object], repeats: int) -> float:
@@ -177,7 +180,7 @@ def expansion(prf: str, path: str, repeats: int, count: int = MILLION) -> dict[s
     keys, _, _ = generate(torch.randint(0, count, (4,)), count, prf)
     leaves = dpf.leaves_of(count)
     out = torch.empty((len(keys), leaves * dpf.LEAF_BYTES), dtype=torch.uint8)
-    expand = native.library().hb_dpf_expand  # `dpf.expand` would make a new `out` each time
+    expand = library.handle().hb_dpf_expand  # `dpf.expand` would make a new `out` each time
     with on_path(path) as name:
         took = seconds(lambda: expand(keys.data_ptr(), *keys.shape, 0, leaves, out.data_ptr()), repeats) / len(keys)
     mark = EXPANSION_MARKS[prf] if not path and count == MILLION else None
@@ -211,7 +214,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("at least one", where="--repeats")
     if args.json:
         check_writable(args.json, "--json")
-    if not native.available():
+    if not library.available():
         hint = "install the package again, with a C++ compiler, and unset HUMMINGBIRD_KERNELS"
         raise EnvironmentProblem("the kernels in C++ are not there", where="kernels", hint=hint)
     settings = settings_of(args)

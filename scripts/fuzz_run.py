@@ -141,7 +141,7 @@ class _Party(nn.Module):
         if self.owner is not None and sessions.current().rank != self.owner:
             for weight in self.net._fixed_weights:
                 weight.code = torch.zeros_like(weight.code)
-        turns.Turns().run([self.net.prepare])  # turns of its own: the parties take theirs in Parties.run
+        turns.Turns().run([self.net.set_up])  # turns of its own: the parties take theirs in Parties.run
         out: MPCTensor = self.net(x)
         return out
 

@@ -25,8 +25,7 @@ from torch import Tensor
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import VARIANCE, Coins, SecretKey, expand
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels.ciphertexts import linear, multiply, switch
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring, linear, multiply, switch
 from scripts.he_kernels import best
 
 INPUTS, ROWS, IMAGES = 845, 10, 2048

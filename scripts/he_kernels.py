@@ -16,9 +16,8 @@ import torch
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels import native
-from hummingbird.kernels.ciphertexts import linear, switch
-from hummingbird.kernels.polynomials import pack, unpack
+from hummingbird.kernels.ciphertexts import linear, pack, switch, unpack
+from hummingbird.kernels.cpu import library
 
 DEGREE, PRIMES, COUNT = 2048, 2, 256
 # Microseconds: with AVX-512, with AVX2, in plain torch; and SEAL's.
@@ -47,7 +46,7 @@ def mark(kernel: str) -> float | None:
     found = _MARKS.get(kernel.partition(",")[0])
     if found is None:
         return None
-    place = {"avx512": 0, "avx2": 1}.get(native.isa(), 2) if native.available() else 2
+    place = {"avx512": 0, "avx2": 1}.get(library.isa(), 2) if library.available() else 2
     return found[place] or None
 
 

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from hummingbird.errors import HummingbirdError
 from hummingbird.he.compile.convert import convert_model
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.memory import predicted
-from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.runtime.server import Server
 from hummingbird.he.scheme import ckks
 from hummingbird.he.service.client import RemoteModel
 from models import get_model, trained

@@ -9,10 +9,10 @@ from tqdm import tqdm
 
 from hummingbird.pir import dpf
 from hummingbird.pir.batching.batch_code import BatchCode
-from hummingbird.pir.batching.bucket_server import plan_servers
 from hummingbird.pir.batching.cost_model import Price, Speed, price
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
+from hummingbird.pir.serving.bucket_server import plan_servers
 from scripts.bench_pir import seconds
 from search.pir_timed import REPEATS, answer_together, one_thread
 

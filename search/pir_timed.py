@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.pir.batching.bucket_server import BatchedEmbedding, plan_servers
+from hummingbird.pir.batching.embedding import BatchedEmbedding
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_answer, unpack_answer, unpack_query
+from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
 from scripts.bench_pir import seconds
 from search.pir_grid import found

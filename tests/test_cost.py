@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from hummingbird import cost
 from hummingbird.cost import FREE, HEADER_BYTES, Cost
+from hummingbird.mpc.comparing import Prices
+from hummingbird.ring import SCALE
+
+
+def maximum(n: int, length: int, relu: Callable[[int], Cost]) -> Cost:
+    """The price of `Arithmetic.maximum` over `length` places for n results, with comparisons at this price."""
+    comparison: Any = SimpleNamespace(cost=lambda count, scale, parties: relu(count))
+    prices = Prices(comparison, SCALE, 2)
+    prices.maximum(torch.empty(length, n, device="meta"))
+    return prices.total
+
 
 PROTOCOLS = {
     "relu": lambda n, w, parties: cost.relu(n, w, 16, parties),
     "drelu": lambda n, w, parties: cost.drelu(n, w, parties),
-    "maximum": lambda n, w, parties: cost.maximum(n, 9, lambda count: cost.relu(count, w, 0, parties)),
+    "maximum": lambda n, w, parties: maximum(n, 9, lambda count: cost.relu(count, w, 0, parties)),
     "select": lambda n, w, parties: cost.select(n, 16, parties),
     "truncate": lambda n, w, parties: cost.truncate(n, parties),
     "product": lambda n, w, parties: cost.product(n, n, n, parties),
@@ -114,14 +129,14 @@ def test_a_party_alone_sends_nothing(name: str) -> None:
 
 
 def test_no_bits_no_cost() -> None:
-    assert cost.relu(1000, 0, 16, 2) == FREE and cost.maximum(1000, 9, lambda n: cost.relu(n, 0, 0, 3)) == FREE
+    assert cost.relu(1000, 0, 16, 2) == FREE and maximum(1000, 9, lambda n: cost.relu(n, 0, 0, 3)) == FREE
     assert cost.drelu(1000, 1, 2) == FREE  # the top bit of the shares' xor is the sign: local
-    assert cost.maximum(1000, 1, lambda n: cost.relu(n, 8, 0, 2)) == FREE
+    assert maximum(1000, 1, lambda n: cost.relu(n, 8, 0, 2)) == FREE
 
 
 def test_a_maximum_takes_one_comparison_less_than_its_elements() -> None:
     for length in range(1, 20):
-        price = cost.maximum(8, length, lambda n: cost.relu(n, 8, 0, 2))
+        price = maximum(8, length, lambda n: cost.relu(n, 8, 0, 2))
         levels = (length - 1).bit_length()
         assert without_headers(price, 2) == (length - 1) * without_headers(cost.relu(8, 8, 0, 2), 2)
         assert price.rounds == levels * cost.relu(8, 8, 0, 2).rounds

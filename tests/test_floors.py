@@ -105,6 +105,39 @@ def test_the_floor_test_can_fail() -> None:
     assert not upward("from hummingbird.wire import meter\nfrom hummingbird import ring, cost", "mpc")
 
 
+# The rooms of a package from the lowest on; a module beside them is below all.
+ROOMS = {"he": ["scheme", "runtime", "compile", "service"], "pir": ["secret_shared", "batching", "serving"]}
+
+
+def room(name: str) -> int:
+    """The height of a module's room in its package: 2 for hummingbird.he.runtime.client, 0 beside the rooms."""
+    _, package, *rest = name.split(".")
+    return ROOMS[package].index(rest[0]) + 1 if rest and rest[0] in ROOMS[package] else 0
+
+
+def upstairs(source: str, own: str) -> list[str]:
+    """Imports in `source`, the module `own`, of higher rooms of its package."""
+    package = own.rpartition(".")[0].split(".")[:2]
+    names = [name for name, _ in imported(ast.parse(source)) if name.split(".")[:2] == package]
+    return [name for name in names if room(name) > room(own)]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_their_own_or_a_lower_one(package: str) -> None:
+    folders = {path.parent.name for path in (PACKAGE / package).glob("*/__init__.py")}
+    assert folders == set(ROOMS[package])
+    for path in (PACKAGE / package).rglob("*.py"):
+        if path != PACKAGE / package / "__init__.py":  # it shows what is public, from all rooms
+            assert upstairs(path.read_text(), name_of(path)) == [], path
+
+
+def test_the_test_of_rooms_can_fail() -> None:
+    assert upstairs("from hummingbird.he.compile.im2col import Map", "hummingbird.he.runtime.operations")
+    assert upstairs("from hummingbird.pir.serving.server import Server", "hummingbird.pir.client")
+    assert not upstairs("from hummingbird.he.scheme import ckks", "hummingbird.he.runtime.client")
+    assert not upstairs("from hummingbird.wire import service", "hummingbird.pir.client")
+
+
 def name_of(path: Path) -> str:
     """`hummingbird.mpc.net` for hummingbird/mpc/net.py."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -288,6 +321,21 @@ def test_no_file_is_long(tmp_path: Path) -> None:
 
 def test_tracked_files_stay_small() -> None:
     assert sum(path.stat().st_size for path in tracked()) <= 48 << 20
+
+
+def unclear_docstrings(source: str) -> list[str]:
+    """First lines of docstrings that begin with "What" or "Of" and not with a verb or a noun phrase."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    return [text.splitlines()[0] for text in texts if re.match(r"(What|Of)\b", text)]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    found = {
+        str(path.relative_to(ROOT)): unclear_docstrings(path.read_text()) for path in tracked() if path.suffix == ".py"
+    }
+    assert not {name: lines for name, lines in found.items() if lines}
+    assert unclear_docstrings('"""What it is."""') and unclear_docstrings('def f():\n    """Of x."""')
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -294,11 +294,11 @@ def test_weights_that_cannot_be_given() -> None:
 
 def test_a_net_that_fails_is_told_to_the_client(both) -> None:
     servers = local_servers(SOURCE)
-    ticket = (client := Client(servers)).deposit(torch.arange(2))
+    ticket, net = (client := Client(servers)).deposit(torch.arange(2)), nn.Linear(DIM + 1, 2)
 
     def part(session: Session, server: Server) -> None:
         with pytest.raises(InputError, match="cannot take an input of shape"):
-            Lookups(server, (2,)).serve(convert.build(nn.Linear(DIM + 1, 2)))
+            Lookups(server, (2,)).serve(convert.build(net))
 
     both(part, servers)
     with pytest.raises(PeerError, match=r"neither server answers: .*'s session has failed"):

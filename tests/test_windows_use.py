@@ -103,7 +103,7 @@ def as_party(count: int, rank: int, do: Callable[[], Any]) -> Any:
 
 def test_the_parties_of_a_session_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     config = found_for(NET, parties=3)
-    monkeypatch.setattr(PrivateNet, "prepare", lambda self: None)  # it would talk to the others
+    monkeypatch.setattr(PrivateNet, "set_up", lambda self: None)  # it would talk to the others
     as_party(3, 0, lambda: hummingbird.convert_model(NET, config))
     with pytest.warns(UserWarning, match="with 3 parties are used for masked with 2 parties"):
         as_party(2, 0, lambda: hummingbird.convert_model(NET, config))

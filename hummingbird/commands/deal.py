@@ -12,7 +12,7 @@ from hummingbird.commands.planned import add_arguments, count, private_net
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.dry_run import rehearse
+from hummingbird.mpc.dry_run import dry_run
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
 _DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, for runs without a dealer."""
     heap.keep()
     private = private_net(args)
-    plan = rehearse(private, args.input, args.parties)
+    plan = dry_run(private, args.input, args.parties)
     slots = -(-args.images // args.input[0])
     size = sum(request.correction_bits for request in plan.setup) + slots * sum(r.correction_bits for r in plan.batch)
     print(f"{slots} slices of {args.input[0]} images for {args.parties} parties: {size / 8e6:,.1f} MB for party 0")

@@ -109,7 +109,7 @@ def layer_table(study: Study, config: BitConfig) -> str:
 
 
 def summary(config: BitConfig, objective: Objective, costs: tuple[Cost, Cost], source: str) -> str:
-    """What was found, in lines: accuracies, budget and cost, the wire, the search.
+    """The result in lines: accuracies, budget and cost, the wire, the search.
 
     costs: exact, with windows. source: where the images are from.
     """

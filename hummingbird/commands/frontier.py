@@ -82,7 +82,7 @@ def uniform_window(study: Study, budget: Fraction) -> BitWindow:
 
 
 class Frontier:
-    """What all rows share: a net with labelled images, its study, and the options."""
+    """All that the rows share: a net with labelled images, its study, and the options."""
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
         labels = subject.labelled

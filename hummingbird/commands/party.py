@@ -1,4 +1,4 @@
-"""What a program that runs as a party needs: its session by options, and errors that the other parties are told."""
+"""Running as a party: the session by options of the command line, and errors that the other parties are told."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_party(main: Callable[[], None]) -> None:
 
 
 def _words(error: Exception) -> str:
-    """What failed, where, and a hint."""
+    """An error in lines: the failure, where, and a hint."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.strerror} (at {error.filename})\nhint: is the path right, and may this user read it?"
     return str(error)

@@ -1,4 +1,4 @@
-"""What every program does at its end, and what it tells of itself: its command line, and the machine it ran on."""
+"""Ends of programs, and their descriptions of themselves: the command line, and the machine they ran on."""
 
 from __future__ import annotations
 

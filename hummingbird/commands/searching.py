@@ -84,6 +84,6 @@ def shown(objective: str, price: float) -> str:
 
 
 def online(net: nn.Module, config: BitConfig, args: argparse.Namespace, shape: Sequence[int]) -> Cost:
-    """What a party sends, and in how many rounds, for one image of `shape` through the whole net."""
+    """Bits that a party sends, and rounds, for one image of `shape` through the whole net."""
     private = hummingbird.convert_model(net, config, protocol=args.protocol)
     return sum((planned.cost for planned in private.costs((1, *shape), args.parties)), FREE)

@@ -85,7 +85,7 @@ class _Tracer(SymbolTracer):
 
 
 def _given(argument: Any, positional: int) -> Any:
-    """What an argument of forward() is when the net is called with one input; fx keeps defaults on placeholders."""
+    """The value of an argument of forward() in a call with one input; fx keeps defaults on placeholders."""
     if not isinstance(argument, fx.Proxy):
         return argument
     target, first = str(argument.node.target), argument.node.prev.op == "root"
@@ -99,7 +99,7 @@ def _given(argument: Any, positional: int) -> Any:
 
 
 def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
-    """Whether a net is itself one layer, which the tracer would look into."""
+    """Whether a net is itself one layer, which must not be traced into."""
     return module_rule(net) is not None or type(net) in custom or is_unsupported(net)
 
 

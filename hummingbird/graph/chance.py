@@ -1,4 +1,4 @@
-"""Whether code draws random numbers from torch: a net that does has no one answer, and a trace would keep one draw."""
+"""A watch for random numbers from torch: a net that draws them has no one answer, and a trace would keep one draw."""
 
 from __future__ import annotations
 

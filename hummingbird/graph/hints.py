@@ -80,7 +80,7 @@ _QUANTIZED_HOMES = ("torch.ao.nn.", "torch.ao.quantization.observer", "torch.ao.
 
 
 def program_hint(value: Any) -> str:
-    """What to do about a net in a form that has no layers any more: torch.jit's or torch.export's; "" for others."""
+    """The hint for a net that has no layers any more, torch.jit's or torch.export's; "" for others."""
     home = type(value).__module__
     return _PROGRAM if isinstance(value, torch.jit.ScriptModule) or home.startswith("torch.export") else ""
 
@@ -90,7 +90,7 @@ def _is_quantized(module: nn.Module) -> bool:
 
 
 def is_unsupported(module: nn.Module) -> bool:
-    """Whether a module, or the type that it is a subclass of, is named as a whole, not by the functions it calls."""
+    """Whether a problem names this module as a whole, not the functions that it calls."""
     return isinstance(module, tuple(_MODULES)) or bool(program_hint(module)) or _is_quantized(module)
 
 
@@ -125,14 +125,14 @@ _ANY = "write it with the operations of hummingbird.graph, or give its module ty
 
 
 def module_hint(module: nn.Module) -> str:
-    """What to do about a module that cannot be converted."""
+    """The hint for a module that cannot be converted."""
     if _is_quantized(module):
         return _QUANTIZED
     return program_hint(module) or next((hint for kind, hint in _MODULES.items() if isinstance(module, kind)), _ANY)
 
 
 def function_hint(name: str, target: Any = None) -> str:
-    """What to do about a function or method that cannot be converted; `target`: what the graph calls."""
+    """The hint for a function or method that cannot be converted; `target`: what the graph calls."""
     if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
         return _PROGRAM
     return _FUNCTIONS.get(name.rstrip("_"), _ANY)

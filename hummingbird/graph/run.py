@@ -1,4 +1,4 @@
-"""What every canonical op means: OPS[op](attrs, *values) in plain torch, the definition all private versions follow.
+"""The meaning of every canonical op: OPS[op](attrs, *values) in plain torch, which all private versions follow.
 
 Weights are taken to the input's device and type, so the same steps run in float64, on a GPU, or on the meta device
 (shapes only: no arithmetic, no memory).

@@ -1,4 +1,4 @@
-"""What forward() computes with while it is traced: torch.fx's proxies, made to answer as tensors do, or to refuse.
+"""The values of forward() while it is traced: torch.fx's proxies, made to answer as tensors do, or to refuse.
 
 A traced value has no numbers and no shape. Python code may still ask: `isinstance(x, Tensor)`, `hasattr(x, "mask")`,
 `if x.sum() > 0`, `len(x)`. Where the answer at inference is known it is given; otherwise the question is an error, and
@@ -52,7 +52,7 @@ def is_tensor(node: fx.Node) -> bool:
 
 
 class _Questions:
-    """What Python may ask of a traced value."""
+    """Answers to the questions that Python may ask of a traced value."""
 
     tracer: Any
     node: fx.Node

@@ -84,7 +84,7 @@ def _walk(
 
 
 def _around(net: nn.Module) -> list[Problem]:
-    """What a call of the whole net does beside its class's forward(), which alone is traced."""
+    """Problems of a call of the whole net: what it does beside its class's forward(), which alone is traced."""
     hooks = nn.modules.module
     found = []
     if _hooked(net):

@@ -188,7 +188,7 @@ def module_rule(module: nn.Module) -> tuple[Rule, str] | None:
 
 
 def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module of such a name, which may be anybody's class, gives back what it is given."""
+    """Whether a module, which may be anybody's class of a known name, returns its input as it is."""
     if [*module.children(), *module.parameters(), *module.buffers()]:
         return False
     x = torch.linspace(-3.0, 3.0, 120).reshape(2, 3, 4, 5)

@@ -8,7 +8,7 @@
 
 A tensor (S, C, H, W) is C H W ciphertexts of S slots: a weight is one number for all images, so a layer is an exact
 integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph-HE2, WAHC 2019, for the packing;
-kernels/ciphertexts.py for the product).
+kernels/ciphertexts/arithmetic.py for the product).
 
 scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
 compile/  from a net to a plan: who computes which step, how large its values are, and at which scales
@@ -17,9 +17,10 @@ service/  both as programs, over gRPC
 """
 
 from hummingbird.he.compile.convert import convert_model, make_plan
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.model import HEModel
 from hummingbird.he.runtime.program import Plan
-from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.runtime.server import Server
 
 __all__ = ["Client", "HEModel", "Plan", "Public", "Server", "convert_model", "make_plan"]

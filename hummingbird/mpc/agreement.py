@@ -1,4 +1,4 @@
-"""What parties must have in common: facts that are compared before anything is computed."""
+"""Facts that all parties must have in common, compared before anything is computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _around(text: str, place: int) -> str:
 
 
 def _facts(text: str) -> dict[str, str]:
-    """What another party says in `agree`; anything else that it may have sent differs from every fact."""
+    """The facts in another party's message; a message that holds none becomes a fact that differs from all."""
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError):

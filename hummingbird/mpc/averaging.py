@@ -1,6 +1,6 @@
 """Means over places: sums of shares, which are local, times a public reciprocal.
 
-The reciprocal's bits of fraction stay on the result, as a weight's do (mpc/linear.py).
+The reciprocal's bits of fraction stay on the result, as a weight's do (mpc/weights.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
-from hummingbird.mpc.linear import Scale
 
 
 def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:

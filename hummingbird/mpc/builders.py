@@ -15,12 +15,15 @@ from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.constants import AddConstant, Pad, Scale
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
-from hummingbird.mpc.linear import AddConstant, Linear, Multiply, Pad, Scale, Square
-from hummingbird.mpc.maximum import AdaptiveMaxPool, Argmax, MaxPool, Softmax
+from hummingbird.mpc.linear import Linear
+from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
+from hummingbird.mpc.products import Multiply, Square
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.rounding_plan import Built
+from hummingbird.mpc.softmax import Argmax, Softmax
 from hummingbird.ring import SCALE
 
 # What `register_converter` has been taught: module type -> builder of its private form.

@@ -246,7 +246,7 @@ class PartyCommunicator:
         self.send(data, dst)
 
     def recv_obj(self, src: int, group: Any = None) -> Any:
-        """What party `src` sends by `send_obj`."""
+        """Receive the object that party `src` sends by `send_obj`."""
         size = int(self.recv(torch.tensor(0), src))
         if not 0 < size <= MAX_TEXT:
             raise AgreementError(f"party {src} announces an object of {size} bytes", where=f"party {self.channel.rank}")

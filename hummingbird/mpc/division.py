@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hummingbird.mpc.correlations import Request, quotients
+from hummingbird.mpc.correlations.truncation import Division, quotients
 from hummingbird.mpc.protocols.truncation import OFFSET
 from hummingbird.mpc.session import Session
 
@@ -26,15 +26,15 @@ def divide(session: Session, x: Tensor, divisor: int) -> Tensor:
 
     divisor: 1 to 2^28, the same at all parties.
     """
-    mask, unsigned, signed = session.take(Request("divide", {"count": x.numel(), "divisor": divisor}))
+    material = session.correlation(Division(x.numel(), divisor))
     offset = OFFSET - OFFSET % divisor
-    opened = x + mask
+    opened = x + material.mask
     if session.rank == 0:
         opened += offset
     for theirs in session.channel.exchange(opened).values():
         opened += theirs[0]
     top = opened < 0
-    share = -unsigned.where(top, signed)
+    share = -material.unsigned.where(top, material.signed)
     if session.rank == 0:
         large, small = quotients(opened, divisor)
         share += large.where(top, small) - offset // divisor

@@ -1,4 +1,4 @@
-"""What a net will ask of the dealer: one run of its own layers on zeros, in a session where nobody answers.
+"""A net's requests to the dealer, from one run of its own layers on zeros, in a session where nobody answers.
 
 The layers decide by shapes alone what they take and send. So a party that receives zeros takes what it would take in
 earnest, and the list of its requests is the list of every party in every run on inputs of that shape.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,19 +18,20 @@ from hummingbird.errors import InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share
-from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.dealer.ahead import Account, OnDemand
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.dealer.ahead import OnDemand, Requests
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """`setup`: what a net takes once, to share private weights; `batch`: what every slice takes."""
+class DryRun:
+    """`setup`: the requests that a net makes once, to share private weights; `batch`: those of every slice."""
 
-    setup: list[Request]
-    batch: list[Request]
+    setup: list[Request[Any]]
+    batch: list[Request[Any]]
 
 
 class _Silence(Channel):
@@ -51,23 +53,19 @@ class _Silence(Channel):
         return [torch.zeros_like(tensor) for tensor in like]
 
 
-class _Recorder(Account):
+class _Recorder:
     """A dealer of zeros that keeps what it was asked for."""
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.slice_shape = slice_shape
-        self.requests: list[Request] = []
+        self.slice_shape: tuple[int, ...] | None = slice_shape
+        self.requests: list[Request[Any]] = []
 
-    def take(self, request: Request) -> list[Tensor]:
+    def correlation(self, request: Request[Any]) -> Material:
         self.requests.append(request)
-        return [
-            torch.zeros(item.shape, dtype=torch.uint8 if item.kind == "packed" else torch.int64)
-            for item in request.shares
-        ]
+        return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
 
-    def reserve(self, requests: Sequence[Request] | None) -> OnDemand:
-        return OnDemand(self.take)
+    def reserve(self, requests: Requests | None) -> OnDemand:
+        return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
         pass
@@ -79,21 +77,21 @@ class _Recorder(Account):
         pass
 
 
-def rehearse(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> Rehearsal:
+def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int = 0) -> DryRun:
     """The requests that party `rank` of `parties` makes when the net runs on one slice of `input_shape`.
 
     Needs no session, sends nothing, and works on a copy of the net: about the time and memory of one plain run.
     InputError for a net whose private weights are shared already: its setup is over.
 
-        rehearse(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
+        dry_run(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
     """
-    if net._prepared_for is not None and "private" in net.facts["weights"]:
-        raise InputError("the weights are shared already", where="rehearse", hint="convert the net again")
+    if net._set_up_for is not None and "private" in net.facts["weights"]:
+        raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
     recorder = _Recorder(tuple(input_shape))
     session = sessions.Session(rank, parties, _Silence(rank, parties), recorder)
     with meter.paused(), launch.stand_in(session):
-        twin = copy.deepcopy(net, {id(net._prepared_for): None})
-        twin.prepare()
+        twin = copy.deepcopy(net, {id(net._set_up_for): None})
+        twin.set_up()
         setup, recorder.requests = recorder.requests, []
         twin(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)))
-    return Rehearsal(setup, recorder.requests)
+    return DryRun(setup, recorder.requests)

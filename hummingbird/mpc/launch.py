@@ -17,6 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -117,7 +118,7 @@ def init(
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
     _mend()
-    _crypten.install(channel, seeds, DealerProvider(made.take), _truncate_shared, device)
+    _crypten.install(channel, seeds, DealerProvider(made), partial(_divide_shared, made), device)
     return made
 
 
@@ -175,7 +176,7 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What other parties may read: our own errors in full, foreign ones by type (their text may hold data)."""
+    """An error's text for other parties: our own errors in full, foreign ones by type (their text may hold data)."""
     return str(error) if isinstance(error, HummingbirdError) else type(error).__name__
 
 
@@ -186,19 +187,19 @@ def stand_in(session: Session) -> Iterator[None]:
     before = enter(session)
     _mend()
     try:
-        with _crypten.lent(session.channel, zeros, DealerProvider(session.take), _truncate_shared):
+        with _crypten.lent(session.channel, zeros, DealerProvider(session), partial(_divide_shared, session)):
             yield
     finally:
         enter(before)
 
 
-def _truncate_shared(x: Any, divisor: int) -> Any:
+def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
     """CrypTen's division by a public integer, in place: exact to one unit."""
     share, shift = x.share.reshape(-1), divisor.bit_length() - 1
     if divisor == 1 << shift:
-        share = truncate(current(), share, shift)
+        share = truncate(session, share, shift)
     else:
-        share = divide(current(), share, divisor)
+        share = divide(session, share, divisor)
     x.share = share.view(x.share.shape)
     return x
 

@@ -1,4 +1,4 @@
-"""What a layer of a private net is: a module on CrypTen tensors that knows its scales, its range and its price.
+"""The base of a private net's layers: modules on CrypTen tensors that know their scales, their range and their price.
 
 Values at rest have scale 2^16. A linear layer adds the bits of fraction of its weights and leaves them: the next
 comparison cuts them off in the opening it makes anyway. `input_limit` is the highest scale a layer accepts; where it is
@@ -95,7 +95,7 @@ class Layer(nn.Module):
         """How many values the layer works on side by side: what its memory grows with."""
         return max((spec.numel for spec in inputs), default=0)
 
-    def share_weights(self) -> None:
+    def share_weights(self, session: sessions.Session) -> None:
         """Turn one party's weights into shares; every party calls this once, in the same order. Nothing is sent."""
 
     @staticmethod

@@ -12,7 +12,7 @@ from hummingbird.graph import Step, run_all
 from hummingbird.graph.steps import refs
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 
-LANES = 2  # slices under way at a time (wire/turns.py)
+IN_FLIGHT = 2  # slices under way at a time (wire/turns.py)
 SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
 ELEMENT_BYTES = 200  # of these per value: a table of 32, ten words of 8, and what passes through
 

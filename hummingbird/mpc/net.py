@@ -21,7 +21,7 @@ from hummingbird.graph.steps import refs
 from hummingbird.mpc import microbatch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, scale_of
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
@@ -49,7 +49,7 @@ class PlanStep:
 
 
 class PlannedCost(NamedTuple):
-    """What a step will cost: `hummingbird estimate` prints a list of these.
+    """The price of a step: `hummingbird estimate` prints a list of these.
 
     range: the layer is right for values below 2^range, of its result or, with a window, of what it compares.
     """
@@ -87,8 +87,8 @@ class PrivateNet(nn.Module):
         super().__init__()
         self.input_range = input_range
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
-        self._prepared_for: object = None
-        self._requests: dict[tuple[tuple[int, ...], int], list[Request]] = {}  # by slice shape and parties
+        self._set_up_for: object = None
+        self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of an image
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         self._interpreter = Interpreter(self.plan)
@@ -101,29 +101,29 @@ class PrivateNet(nn.Module):
         """Qualified names of the layers that have a window."""
         return [step.name for step in self.plan if getattr(step.layer, "comparison", None) is not None]
 
-    def prepare(self) -> None:
+    def set_up(self) -> None:
         """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
 
-        Called once per session.
+        `convert_model` calls this if there is a session, else the first call of the net: once per session.
         """
         session = sessions.current()
-        if self._prepared_for is session:
+        if self._set_up_for is session:
             return
-        if self._prepared_for is not None and "private" in self.facts["weights"]:
+        if self._set_up_for is not None and "private" in self.facts["weights"]:
             raise InputError("the weights were shared in an earlier session", hint="convert the net again after init()")
         session.agree("convert_model", {"hummingbird version": VERSION, **self.facts})
         self.to(session.device)
         session.dealer.admit(self.facts, [])
         for step in self.plan:
             if isinstance(step.layer, Layer):
-                step.layer.share_weights()
+                step.layer.share_weights(session)
         if self._fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self._fixed_weights)
-        self._prepared_for = session
+        self._set_up_for = session
 
     def setup_cost(self, parties: int) -> Cost:
-        """Cost of `prepare` for private weights, whatever the batches: every weight is opened masked, once."""
+        """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
         return opening_cost(self._fixed_weights, parties)
 
     @property
@@ -177,6 +177,12 @@ class PrivateNet(nn.Module):
             out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
         return out
 
+    def __call__(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
+        """`forward`, after `set_up` where this session has not had it yet."""
+        self.set_up()
+        result: MPCTensor = super().__call__(x, progress)
+        return result
+
     def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
         """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
 
@@ -184,6 +190,8 @@ class PrivateNet(nn.Module):
         progress: called with the number of images whenever a slice is done.
         """
         session = sessions.current()
+        if self._set_up_for is not session:
+            raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
         if progress is not None and not callable(progress):
             raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
         most = self.images_per_slice
@@ -199,22 +207,21 @@ class PrivateNet(nn.Module):
             raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
         shape = tuple(x.size())
         self.costs(shape, session.parties)  # says at once if the net cannot take such an input
-        self.prepare()
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
         supplies = [session.dealer.reserve(self._requests.get((part.shape, session.parties))) for part in parts]
         outputs: list[Any] = [None] * len(parts)
 
-        def lane(start: int) -> None:
-            for number in range(start, len(parts), microbatch.LANES):
-                with session.supplied_by(supplies[number]) as taken:
+        def run_from(start: int) -> None:
+            for number in range(start, len(parts), microbatch.IN_FLIGHT):
+                with session.supplied_by(supplies[number]) as made:
                     outputs[number] = self._run(session, parts[number].of(x))
-                self._requests[parts[number].shape, session.parties] = taken
+                self._requests[parts[number].shape, session.parties] = made
                 if progress is not None:
                     progress(parts[number].images)
 
-        lanes = min(microbatch.LANES, len(parts))
-        turns.Turns().run([lambda start=start: lane(start) for start in range(lanes)])  # type: ignore[misc]
+        together = min(microbatch.IN_FLIGHT, len(parts))
+        turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
         return microbatch.join(outputs, parts)
 
     def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
@@ -259,7 +266,7 @@ class PrivateNet(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateNet:
         # Of the same session, which is not copied; private weights keep their mask, under which they are open already.
-        memo[id(self._prepared_for)] = self._prepared_for
+        memo[id(self._set_up_for)] = self._set_up_for
         twin = memo[id(self)] = PrivateNet.__new__(PrivateNet)
         twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return twin

@@ -4,24 +4,26 @@ functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.mpc._crypten import ArithmeticSharedTensor, BinarySharedTensor, TupleProvider
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.products import SquarePair, Triple
+from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.session import Session
 
 
 class DealerProvider(TupleProvider):
-    """`take(request)` gives this party's shares; this class only speaks CrypTen's words for it."""
+    """CrypTen's words for what a session asks of its dealer."""
 
     NAME = "dealer"
 
-    def __init__(self, take: Callable[[Request], list[Tensor]]) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self._take = take
+        self._session = session
 
     def _no_cache(self, *args: Any, **kwargs: Any) -> Any:
         raise EnvironmentProblem(
@@ -32,41 +34,42 @@ class DealerProvider(TupleProvider):
 
     trace = trace_once = fill_cache = save_cache = load_cache = _no_cache
 
-    def _ring(self, request: Request, device: Any) -> list[ArithmeticSharedTensor]:
-        return [ArithmeticSharedTensor.from_shares(t, precision=0, device=device) for t in self._take(request)]
-
     def generate_additive_triple(
         self, size0: Any, size1: Any, op: str, device: Any = None, *args: Any, **kwargs: Any
     ) -> list[ArithmeticSharedTensor]:
         """Shares of a, b uniform and c = op(a, b, **kwargs) in Z_2^64; sizes as in torch."""
-        params = {
-            "size0": list(size0),
-            "size1": list(size1),
-            "op": op,
-            "kwargs": {k: _plain(v) for k, v in kwargs.items()},
-        }
-        return self._ring(Request("additive", params), device)
+        options = {name: _plain(value) for name, value in kwargs.items()}
+        return _ring(self._session.correlation(Triple(tuple(size0), tuple(size1), op, options)), device)
 
     def square(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
         """Shares of r uniform and r^2."""
-        return self._ring(Request("square", {"shape": list(size)}), device)
+        return _ring(self._session.correlation(SquarePair(tuple(size))), device)
 
     def generate_binary_triple(self, size0: Any, size1: Any, device: Any = None) -> list[BinarySharedTensor]:
         """Xor shares of words a, b uniform and a & b."""
-        shares = self._take(Request("binary", {"size0": list(size0), "size1": list(size1)}))
-        return [BinarySharedTensor.from_shares(t, precision=0, device=device) for t in shares]
+        shares = self._session.correlation(WordTriple(tuple(size0), tuple(size1)))
+        return [_binary(share, device) for share in shares]
 
     def wrap_rng(self, size: Any, device: Any = None) -> list[ArithmeticSharedTensor]:
         """Shares of r uniform, and of the number of wraps among them."""
-        return self._ring(Request("wraps", {"shape": list(size)}), device)
+        return _ring(self._session.correlation(Wraps(tuple(size))), device)
 
     def B2A_rng(self, size: Any, device: Any = None) -> tuple[ArithmeticSharedTensor, BinarySharedTensor]:
         """One random bit per element, additively and xor shared."""
-        binary, arithmetic = self._take(Request("b2a", {"shape": list(size)}))
-        return (
-            ArithmeticSharedTensor.from_shares(arithmetic, precision=0, device=device),
-            BinarySharedTensor.from_shares(binary, precision=0, device=device),
-        )
+        bit = self._session.correlation(SharedBit(tuple(size)))
+        return _arithmetic(bit.arithmetic, device), _binary(bit.binary, device)
+
+
+def _arithmetic(share: Tensor, device: Any) -> ArithmeticSharedTensor:
+    return ArithmeticSharedTensor.from_shares(share, precision=0, device=device)
+
+
+def _binary(share: Tensor, device: Any) -> BinarySharedTensor:
+    return BinarySharedTensor.from_shares(share, precision=0, device=device)
+
+
+def _ring(shares: Sequence[Tensor], device: Any) -> list[ArithmeticSharedTensor]:
+    return [_arithmetic(share, device) for share in shares]
 
 
 def _plain(value: Any) -> Any:

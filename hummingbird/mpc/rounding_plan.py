@@ -32,7 +32,7 @@ from hummingbird.ring import SCALE
 
 
 class Built:
-    """What a graph step becomes: a layer or a plain function, and what it asks of its inputs."""
+    """The layer or plain function of a graph step, and its demands on its inputs."""
 
     def __init__(self, layer: nn.Module | None, function: Callable[..., Any] | None, limit: int, whole: bool) -> None:
         self.layer, self.function = layer, function

@@ -8,14 +8,14 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.mpc.agreement import agree
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request, Shares
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 
@@ -25,23 +25,21 @@ _LEAVE = 2.0  # seconds for the dealer to hear that this party leaves
 class Supply(Protocol):
     """The material of one slice of a net's run, in order."""
 
-    def take(self, request: Request) -> list[Tensor]:
-        """This party's shares."""
+    def correlation(self, request: Request[Any]) -> Material:
+        """This party's shares, and what they have cost."""
 
 
 class Dealer(Protocol):
-    """What a session asks of a dealer's client, which counts when it hands out (`mpc.dealer.ahead.Account`)."""
+    """A dealer as a party sees it: a client of one, a store, or the stand-in for a single party."""
 
-    seconds_expanding: float
-    seconds_waiting: float
-    dealer_seconds: float
-    offline_bits: int
-    slice_shape: tuple[int, ...] | None
+    @property
+    def slice_shape(self) -> tuple[int, ...] | None:
+        """Shape of the slices that there is material for; None where it is made as needed."""
 
-    def take(self, request: Request) -> list[Tensor]:
-        """This party's shares, outside of a net's slices."""
+    def correlation(self, request: Request[Any]) -> Material:
+        """This party's shares and what they have cost, outside of a net's slices."""
 
-    def reserve(self, requests: Sequence[Request] | None) -> Supply:
+    def reserve(self, requests: Sequence[Request[Any]] | None) -> Supply:
         """The material of a net's next slice; None: its requests are not known yet."""
 
     def bind(self, name: str, digest: bytes) -> None:
@@ -53,8 +51,8 @@ class Dealer(Protocol):
     def close(self) -> None: ...
 
 
-# The supply of the slice that this computation is at, and what it has taken (two slices take turns).
-_slice: contextvars.ContextVar[tuple[Supply, list[Request]] | None] = contextvars.ContextVar("slice", default=None)
+# The supply of the slice that this computation is at, and the requests it has made (two slices take turns).
+_slice: contextvars.ContextVar[tuple[Supply, list[Request[Any]]] | None] = contextvars.ContextVar("slice", default=None)
 
 
 @dataclass
@@ -68,33 +66,29 @@ class Session:
     device: torch.device = torch.device("cpu")  # where this party's shares are
     fixed_keys: Iterator[int] = field(default_factory=itertools.count, repr=False)  # one for each private weight
 
-    def take(self, request: Request) -> list[Tensor]:
-        """This party's shares of one piece of correlated randomness; the same requests in the same order at all
-        parties.
+    def correlation(self, request: Request[Shares]) -> Shares:
+        """This party's shares of one piece of correlated randomness, by name; the same requests in the same order at
+        all parties. Their cost is counted for the layer that is open.
         """
-        dealer = self.dealer
-        before = dealer.offline_bits, dealer.seconds_waiting, dealer.seconds_expanding, dealer.dealer_seconds
         slice_ = _slice.get()
-        if slice_ is None:
-            shares = dealer.take(request)
-        else:
+        if slice_ is not None:
             slice_[1].append(request)
-            shares = slice_[0].take(request)
+        material = (self.dealer if slice_ is None else slice_[0]).correlation(request)
         meter.count(
-            offline_bits=dealer.offline_bits - before[0],
-            offline_seconds=dealer.seconds_waiting - before[1],
-            expanding_seconds=dealer.seconds_expanding - before[2],
-            dealer_seconds=dealer.dealer_seconds - before[3],
+            offline_bits=material.offline_bits,
+            offline_seconds=material.waiting_seconds,
+            expanding_seconds=material.expanding_seconds,
+            dealer_seconds=material.dealer_seconds,
         )
-        return [share.to(self.device) for share in shares]
+        return request.shares(**{name: share.to(self.device) for name, share in material.shares.items()})
 
     @contextlib.contextmanager
-    def supplied_by(self, supply: Supply) -> Iterator[list[Request]]:
-        """Take from this supply in this block; what was taken is in the list."""
-        taken: list[Request] = []
-        token = _slice.set((supply, taken))
+    def supplied_by(self, supply: Supply) -> Iterator[list[Request[Any]]]:
+        """Draw on this supply in this block; the requests that were made are in the list."""
+        made: list[Request[Any]] = []
+        token = _slice.set((supply, made))
         try:
-            yield taken
+            yield made
         finally:
             _slice.reset(token)
 

@@ -65,9 +65,9 @@ def _broadcast_shape(session: Session, x: Tensor | None, src: int) -> tuple[int,
     return tuple(int(n) for n in words[1 : 1 + int(words[0])])
 
 
-def share_secret(encoded: Tensor | None, shape: tuple[int, ...], src: int) -> Tensor:
+def share_secret(session: Session, encoded: Tensor | None, shape: tuple[int, ...], src: int) -> Tensor:
     """This party's additive share, int64, of ring elements that party `src` holds; the shape is known: nothing is
     sent.
     """
-    share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=sessions.current().device).share
-    return share + encoded if sessions.current().rank == src and encoded is not None else share
+    share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=session.device).share
+    return share + encoded if session.rank == src and encoded is not None else share

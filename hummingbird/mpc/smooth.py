@@ -22,12 +22,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.mpc.arithmetic import REALS, Arithmetic
 from hummingbird.ring import SCALE
 
 Function = Callable[[Tensor], Tensor]
 
 TOLERANCE = 2.0**-14  # EfficientNet-B4, 128 layers, then errs by less than 1 % of its largest logit; by 3 % at 2^-12
 FRACTION = 16  # bits of fraction of the bends d_j
+LINE = SCALE + FRACTION  # and of their products with knots
 _UNIT = 2.0**-SCALE
 _SPREAD = 0.0081  # largest error of a piece of width h: h^3 |f'''| times the maximum of Bernoulli's polynomial B_3, / 6
 _FEEDBACK = 0.5  # of an error at a knot, what the next slope gives back: more would swing
@@ -47,6 +49,21 @@ class Curve(NamedTuple):
     bends: tuple[int, ...]
     rises: bool
     error: float
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All whole numbers that the curve has beside its knots."""
+        return self.value, self.slope, *self.bends
+
+    @property
+    def fraction(self) -> int:
+        """Bits of fraction of the result beside 16: a half of what lies right of t_n is then whole."""
+        return 1 if self.rises else 0
+
+    @property
+    def start(self) -> float:
+        """f(t_0), exact: `value` is a float64 times a power of two."""
+        return self.value * 2.0 ** -(SCALE + LINE)
 
     @property
     def center(self) -> int:
@@ -123,20 +140,14 @@ def _derivative(function: Function, x: Tensor, times: int) -> Tensor:
     return y.detach()
 
 
-def evaluate(curve: Curve, x: Tensor) -> Tensor:
-    """The curve at real x, float64."""
-    above = [(x - knot).clamp(min=0) for knot in curve.knots.tolist()]
-    return combine(curve, above)
-
-
-def combine(curve: Curve, above: list[Tensor]) -> Tensor:
-    """The curve from real relu(x - t_j) for every knot; float64."""
-    unit = 2.0**-FRACTION
-    line = sum(y.double() * (a * unit * _UNIT) for y, a in zip(above, curve.line, strict=True))
-    factor = sum(y.double() * (a * unit) for y, a in zip(above, curve.factor, strict=True))
-    moved = above[0].double() - above[-1].double() - curve.center * _UNIT
-    inside = curve.value * unit * _UNIT**2 + line + moved * factor
-    return inside + above[-1].double() / 2 if curve.rises else inside
+def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
+    """The curve at x, with `curve.fraction` bits of fraction more than values at rest; on real x in x's type."""
+    y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())
+    line, factor = n.weighted(y, curve.line, LINE), n.weighted(y, curve.factor, FRACTION)
+    moved = y[0] - y[-1] - n.constant(curve.center * _UNIT)
+    whole = n.constant(curve.start, LINE) + line + n.product(moved, factor)  # on shares below 8 * 2^(32 + 16)
+    (inside,) = n.cut(LINE - curve.fraction, whole)
+    return (inside + n.times(y[-1], 1, 1) if curve.rises else inside).to(x.dtype)
 
 
 # The function, and from where on it is within 2^-14 of the line that it approaches.

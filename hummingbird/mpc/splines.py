@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.mpc.arithmetic import REALS, Arithmetic
 from hummingbird.ring import SCALE
 
 _GRID = 2.0**-SCALE
@@ -37,8 +38,18 @@ class Fit(NamedTuple):
 
     @property
     def bends(self) -> list[int]:
-        """What the slope gains at each knot."""
+        """The gain in slope at each knot, in units of 2^-fraction."""
         return [after - before for before, after in itertools.pairwise(self.slopes)]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All whole numbers that the spline has beside its knots."""
+        return self.value, *self.slopes
+
+    @property
+    def start(self) -> float:
+        """f(t_0), exact: `value` is a float64 times a power of two."""
+        return self.value * 2.0 ** -(SCALE + self.fraction)
 
 
 def fit(
@@ -80,13 +91,13 @@ def _mean_error(function: Callable[[Tensor], Tensor], left: float, right: float)
     return distance[1:-1].sum() / 64
 
 
-def evaluate(curve: Fit, x: Tensor) -> Tensor:
-    """The spline at real x, in x's type."""
-    out = torch.full_like(x, curve.value * 2.0 ** -(SCALE + curve.fraction))
-    out = out + (x - float(curve.knots[0])) * (curve.slopes[0] * 2.0**-curve.fraction)
-    for knot, bend in zip(curve.knots.tolist(), curve.bends, strict=True):
-        out = out + (x - knot).clamp(min=0) * (bend * 2.0**-curve.fraction)
-    return out
+def evaluate(curve: Fit, x: Tensor, n: Arithmetic = REALS) -> Tensor:
+    """The spline at x, with `curve.fraction` bits of fraction more than values at rest; on real x in x's type."""
+    y, z = n.above(n.precise(x, curve.fraction), curve.knots.tolist())
+    line: Tensor | float = n.constant(curve.start, curve.fraction)
+    if curve.slopes[0]:
+        line = line + n.times(z, curve.slopes[0], curve.fraction)
+    return n.weighted(y, curve.bends, curve.fraction, line).to(x.dtype)
 
 
 def _longest_chords(x: Tensor, y: Tensor, allowed: Tensor) -> list[int]:

@@ -1,11 +1,11 @@
 """Private embedding lookup: two servers hold a table and return its rows without learning which.
 
 `dpf` makes the keys, `embedding` is what a net uses, `client` asks the two servers, over `link`s by `messages`. `table`
-is what a server holds. `integrity` has the owner's signatures on rows and updates, `auditing` names a lying server.
+is what a server holds, `integrity` the owner's signatures on rows and updates.
 
-serving/        one of the two servers, its worker processes, the same over gRPC, and the program
-batching/       many lookups in one inference: batch codes, a plan of them from the training data, and its price
 secret_shared/  rows that stay shared between the two servers, for a private net (`hummingbird.lookup`)
+batching/       many lookups in one inference: batch codes, a plan of them from the training data, its price and layer
+serving/        one of the two servers, its worker processes, the program over gRPC, the audit that names a liar
 
 Trust: the two servers must not collude. Whoever sees both keys of a query knows its row.
 """
@@ -16,20 +16,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hummingbird.pir.auditing import audit
     from hummingbird.pir.batching.batch_code import BatchCode
-    from hummingbird.pir.batching.bucket_server import BatchedEmbedding, plan_servers
+    from hummingbird.pir.batching.embedding import BatchedEmbedding
     from hummingbird.pir.batching.plan import Plan
     from hummingbird.pir.client import Client
     from hummingbird.pir.embedding import PrivateEmbedding, PrivateEmbeddingBag
     from hummingbird.pir.integrity import IntegrityError, Owner
+    from hummingbird.pir.serving.auditing import audit
+    from hummingbird.pir.serving.bucket_server import plan_servers
     from hummingbird.pir.serving.server import Server, local_servers
     from hummingbird.pir.serving.service import Service
     from hummingbird.pir.table import Source
 
 _HOMES = {
     "BatchCode": "batching.batch_code",
-    "BatchedEmbedding": "batching.bucket_server",
+    "BatchedEmbedding": "batching.embedding",
     "Client": "client",
     "IntegrityError": "integrity",
     "Owner": "integrity",
@@ -39,9 +40,9 @@ _HOMES = {
     "Server": "serving.server",
     "Service": "serving.service",
     "Source": "table",
-    "audit": "auditing",
+    "audit": "serving.auditing",
     "local_servers": "serving.server",
-    "plan_servers": "batching.bucket_server",
+    "plan_servers": "serving.bucket_server",
 }
 
 __all__ = [

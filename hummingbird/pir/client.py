@@ -16,27 +16,23 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError, PeerError, TrustError
-from hummingbird.kernels.prf import PRFS
+from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
-from hummingbird.pir.link import Link, Remote
+from hummingbird.pir.link import Link
 from hummingbird.pir.messages import (
     TICKET_BYTES,
-    Description,
     keys_in_a_query,
     pack_deposit,
     pack_query,
-    unpack_answer,
     unpack_result,
 )
+from hummingbird.pir.pair import Pair, malformed
 from hummingbird.pir.table import DTYPES, Facts, State
 from hummingbird.prg import Stream, derive, new_seed
-from hummingbird.version import VERSION
 from hummingbird.wire.service import Tls
 
-_SETTLE = 2.0  # seconds for an update to reach both servers
-_PAUSE = 0.05
 _ASK_AGAIN = 0.25
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -71,31 +67,26 @@ class Client:
         if decoder not in ("xor", "sum") or prf not in PRFS:
             hint = f"decoders: xor, sum; PRFs: {', '.join(PRFS)}"
             raise ConfigError(f"no such choice: decoder {decoder!r}, PRF {prf!r}", where="pir.Client", hint=hint)
-        both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
-        if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
-            what = f"expected two servers, got {servers!r}"
-            hint = "the addresses of parties 0 and 1, or pir.local_servers(table)"
-            raise ConfigError(what, where="pir.Client(servers)", hint=hint)
-        if servers[0] == servers[1]:
-            hint = "give two servers of operators that do not collude"
-            raise TrustError(
-                "one server would get both keys, and read the index", where="pir.Client(servers)", hint=hint
-            )
-        self._decoder, self._prf, self._timeout, self._settle = decoder, prf, timeout, min(_SETTLE, timeout)
+        self._decoder, self._prf, self._timeout = decoder, prf, timeout
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Client(owner)")
         self._identities = None if identities is None else integrity.public_keys(identities, "pir.Client(identities)")
         self._secret = new_seed(TICKET_BYTES)
-        self.links: list[Link] = []
-        deadline = time.monotonic() + timeout
-        try:
-            for party, server in enumerate(servers):
-                left = max(0.1, deadline - time.monotonic())
-                remote = isinstance(server, str)
-                self.links.append(Remote(f"server {party}", server, tls, left) if remote else server)  # type: ignore
-            self.facts, self.state = self._agree()
-        except BaseException:
-            self.close()
-            raise
+        self._pair = Pair(servers, tls, timeout, identified=identities is not None, owned=owner is not None)
+
+    @property
+    def links(self) -> list[Link]:
+        """The two servers, in order."""
+        return self._pair.links
+
+    @property
+    def facts(self) -> Facts:
+        """The facts of the table."""
+        return self._pair.facts
+
+    @property
+    def state(self) -> State:
+        """The state of the table as both servers named it last."""
+        return self._pair.state
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the table: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
@@ -139,10 +130,8 @@ class Client:
         messages = [
             pack_deposit(ticket, self._receipt(ticket, party), keys[party], factors[party]) for party in range(2)
         ]
-        answers = self._ask(messages, "Deposit")
-        states = [self._unpacked(party, answer, len(places))[0] for party, answer in enumerate(answers)]
-        if states[0] != states[1]:
-            raise self._disagree("contents", *states)
+        (zero, _, _), (one, _, _) = self._pair.unpacked(self._pair.ask(messages, "Deposit"), len(places))
+        self._pair.check_states(zero, one)
         return ticket
 
     def collect(self, ticket: bytes) -> Tensor:
@@ -153,7 +142,7 @@ class Client:
         """
         deadline = time.monotonic() + self._timeout
         messages = [ticket + self._receipt(ticket, party) for party in range(2)]
-        parts = self._ask(messages, "Collect")
+        parts = self._pair.ask(messages, "Collect")
         for party, link in enumerate(self.links):
             while not parts[party]:  # too many others wait there
                 if time.monotonic() > deadline:
@@ -166,14 +155,14 @@ class Client:
             try:
                 shares.append(unpack_result(part))
             except InputError as error:
-                raise PeerError(error.what, where=link.name, hint=error.hint) from None
+                raise malformed(link, error) from None
         if shares[0].shape != shares[1].shape:
             what = f"the servers' results have shapes {tuple(shares[0].shape)} and {tuple(shares[1].shape)}"
             raise PeerError(what, where="pir.Client", hint="do both run the same net?")
         return ring.decode(shares[0] + shares[1])
 
     def _receipt(self, ticket: bytes, party: int) -> bytes:
-        """What one server alone is told, to know its client by."""
+        """The secret by which one server alone knows the client of a ticket."""
         return derive(self._secret, ticket.hex(), party)
 
     def update(self, message: bytes) -> State:
@@ -182,67 +171,12 @@ class Client:
         Raises PeerError and AgreementError if a server refuses it or does not answer: send it again, which a server
         that has it already accepts.
         """
-        answers = self._ask([message, message], "Update")
-        states = [self._description(party, answer).state for party, answer in enumerate(answers)]
-        if states[0] != states[1]:
-            raise self._disagree("contents", *states)
-        self.state = states[0]
+        self._pair.update(message)
         return self.state
 
     def close(self) -> None:
         """Disconnect; may be called twice. Servers in this process stay as they are."""
-        for link in self.links:
-            if isinstance(link, Remote):
-                link.close()
-
-    # Agreement --------------------------------------------------------------------------------------------------------
-
-    def _agree(self) -> tuple[Facts, State]:
-        """The facts and the state that both servers name."""
-        deadline = time.monotonic() + self._settle
-        while True:
-            answers = self._ask([b"", b""], "Describe")
-            zero, one = (self._description(party, answer) for party, answer in enumerate(answers))
-            for party, (link, description) in enumerate(zip(self.links, (zero, one), strict=True)):
-                if description.party != party:
-                    hint = "name the servers in order; each runs with its own --party"
-                    raise AgreementError(
-                        f"party {description.party} answers as party {party}", where=link.name, hint=hint
-                    )
-                if description.release != VERSION:
-                    what = f"the server runs release {description.release}, the client {VERSION}"
-                    raise AgreementError(what, where=link.name, hint="install the same release everywhere")
-                if self._identities is not None and not description.signs:
-                    raise AgreementError("answers are not signed", where=link.name, hint="start it with --identity")
-            if zero.facts != one.facts:
-                raise self._disagree("tables", zero.facts, one.facts)
-            if self._identities is not None and zero.facts.shares:
-                hint = "leave out the identities, or ask for rows of the plain table"
-                raise AgreementError("answers for shares are not signed", where=self.links[0].name, hint=hint)
-            if self._owner is not None and not zero.facts.table_id:
-                hint = "serve what Owner.sign makes, or leave out the owner"
-                raise AgreementError("the table's rows are not signed", where=self.links[0].name, hint=hint)
-            if zero.state == one.state:
-                self._signs = zero.signs, one.signs
-                return zero.facts, zero.state
-            if time.monotonic() > deadline:
-                raise self._disagree("contents", zero.state, one.state)
-            time.sleep(_PAUSE)
-
-    def _description(self, party: int, data: bytes) -> Description:
-        try:
-            return Description.unpack(data)
-        except InputError as error:
-            raise PeerError(error.what, where=self.links[party].name, hint=error.hint) from None
-
-    def _disagree(self, what: str, *sides: Facts | State) -> AgreementError:
-        texts = [
-            side.text() if isinstance(side, Facts) else f"version {side.version}, digest {side.digest.hex()[:8]}"
-            for side in sides
-        ]
-        text = "; ".join(f"{link.name}: {said}" for link, said in zip(self.links, texts, strict=True))
-        hint = "give both the same file and the same updates; a server that was restarted needs its updates again"
-        return AgreementError(f"the servers hold different {what}: {text}", where="pir.Client", hint=hint)
+        self._pair.close()
 
     # Lookups ----------------------------------------------------------------------------------------------------------
 
@@ -267,54 +201,26 @@ class Client:
 
     def _lookup(self, places: Tensor) -> Tensor:
         """Records uint8 (n, record_bytes), checked, from one message each way."""
-        deadline = time.monotonic() + self._settle
+        deadline = self._pair.deadline()
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
             queries = [pack_query(self._decoder, keys) for keys in (keys0, keys1)]
-            answers = self._ask(queries)
-            parts = [self._unpacked(party, answer, len(places)) for party, answer in enumerate(answers)]
+            answers = self._pair.ask(queries)
+            parts = self._pair.unpacked(answers, len(places))
             statements = [
-                Statement(party, query, answer, self._signs[party])
-                for party, (query, answer) in enumerate(zip(queries, answers, strict=True))
+                Statement(party, query, answer, signed)
+                for party, (query, answer, signed) in enumerate(zip(queries, answers, self._pair.signs, strict=True))
             ]
             self._check_signatures(statements, parts)
             (state, zero, _), (other, one, _) = parts
             if state == other:
                 break
-            if time.monotonic() > deadline:
-                raise self._disagree("contents", state, other)
-            time.sleep(_PAUSE)
+            self._pair.wait(deadline, state, other)
         if state != self.state:  # updated, or started again, perhaps with another table
-            facts, self.state = self._agree()
-            if facts != self.facts:
-                hint = "make a new client for the new table"
-                raise AgreementError(f"the table was {self.facts.text()}, it is {facts.text()}", where="pir", hint=hint)
+            self._pair.renew()
         records = self._decoded(zero, one, signs)
         self._check_rows(state, places, records, statements)
         return records
-
-    def _ask(self, messages: Sequence[bytes], method: str = "Answer") -> list[bytes]:
-        """Both answers; sent at the same time. PeerError names every server that failed."""
-        waiting = [link.begin(message, method) for link, message in zip(self.links, messages, strict=True)]
-        answers: list[bytes] = []
-        errors: list[HummingbirdError] = []
-        for finish in waiting:
-            try:
-                answers.append(finish())
-            except HummingbirdError as error:
-                errors.append(error)
-        if len(errors) == 2:
-            what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(self.links, errors, strict=True))
-            raise PeerError(f"neither server answers: {what}", where="pir.Client", hint=errors[0].hint)
-        if errors:
-            raise errors[0]
-        return answers
-
-    def _unpacked(self, party: int, answer: bytes, count: int) -> tuple[State, Tensor, bytes | None]:
-        try:
-            return unpack_answer(answer, count, self.facts, self._signs[party] and not self.facts.shares)
-        except InputError as error:
-            raise PeerError(error.what, where=self.links[party].name, hint=error.hint) from None
 
     def _decoded(self, zero: Tensor, one: Tensor, signs: Tensor) -> Tensor:
         if self._decoder == "xor":

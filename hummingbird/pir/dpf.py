@@ -1,6 +1,6 @@
 """The client's side of a distributed point function: keys for two servers.
 
-`kernels/dpf.py` has the construction, the key's format and its check, `kernels/prf.py` the two PRFs. The servers' bits
+`kernels/lookups/dpf.py` has the construction, the key's format and its check. The servers' bits
 can be used in three ways: XOR of the selected rows (row = y_0 ^ y_1), their sum (row = s (y_0 - y_1)), and, as
 popcount(t_0) - popcount(t_1) = s, shares of s and of s times the row. Pairs are never drawn again until s = 1: that
 would leak.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.prg import Stream, new_seed
 
 

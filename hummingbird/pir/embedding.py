@@ -23,7 +23,7 @@ Servers = Client | Sequence["str | Link"]
 
 
 class _Private(nn.Module):
-    """What both layers share: the client, and the table's size as torch names it."""
+    """Common parts of both layers: the client, and the table's size as torch names it."""
 
     def __init__(self, servers: Servers, options: dict[str, Any]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Private(nn.Module):
         self.num_embeddings, self.embedding_dim, self.dtype = facts.rows, facts.dim, DTYPES[facts.dtype]
 
     def _check_padding(self, padding_idx: int | None) -> int | None:
-        """As torch: negative counts from the end."""
+        """The row of padding as torch names it: a negative one counts from the end."""
         if padding_idx is None:
             return None
         if not -self.num_embeddings <= padding_idx < self.num_embeddings:
@@ -62,7 +62,7 @@ class _Private(nn.Module):
         return self.client.rows(positions.reshape(-1))
 
     def extra_repr(self) -> str:
-        """As torch's, and the servers."""
+        """Text for `print`: size and type as torch has them, and the servers."""
         names = ", ".join(link.name for link in self.client.links)
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.dtype}, {names}"
 
@@ -93,7 +93,7 @@ class PrivateEmbedding(_Private):
 
     @classmethod
     def from_torch(cls, embedding: nn.Embedding, servers: Servers, **options: Any) -> PrivateEmbedding:
-        """In place of `embedding`, whose data are not used: it may be on the meta device.
+        """The layer in place of `embedding`, whose data are not used: it may be on the meta device.
 
         Raises ConfigError for max_norm, AgreementError if the servers' table is of another size or type.
         """
@@ -133,7 +133,7 @@ class PrivateEmbeddingBag(_Private):
 
     @classmethod
     def from_torch(cls, bag: nn.EmbeddingBag, servers: Servers, **options: Any) -> PrivateEmbeddingBag:
-        """In place of `bag`, whose data are not used: it may be on the meta device.
+        """The layer in place of `bag`, whose data are not used: it may be on the meta device.
 
         Raises ConfigError for max_norm, AgreementError if the servers' table is of another size or type.
         """
@@ -164,7 +164,7 @@ class PrivateEmbeddingBag(_Private):
         return out
 
     def _check_call(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-        """What torch would refuse, before anything is sent."""
+        """Refuse a call that torch would refuse, before anything is sent."""
         where = "PrivateEmbeddingBag"
         if input.dim() not in (1, 2) or (input.dim() == 2) != (offsets is None):
             raise InputError("input is (B, n) without offsets, or (n,) with offsets", where=where)

@@ -17,7 +17,7 @@ _GRACE = 5.0  # seconds; a call ends by its own deadline
 
 
 class Link(Protocol):
-    """What a client needs of a server; `Server` has it too."""
+    """The interface of one server to its clients; `Remote` and `Server` have it."""
 
     name: str
 
@@ -41,7 +41,7 @@ class Remote:
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """As `Link.begin`; Metrics too."""
+        """Send a message, as `Link.begin` does; one more method is Metrics."""
         # In a thread, so that both servers' calls run at the same time, each with its own deadline.
         done = self._calls.submit(self._call, method, message)
 

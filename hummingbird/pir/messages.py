@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.table import Facts, State
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
@@ -48,7 +48,7 @@ class Description:
     release: str = VERSION
 
     def pack(self) -> bytes:
-        """As JSON."""
+        """The description as JSON."""
         state = {"version": self.state.version, "digest": self.state.digest.hex()}
         fields = {"party": self.party, "release": self.release, "signs": self.signs, "state": state}
         return json.dumps({**fields, "facts": asdict(self.facts)}).encode()

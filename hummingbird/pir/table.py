@@ -1,4 +1,4 @@
-"""What a server holds: the records of a table as bytes, where they come from, and the facts both servers must share.
+"""Tables as servers hold them: records as bytes, where they come from, and the facts both servers must share.
 
 A record is a row's bytes as torch stores them; a signed table's carries its proof behind (`integrity`); a record for
 shares is the row in fixed point, int64, and a word 1 behind, whose selected sum counts the selected rows.
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hummingbird import ring
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.kernels.dpf import LEAF_ROWS, MOST_ROWS
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS, MOST_ROWS
 
 PROOF_BYTES = 8 + 64  # of a signed record: version, signature
 MAX_RECORD = 1 << 20
@@ -55,7 +55,7 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 
 @dataclass(frozen=True)
 class Facts:
-    """What does not change while a table is served: rows, dim (numbers in a row), dtype (torch's name).
+    """The fixed facts of a served table: rows, dim (numbers in a row), dtype (torch's name).
 
     table_id: 32 hexadecimal digits for a table of signed records, else "". shares: records are made for shares.
     """
@@ -95,7 +95,7 @@ class Facts:
         return 64 if self.shares else 8 * DTYPES[self.dtype].itemsize
 
     def text(self) -> str:
-        """For errors: `1,000 rows of 64 float32`."""
+        """Text for errors: `1,000 rows of 64 float32`."""
         extra = (" signed" if self.table_id else "") + (" for shares" if self.shares else "")
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
 
@@ -109,7 +109,7 @@ def _is_hex(text: str) -> bool:
 
 @dataclass(frozen=True)
 class State:
-    """Which contents a server answers from: how many updates were made, and a digest of table and updates."""
+    """The contents a server answers from: the number of updates made, and a digest of table and updates."""
 
     version: int
     digest: bytes

@@ -15,8 +15,9 @@ from hummingbird.bits import EXACT
 from hummingbird.graph import Step
 from hummingbird.mpc import builders
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import Layer
-from hummingbird.mpc.linear import Linear, Scale
+from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.protocols.gmw import Gmw
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants

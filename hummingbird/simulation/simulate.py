@@ -111,7 +111,7 @@ class FastTwin(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Of all layers that compare, by name."""
+        """Twins of all layers that compare, by name."""
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         return twins(plan, steps, self._parties, self._compare)
 
@@ -147,7 +147,7 @@ class FastTwin(nn.Module):
         return out
 
     def _single(self, x: Tensor) -> bool:
-        """Whether all is float32: the folded net is."""
+        """Whether input, parameters and buffers are float32, as in the folded net."""
         floats = (t for t in (x, *self.net.parameters(), *self.net.buffers()) if t.is_floating_point())
         return not torch.is_autocast_enabled(x.device.type) and all(t.dtype == torch.float32 for t in floats)
 

@@ -77,7 +77,7 @@ def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """What stands in for each layer of the plan that compares, by name; steps: of the net, by name."""
+    """Twins of the plan's comparing layers, by name; steps: the net's, by name."""
     found = {}
     for step, _ in comparisons(plan):
         assert isinstance(step.layer, Layer)

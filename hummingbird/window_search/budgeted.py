@@ -167,9 +167,9 @@ class Budgeted:
         return [loss(choice) for choice in choices]
 
     def _lower(self, group: Group, all_m: Sequence[int]) -> dict[int, float]:
-        """What windows of level 0 lose, for every m. From the middle outwards: a bit less than one that hardly loses
-        loses half of it at most (a value is pruned half as often, and is half as large); more than what is lost already
-        is not measured.
+        """Losses of windows of level 0, by m. They are measured from the middle outwards: one dropped bit less loses at
+        most half as much (a value is pruned half as often, and is half as large), so below a small loss the rest is
+        halved; above a large one the rest is not measured.
         """
         found, middle = {0: 0.0}, len(all_m) // 2
         _, top = group.tops(self.headroom, 0)[0]
@@ -188,7 +188,7 @@ class Budgeted:
         return windows
 
     def _lost(self, group: Group, windows: tuple[BitWindow, ...]) -> float:
-        """What these windows lose; infinite if the net cannot run them."""
+        """The loss of these windows; infinite if the net cannot run them."""
         asked = group.named(windows)
         return max(0.0, self._most - self.questions.coarse(asked)) if self.accepts(asked) else math.inf
 

@@ -151,7 +151,7 @@ class CachedEvaluator:
             yield number, self._tail(number, cut, layers).cpu()
 
     def _layers(self, windows: Assignment) -> dict[str, Twin]:
-        """What stands in for the comparing layers, each with random numbers of its own for each batch."""
+        """Twins of the comparing layers, each with random numbers of its own for each batch."""
         config = BitConfig(EXACT, dict(zip(self._windows.names, windows, strict=True)))
         found = twins(self._windows.plan(config), self._net.steps, self._parties, self._compare)
 
@@ -183,7 +183,7 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _logits(self, images: Tensor) -> Tensor:
-        """Of the net itself; InputError for images that it cannot take."""
+        """Logits of the net itself; InputError for images that it cannot take."""
         try:
             logits = self._net.finish(self._net.start(images), {})
         except (RuntimeError, ValueError, IndexError) as error:
@@ -203,7 +203,7 @@ def layer_seed(seed: int, name: str, batch: int) -> int:
 
 
 def _certainty(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of the label of each image, float64 (N,); 0 where logits are not finite."""
+    """The certainty of each image's label, from 0 to 1, float64 (N,); 0 where logits are not finite."""
     logits, chosen = logits.double(), labels[:, None]
     margin = logits.gather(1, chosen) - logits.scatter(1, chosen, -float("inf")).amax(1, keepdim=True)
     return torch.sigmoid(margin.squeeze(1) / (_WIDTH * logits.std(1, correction=0))).nan_to_num(0.0)

@@ -1,4 +1,4 @@
-"""What tells a search how good windows are: a plain function, or an object that also has a cheap first look.
+"""Evaluators tell a search how good windows are: a plain function, or an object that also has a cheap first look.
 
 Answers are either kept or not; their number is small where windows are good, and mostly luck on a few thousand images.
 So a score has a second part that moves before any answer does (cached.py).

@@ -72,7 +72,7 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """What the search took so far, earlier sessions up to their last answer."""
+        """Seconds that the search has taken so far; earlier sessions count up to their last answer."""
         earlier = self._answers[-1].get("seconds", 0.0) if self._answers else 0.0
         if not isinstance(earlier, (int, float)) or not earlier >= 0:
             raise ConfigError(f"{earlier!r} seconds", where=str(self.path), hint="start again with another file")

@@ -77,7 +77,7 @@ class SearchedNet:
         return True
 
     def prices(self, parties: int) -> Prices:
-        """What a layer of this net costs with a window, whatever its kind: for `online_bytes`, `predicted_seconds`."""
+        """The prices of this net's layers with a window, for `online_bytes` and `predicted_seconds`."""
 
         def price(layer: ComparingLayer, window: BitWindow, images: int) -> Cost:
             if window.w == 0:

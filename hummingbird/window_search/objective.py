@@ -1,4 +1,4 @@
-"""What an assignment of windows costs: a sum over its layers, exact in rationals so that ties are ties.
+"""The cost of an assignment of windows: a sum over its layers, exact in rationals so that ties are ties.
 
     bits       sum of w x outputs / sum of 64 x outputs, HummingBird's budget (section 4.3): 8/64 keeps 8 bits of each
     bytes      what a party sends online per image, frames included

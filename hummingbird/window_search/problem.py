@@ -1,4 +1,4 @@
-"""What is searched: comparing layers, groups that drop the same low bits, and the windows worth a trial.
+"""The search space: comparing layers, groups that drop the same low bits, and the windows worth a trial.
 
 Every layer has a k of its own, from the range of what it compares, and a group shares m. For |x| < 2^(k-2) in ring
 units no bit from k - 1 upwards decides anything, with either protocol, whatever m is: [k+1:m) gives what [k:m) gives
@@ -127,7 +127,7 @@ def named(groups: Sequence[Group], chosen: Sequence[Choice]) -> dict[str, BitWin
 
 
 def check_groups(groups: Sequence[Group]) -> list[ComparingLayer]:
-    """All layers. InputError if there is nothing to search, ConfigError if a name or a layer occurs twice."""
+    """List the layers of all groups. InputError if there is none, ConfigError if a name or a layer occurs twice."""
     if not groups:
         hint = "a net without ReLU or another comparing layer needs no windows"
         raise InputError("no comparing layers", where="groups", hint=hint)

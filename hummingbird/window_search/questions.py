@@ -27,7 +27,7 @@ class Questions:
         self.watch: Callable[[], None] = lambda: None
 
     def config(self, windows: Mapping[str, BitWindow]) -> BitConfig:
-        """All layers are named: relu#1 without an entry would take the window of relu."""
+        """A configuration that names every layer: relu#1 without an entry would take the window of relu."""
         return BitConfig(EXACT, {**dict.fromkeys(self.names, EXACT), **windows})
 
     def coarse(self, windows: Mapping[str, BitWindow]) -> float:

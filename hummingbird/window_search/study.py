@@ -114,8 +114,8 @@ class Study:
         return float((self.evaluator.predictions(config) == self._labels).double().mean())
 
     def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
-        """What a budget counts: "bits", the fraction kept; "bytes", sent online by a party per image; "seconds", on
-        the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back.
+        """The objective that a budget limits: "bits", the fraction kept; "bytes", sent online by a party per image;
+        "seconds", on the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back.
         """
         prices = self.searched.prices(self.parties)
         if name == "bits":

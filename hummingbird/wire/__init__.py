@@ -1,3 +1,1 @@
-"""What crosses a process boundary: the channel between the parties, services over gRPC, and the meter that counts
-both.
-"""
+"""Transport between processes: the channel between the parties, services over gRPC, the meter that counts both."""

@@ -179,7 +179,7 @@ def count(
 
 
 def away(seconds: float) -> None:
-    """This computation has stood still, waiting or while another one ran: no part of the layer's computing."""
+    """Leave seconds out of the layer's computing: this computation stood still, waiting or while another one ran."""
     _idle.set(_idle.get() + seconds)
 
 

@@ -1,6 +1,7 @@
 """An iterator run by a thread of its own, a few items ahead of its reader: transport and computation overlap.
 
-A reader waits for a stated time at most, which a gRPC stream by itself does not offer.
+The reader says how many items may wait for it, which bounds memory, and how long it waits for one, which a gRPC stream
+by itself does not offer. An error of the iterator is the reader's, and the thread ends with its owner.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ Item = TypeVar("Item")
 _POLL = 0.2  # seconds between looks at whether the reader is gone
 
 
-class Ahead(Generic[Item]):
+class Prefetch(Generic[Item]):
     """`items`, at most `depth` of them made before they are read; what they raise comes out of `next` in its place.
 
     cancel: ends an iterator that waits. As a context it leaves no thread behind.
 
-        with Ahead(stream, 4, stream.cancel) as ahead:
-            while (item := ahead.next(60.0)) is not None: ...
+        with Prefetch(stream, 4, stream.cancel) as items:
+            while (item := items.next(60.0)) is not None: ...
     """
 
     def __init__(self, items: Iterator[Item], depth: int, cancel: Callable[[], object] = lambda: None) -> None:
         self._items, self._cancel = items, cancel
         self._queue: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hummingbird-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hummingbird-prefetch", daemon=True)
         self._thread.start()
 
     def next(self, timeout: float) -> Item | None:
@@ -46,7 +47,7 @@ class Ahead(Generic[Item]):
         self._closed.set()
         self._cancel()
 
-    def __enter__(self) -> Ahead[Item]:
+    def __enter__(self) -> Prefetch[Item]:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from hummingbird import he, prg
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.he.runtime import report
-from hummingbird.he.runtime.roles import Client, Download, Server, Upload
+from hummingbird.he.runtime.client import Client
+from hummingbird.he.runtime.rounds import Download, Upload
+from hummingbird.he.runtime.server import Server
 from hummingbird.he.scheme import ckks
 from hummingbird.he.scheme.ckks import SecretKey
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, TOO_LARGE, TOO_SMALL, Fn, conv, errors, images, made

@@ -23,8 +23,10 @@ from hummingbird import he
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.he.compile.convert import make_plan
 from hummingbird.he.runtime import client_spec, memory
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.roles import Client, Download, Server, Upload
+from hummingbird.he.runtime.rounds import Download, Upload
+from hummingbird.he.runtime.server import Server
 from hummingbird.he.service import messages
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, made
 

@@ -15,12 +15,12 @@ from hummingbird.errors import InputError, ModelError
 from hummingbird.graph import OPS, Ref, Step, run, run_all, trace
 from hummingbird.he.compile import bounds
 from hummingbird.he.compile.builder import common, exact_norm, parts
-from hummingbird.he.compile.im2col import Gather, Map, linear_map, natural, view
+from hummingbird.he.compile.im2col import Map, linear_map, natural, view
 from hummingbird.he.compile.magnitudes import measure, shapes
 from hummingbird.he.compile.placement import prepared
-from hummingbird.he.runtime.operations import Combine, Form, Linear, Pick
+from hummingbird.he.runtime.operations import Combine, Form, Gather, Linear, Pick
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels import ciphertexts
+from hummingbird.kernels.ciphertexts import arithmetic
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, made
 
 RING = choose(2048, 2).ring
@@ -174,7 +174,7 @@ def test_weights_beyond_the_exactness_bound(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(cut) > 8 and all(float(part.abs().sum(2).max()) <= most for part in cut)
     right = linear_operation(weights, cut[0].shape[2]).tile(RING, x, 0, 1, APART)
     assert torch.equal(right[0, 0], wanted.expand(1, 2, 2048))
-    monkeypatch.setattr(ciphertexts, "_check_exact", lambda ring, weights: 2**52)
+    monkeypatch.setattr(arithmetic, "_check_exact", lambda ring, weights: 2**52)
     wrong = linear_operation(weights).tile(RING, x, 0, 1, APART)
     assert not torch.equal(wrong, right)
 

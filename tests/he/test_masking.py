@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.he.compile.convert import make_plan
-from hummingbird.he.runtime import report, roles
+from hummingbird.he.runtime import report
+from hummingbird.he.runtime import server as server_module
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.operations import Linear
 from hummingbird.he.runtime.program import Plan
-from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.runtime.server import Server
 from hummingbird.he.scheme import masking
 from hummingbird.he.scheme.ckks import Coins, SecretKey, expand
 from hummingbird.he.scheme.masking import added, distance_bits, masked
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels.polynomials import compose, phase
+from hummingbird.kernels.ciphertexts import compose, phase
 from tests.support.he_cases import LINEAR, PRODUCTS, Fn, images, made
 
 INPUTS = 3
@@ -97,14 +99,14 @@ def test_an_honest_client_reads_the_quadratic_form_off_an_answer_without_a_mask_
     q = plan.public.parameters.primes[0]
     found, explained = attack(plan)
     assert explained < 0.01 and found != [x % q for x in form(plan)]
-    monkeypatch.setattr(roles, "masked", unmasked)
+    monkeypatch.setattr(server_module, "masked", unmasked)
     found, explained = attack(plan)
     assert explained == 1.0 and found == [x % q for x in form(plan)]
 
 
 def test_nothing_is_rounded_before_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The phase of an answer is the form, exactly, of the phases of what was sent: no error of the server's making."""
-    monkeypatch.setattr(roles, "masked", unmasked)
+    monkeypatch.setattr(server_module, "masked", unmasked)
     plan = quadratic()
     ring, q = plan.public.parameters.ring, plan.public.parameters.primes[0]
     _, phases, answer, key = answered(plan)
@@ -158,7 +160,7 @@ def test_every_plan_keeps_the_distance_it_states(name: str) -> None:
     for back, mask in zip(turn.returns, program.masks, strict=True):
         degree = plan.public.parameters.degree
         assert distance_bits(mask.flood, degree, back.size, answers) >= masking.DISTANCE
-    stated = masking.batch_distance_bits(plan.public, program.masks)
+    stated = plan.distance_bits()
     assert stated >= masking.DISTANCE and f"within 2^-{math.floor(stated)} of" in report.before(plan)
 
 

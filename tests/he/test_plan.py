@@ -19,9 +19,10 @@ from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.graph.steps import refs
 from hummingbird.he.compile.convert import make_plan
 from hummingbird.he.runtime import memory
-from hummingbird.he.runtime.client_spec import REMOTE, Public, client_steps
+from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.rounds import SLICE
+from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import noise
 from hummingbird.he.scheme.params import choose
 from tests.support.he_cases import AIDED, LINEAR, PRODUCTS, Fn, conv, images, made

@@ -1,4 +1,4 @@
-"""he-server and he-client as programs, and the thread that runs ahead of them."""
+"""he-server and he-client as programs."""
 
 from __future__ import annotations
 
@@ -20,29 +20,11 @@ from hummingbird.errors import PeerError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import Service
-from hummingbird.wire.prefetch import Ahead
 from tests.support.he_service import SHAPE, close, images, served, small_net
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM
 
 COMMAND = [sys.executable, "-m", "hummingbird"]
-
-
-def test_ahead() -> None:
-    def numbers() -> Iterator[int]:
-        yield from range(5)
-        raise KeyError("done")
-
-    with Ahead(numbers(), 2) as ahead:
-        assert [ahead.next(HANG) for _ in range(5)] == list(range(5))
-        with pytest.raises(KeyError):
-            ahead.next(HANG)
-    block = threading.Event()
-    with Ahead((block.wait(HANG) for _ in range(3)), 2, block.set) as ahead:
-        with pytest.raises(TimeoutError):
-            ahead.next(0.05)
-    with Ahead(iter([1]), 2) as ahead:
-        assert (ahead.next(HANG), ahead.next(HANG)) == (1, None)
 
 
 @contextmanager

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
 from hummingbird.he.compile.convert import convert_model
+from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client
-from hummingbird.he.runtime.roles import Client, Server
+from hummingbird.he.runtime.server import Server
 from hummingbird.he.service import messages
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import MAX_CALLS, Service
-from hummingbird.kernels.polynomials import pack, unpack
+from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.wire import service
 from tests.support.dealers import Authority
 from tests.support.he_service import SHAPE, close, images, served, small_net

@@ -1,11 +1,10 @@
-"""Parties that run from a store, or rehearse: programs for the nursery (tests/jobs/failures.py)."""
+"""Parties that run from a store, or make a dry run: programs for the nursery (tests/jobs/failures.py)."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ import hummingbird
 from hummingbird.bits import BitWindow
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.dealer.ahead import request_text
+from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
-from hummingbird.mpc.dry_run import rehearse
+from hummingbird.mpc.dry_run import dry_run
 from tests.support.patience import HANG, NEVER
 
 SLICE = (4, 6)
@@ -43,7 +41,7 @@ def rows(count: int) -> torch.Tensor:
 def write_store(out: Path, slots: int, parties: int = 2, weights: str | int = "public", protocol: str = "gmw") -> None:
     """Deal a store for `net` on slices of `SLICE`, as the command does."""
     private = hummingbird.convert_model(net(), WINDOW, weights, protocol)
-    plan = rehearse(private, SLICE, parties)
+    plan = dry_run(private, SLICE, parties)
     facts = material_facts(private.facts)
     deal(out, setup=plan.setup, batch=plan.batch, shape=SLICE, slots=slots, parties=parties, facts=facts)
 
@@ -94,40 +92,36 @@ def _nets() -> list[tuple[nn.Module, tuple[int, ...], dict[str, Any]]]:
     ]
 
 
-def rehearsed() -> None:
-    """Rehearse several nets, before and after a run, and compare with what the run takes at this party."""
-    taken: list[Request] = []
-    take = sessions.Session.take
+def dry_runs() -> None:
+    """Make dry runs of several nets, before and after a run, and compare with what the run asks for at this party."""
+    made: list[Request[Any]] = []
+    correlation = sessions.Session.correlation
 
-    def noted(self: sessions.Session, request: Request, *rest: Any) -> list[torch.Tensor]:
-        taken.append(request)
-        return take(self, request, *rest)
+    def noted(self: sessions.Session, request: Request[Any]) -> Any:
+        made.append(request)
+        return correlation(self, request)
 
     plans = [
-        rehearse(hummingbird.convert_model(model.eval(), **options), shape, int(os.environ["WORLD_SIZE"]))
+        dry_run(hummingbird.convert_model(model.eval(), **options), shape, int(os.environ["WORLD_SIZE"]))
         for model, shape, options in _nets()
     ]
-    sessions.Session.take = noted  # type: ignore[method-assign]
+    sessions.Session.correlation = noted  # type: ignore[method-assign]
     for (model, shape, options), plan in zip(_nets(), plans, strict=True):
         session = launch.init(timeout=HANG, dealer=os.environ["DEALER"])
-        taken.clear()
+        made.clear()
         private = hummingbird.convert_model(model.eval(), **options)
-        assert _texts(taken) == _texts(plan.setup), f"setup at party {session.rank}"
-        taken.clear()
+        assert made == plan.setup, f"setup at party {session.rank}"
+        made.clear()
         x = hummingbird.cryptensor(torch.zeros(shape) if session.rank == 0 else None, src=0)
         private(x).get_plain_text()
-        assert plan.batch and _texts(taken) == _texts(plan.batch), f"batch at party {session.rank}"
+        assert plan.batch and made == plan.batch, f"batch at party {session.rank}"
         if options.get("weights", "public") == "public":
             with hummingbird.meter() as m:
-                again = rehearse(private, shape, session.parties, session.rank)
-            assert (again, m.rows) == (plan, {}), "a rehearsal in the middle of a session"
+                again = dry_run(private, shape, session.parties, session.rank)
+            assert (again, m.rows) == (plan, {}), "a dry run in the middle of a session"
             private(x).get_plain_text()
         hummingbird.uninit()
     _say("equal")
-
-
-def _texts(requests: Sequence[Request]) -> list[str]:
-    return [request_text(request) for request in requests]
 
 
 def dies_at_mark(path: str) -> None:
@@ -140,7 +134,7 @@ def dies_at_mark(path: str) -> None:
 
     Ledger.use = dies  # type: ignore[method-assign]
     store = StoreDealer(path, rank=1, parties=2)
-    store.reserve(None).take(store.header.batch[0])
+    store.reserve(None).correlation(store.header.batch[0])
 
 
-JOBS = {"dies_at_mark": dies_at_mark, "rehearsed": rehearsed, "stored": stored}
+JOBS = {"dies_at_mark": dies_at_mark, "dry_runs": dry_runs, "stored": stored}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from fractions import Fraction
 
 import pytest
@@ -11,33 +10,27 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import ciphertexts, native
-from hummingbird.kernels.ciphertexts import EXACT, add, linear, multiply, shift, square, switch
-from hummingbird.kernels.ntt import Ring, largest_primes
-from hummingbird.kernels.sampling import uniform
+from hummingbird.kernels.ciphertexts import (
+    EXACT,
+    Ring,
+    add,
+    largest_primes,
+    linear,
+    multiply,
+    shift,
+    square,
+    switch,
+    uniform,
+)
+from hummingbird.kernels.cpu import ciphertexts as cpu
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.reference.ciphertexts import arithmetic as reference
 from hummingbird.prg import Stream, derive
 from tests.kernels.test_ntt import schoolbook
 
 DEGREE = 1024
 RINGS = {count: Ring.of(DEGREE, largest_primes(DEGREE, count)) for count in (1, 2, 3)}
 ONE, TWO, THREE = RINGS.values()
-
-
-@pytest.fixture(params=[*native.ISAS, "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each instruction set in turn, and the plain torch versions."""
-    torch.manual_seed(0)
-    if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
-        yield request.param
-        return
-    if not native.available():
-        pytest.skip("the native library is not built")
-    before = native.isa()
-    if not native.set_isa(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.set_isa(before)
 
 
 def residues(ring: Ring, *shape: int) -> Tensor:
@@ -142,8 +135,8 @@ def test_linear_where_the_inputs_are_many(path: str) -> None:
 def test_torchs_versions_cut_the_work_without_a_trace(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
     """One place at a time, some places of one group, some groups."""
     x, weights, index = residues(TWO, 75, 2), integers(3, 2, 9), windows(5, 3, 1, 1, 3)[:, ::3]
-    monkeypatch.setattr(native, "available", lambda: False)
-    monkeypatch.setattr(ciphertexts, "_CPU_NUMBERS", numbers)
+    monkeypatch.setattr(library, "available", lambda: False)
+    monkeypatch.setattr(reference, "_CPU_NUMBERS", numbers)
     assert linear(TWO, weights, index, x).equal(expected(TWO, weights, index, x))
     assert add(TWO, x, x, 3).equal(modulo(TWO, 4 * x.long()))
     assert square(TWO, x)[:, 0].equal(modulo(TWO, x[:, 0].long() ** 2))
@@ -262,7 +255,7 @@ def test_sums_next_to_a_tie_go_to_the_right_side(path: str) -> None:
     assert got[:, ::2].eq(-half).all() and got[:, 1::2].eq(half).all()
     if path == "torch":  # a fused product in C++ rounds once less, and may be right by the first step
         out = torch.empty((count, 1, 1, DEGREE), dtype=torch.int32)
-        ciphertexts.reference_linear(ONE, weights.view(-1, 1, 1).double(), index, x, out, 1)
+        reference.linear(ONE, weights.view(-1, 1, 1).double(), index, x, out, 1)
         assert not out[:, 0, 0].equal(got)
 
 
@@ -284,7 +277,7 @@ def test_linear_is_exact_up_to_its_bound_and_no_further(path: str, terms: int) -
         linear(ONE, weights, index, x)
     weights = 4 * weights + 1  # odd: the sums need all their bits
     out = torch.empty((1, 1, 1, DEGREE), dtype=torch.int32)
-    run = ciphertexts.reference_linear if path == "torch" else ciphertexts._native_linear
+    run = reference.linear if path == "torch" else cpu.linear
     run(ONE, weights, index, x, out, 2)
     assert not out.equal(expected(ONE, weights, index, x))  # int64 has room for 2^55
 
@@ -368,7 +361,7 @@ def test_switch_divides_and_rounds(path: str, count: int, form: str, size: int) 
 @pytest.mark.parametrize("degree", [2048, 8192])
 def test_every_version_gives_the_same_bits(degree: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the sizes in use, all columns: what torch gives, every instruction set gives."""
-    if not native.available():
+    if not library.available():
         pytest.skip("the native library is not built")
     ring = Ring.of(degree, largest_primes(degree, 3))
     x, index = residues(ring, 36, 2), windows(6, 3, 1, 1)
@@ -378,16 +371,16 @@ def test_every_version_gives_the_same_bits(degree: int, monkeypatch: pytest.Monk
         product = multiply(ring, x[:4], x[4:8])
         return [linear(ring, weights, index, x), product, switch(ring, product, "ntt"), add(ring, x, x.flip(0), -3)]
 
-    before = native.isa()
+    before = library.isa()
     with monkeypatch.context() as context:
-        context.setattr(native, "available", lambda: False)
+        context.setattr(library, "available", lambda: False)
         wanted = run()
     try:
-        for name in native.ISAS:
-            if native.set_isa(name):
+        for name in library.ISAS:
+            if library.set_isa(name):
                 assert all(a.equal(b) for a, b in zip(run(), wanted, strict=True)), name
     finally:
-        native.set_isa(before)
+        library.set_isa(before)
 
 
 @pytest.mark.gpu

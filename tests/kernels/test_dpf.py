@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf, native, prf
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.reference.lookups import dpf as plain
+from hummingbird.kernels.reference.lookups import prf
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 from tests.support.paths import ROOT
 
 # One leaf or less; the edges of leaves and of windows of 64 leaves; trees with no power of two of leaves.
@@ -74,15 +76,15 @@ CHACHA12 = {
 
 
 @pytest.mark.parametrize("name", CHACHA12)
-def test_chacha12_is_the_published_one(isa: str, name: str) -> None:  # noqa: F811
+def test_chacha12_is_the_published_one(isa: str, name: str) -> None:
     key, iv, zeroth, first = (octets(text) for text in CHACHA12[name])
     nonce = torch.cat(
         [torch.zeros(4, dtype=torch.uint8), iv]
     )  # the counter's upper word there is the nonce's first here
     public = torch.cat([nonce, torch.zeros(4, dtype=torch.uint8)])[None]
-    assert torch.equal(prf.children(prf.CHACHA12, public, key.view(1, 1, 16)).view(-1), zeroth[:32])
-    assert torch.equal(prf.leaf(prf.CHACHA12, public, key.view(1, 1, 16)).view(-1)[:64], first)
-    assert torch.equal(dpf.expand(crafted(prf.CHACHA12, nonce, key), 0, 1)[0, :64], first)
+    assert torch.equal(prf.children(dpf.CHACHA12, public, key.view(1, 1, 16)).view(-1), zeroth[:32])
+    assert torch.equal(prf.leaf(dpf.CHACHA12, public, key.view(1, 1, 16)).view(-1)[:64], first)
+    assert torch.equal(dpf.expand(crafted(dpf.CHACHA12, nonce, key), 0, 1)[0, :64], first)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +94,7 @@ def test_chacha12_is_the_published_one(isa: str, name: str) -> None:  # noqa: F8
         ("000102030405060708090a0b0c0d0e0f", "00112233445566778899aabbccddeeff", "69c4e0d86a7b0430d8cdb78070b4c55a"),
     ],
 )
-def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -> None:  # noqa: F811
+def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -> None:
     """Block j of a leaf is H(j + 2, s) = AES(s ^ 2 (j + 2)) ^ s ^ 2 (j + 2)."""
     expected = octets(plain) ^ octets(cipher)
     for j in range(8):
@@ -109,14 +111,14 @@ def test_aes_is_the_published_one(isa: str, key: str, plain: str, cipher: str) -
 def reference(rows: int, name: str) -> tuple[Tensor, ...]:
     """Random bytes for five pairs, both parties' keys, the signs, both parties' bits: all by the reference."""
     random = stream("random", rows, name).bytes(5 * 48)
-    first, second, signs = dpf.reference_generate(some(rows, 3, name), rows, prf.PRFS[name], random.view(-1, 48))
-    bits = [dpf.reference_expand(keys, 0, dpf.leaves_of(rows)) for keys in (first, second)]
+    first, second, signs = plain.generate(some(rows, 3, name), rows, dpf.PRFS[name], random.view(-1, 48))
+    bits = [plain.expand(keys, 0, dpf.leaves_of(rows)) for keys in (first, second)]
     return random, first, second, signs, *bits
 
 
-@pytest.mark.parametrize("name", prf.PRFS)
+@pytest.mark.parametrize("name", dpf.PRFS)
 @pytest.mark.parametrize("rows", ROWS)
-def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:  # noqa: F811
+def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:
     random, *expected, first_bits, second_bits = reference(rows, name)
     made = dpf.generate(some(rows, 3, name), rows, name, lambda _: random)
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
@@ -125,44 +127,44 @@ def test_native_is_the_reference(isa: str, rows: int, name: str) -> None:  # noq
         assert torch.equal(dpf.expand(keys, 0, dpf.leaves_of(rows)), bits)
 
 
-@pytest.mark.parametrize("name", prf.PRFS)
-def test_any_range_of_leaves_is_a_part_of_the_whole(isa: str, name: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("name", dpf.PRFS)
+def test_any_range_of_leaves_is_a_part_of_the_whole(isa: str, name: str) -> None:
     _, keys, _, _, bits, _ = reference(ROWS[-1], name)  # 326 leaves
     whole = bits.view(5, -1, 128)
     for first, leaves in [(0, 0), (326, 0), (325, 1), (0, 64), (63, 2), (191, 1), (60, 4), (7, 290), (250, 51)]:
         expected = whole[:, first : first + leaves].reshape(5, -1)
         assert torch.equal(dpf.expand(keys, first, leaves), expected), (first, leaves)
         if leaves < 5:
-            assert torch.equal(dpf.reference_expand(keys, first, leaves), expected), (first, leaves)
+            assert torch.equal(plain.expand(keys, first, leaves), expected), (first, leaves)
 
 
-@pytest.mark.parametrize("name", prf.PRFS)
+@pytest.mark.parametrize("name", dpf.PRFS)
 @pytest.mark.parametrize("rows", [1, 5000, 70_000])
 def test_a_batch_of_one_is_as_good(rows: int, name: str) -> None:
     """Its strides are free, so views of its bytes need care."""
     random, *expected, bits, _ = reference(rows, name)
-    one = dpf.reference_generate(some(rows, 3, name)[1:2], rows, prf.PRFS[name], random.view(-1, 48)[1:2])
+    one = plain.generate(some(rows, 3, name)[1:2], rows, dpf.PRFS[name], random.view(-1, 48)[1:2])
     assert all(torch.equal(a, b[1:2]) for a, b in zip(one, expected, strict=True))
-    assert torch.equal(dpf.reference_expand(one[0], 0, dpf.leaves_of(rows)), bits[1:2])
-    assert torch.equal(dpf.reference_expand(expected[0][1:2], 0, dpf.leaves_of(rows)), bits[1:2])
+    assert torch.equal(plain.expand(one[0], 0, dpf.leaves_of(rows)), bits[1:2])
+    assert torch.equal(plain.expand(expected[0][1:2], 0, dpf.leaves_of(rows)), bits[1:2])
     assert dpf.check(torch.cat([one[0], one[1]])[1:2], "here", rows, 1) == rows
 
 
-def test_one_batch_may_mix_prfs_and_parties(isa: str) -> None:  # noqa: F811
-    keys = torch.cat([part for name in prf.PRFS for part in pairs(70_000, name)[:2]])
+def test_one_batch_may_mix_prfs_and_parties(isa: str) -> None:
+    keys = torch.cat([part for name in dpf.PRFS for part in pairs(70_000, name)[:2]])
     order = torch.tensor([(7 * i) % len(keys) for i in range(len(keys))])
     bits = dpf.expand(keys, 0, 69)
     assert torch.equal(dpf.expand(keys[order], 0, 69), bits[order])
-    assert torch.equal(dpf.reference_expand(keys[order], 0, 69), bits[order])
+    assert torch.equal(plain.expand(keys[order], 0, 69), bits[order])
     assert torch.equal(dpf.expand(keys[::2], 0, 69), bits[::2])  # strided
 
 
-@pytest.mark.parametrize("name", prf.PRFS)
-def test_the_deepest_tree(isa: str, name: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("name", dpf.PRFS)
+def test_the_deepest_tree(isa: str, name: str) -> None:
     alpha, leaves = dpf.MOST_ROWS - 5, dpf.leaves_of(dpf.MOST_ROWS)
     keys = dpf.generate(torch.tensor([alpha]), dpf.MOST_ROWS, name, stream("deep").bytes)[:2]
     ends = [dpf.expand(key, leaves - 70, 70) for key in keys]
-    assert torch.equal(ends[0], dpf.reference_expand(keys[0], leaves - 70, 70))
+    assert torch.equal(ends[0], plain.expand(keys[0], leaves - 70, 70))
     assert (ends[0] ^ ends[1]).nonzero().tolist() == [[0, 70 * 128 - 1]]
     assert torch.equal(*(dpf.expand(key, leaves // 2, 3) for key in keys))
 
@@ -170,18 +172,20 @@ def test_the_deepest_tree(isa: str, name: str) -> None:  # noqa: F811
 def test_without_the_library_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = pairs(3000, "aes")
     bits = dpf.expand(made[0], 1, 2)
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(library, "_library", None)
     assert all(torch.equal(a, b) for a, b in zip(pairs(3000, "aes"), made, strict=True))
     assert torch.equal(dpf.expand(made[0], 1, 2), bits)
 
 
 def test_no_memory_outside_the_key_and_the_bits() -> None:
     """A key that ends where the process's memory ends, and bits too: another access would kill the process."""
-    if not native.available():
+    if not library.available():
         pytest.skip("the native library is not built")
     program = (
         "import ctypes, mmap, torch\n"
-        "from hummingbird.kernels import dpf, native\n"
+        "from hummingbird.kernels.lookups import dpf\n"
+        "from hummingbird.kernels.reference.lookups import dpf as plain\n"
+        "from hummingbird.kernels.cpu import library\n"
         "from hummingbird.prg import Stream\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "def ending(size):\n"
@@ -196,12 +200,12 @@ def test_no_memory_outside_the_key_and_the_bits() -> None:
         "    for name in ('aes', 'chacha12'):\n"
         "        key = dpf.generate(torch.tensor([rows - 1]), rows, name, Stream(bytes(16)).bytes)[0]\n"
         "        leaves = dpf.leaves_of(rows)\n"
-        "        expected = dpf.reference_expand(key, 0, leaves).numpy().tobytes()\n"
+        "        expected = plain.expand(key, 0, leaves).numpy().tobytes()\n"
         "        at, out = ending(key.numel()), ending(128 * leaves)\n"
         "        ctypes.memmove(at, key.data_ptr(), key.numel())\n"
-        "        for isa in native.ISAS:\n"
-        "            if native.set_isa(isa):\n"
-        "                native.library().hb_dpf_expand(at, 1, key.numel(), 0, leaves, out)\n"
+        "        for isa in library.ISAS:\n"
+        "            if library.set_isa(isa):\n"
+        "                library.handle().hb_dpf_expand(at, 1, key.numel(), 0, leaves, out)\n"
         "                assert ctypes.string_at(out, 128 * leaves) == expected, (rows, name, isa)\n"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -256,12 +260,12 @@ def test_what_is_no_key_is_refused_with_the_reason() -> None:
         dpf.check(keys, "here", party=1)
 
 
-@pytest.mark.parametrize("name", prf.PRFS)
+@pytest.mark.parametrize("name", dpf.PRFS)
 @pytest.mark.parametrize("party", [None, 0, 1])
 def test_the_library_refuses_what_the_definition_refuses(
     name: str, party: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert native.available()
+    assert library.available()
     rows, verdicts = 70_000, []
     whole = pairs(rows, name)[party or 0]
     for place in range(dpf.key_bytes(rows)):
@@ -269,8 +273,8 @@ def test_the_library_refuses_what_the_definition_refuses(
             keys = whole.clone()
             keys[2, place] ^= flip
             both = []
-            for library in (True, False):
-                monkeypatch.setattr(native, "available", lambda library=library: library)
+            for fast in (True, False):
+                monkeypatch.setattr(library, "available", lambda fast=fast: fast)
                 try:
                     both.append(dpf.check(keys, "here", rows, party))
                 except InputError as error:
@@ -289,8 +293,8 @@ def test_a_key_of_no_rows_is_refused() -> None:
             dpf.check(key, "here")
 
 
-@pytest.mark.parametrize("name", prf.PRFS)
-def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("name", dpf.PRFS)
+def test_fuzzed_keys_give_an_error_or_bits(isa: str, name: str) -> None:
     """Never a crash: every cut, every bit of the head flipped, and random bytes in random places."""
     whole = pairs(5000, name)[1][:1]
     refused = 0

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
-from hummingbird.kernels import native, reference
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.reference.shares import opening, packing
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa, signed  # noqa: F401 - a fixture
+from tests.kernels.test_shares import signed
 
 RING = 1 << 64
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000]
@@ -44,14 +45,14 @@ def test_reference_words_against_big_integers(width: int) -> None:
     for n in (0, 1, 7, 8, 9, 33):
         a, b = source.words(n), source.words(n)
         x, y = a.tolist(), b.tolist()
-        packed, other = reference.pack_words(a, width), reference.pack_words(b, width)
+        packed, other = packing.pack_words(a, width), packing.pack_words(b, width)
         assert packed.tolist() == whole(x, width)
-        assert [v % RING for v in reference.unpack_words(packed, n, width).tolist()] == [v % (1 << width) for v in x]
-        total = reference.open_words([packed, other, other], n, width).tolist()
+        assert [v % RING for v in packing.unpack_words(packed, n, width).tolist()] == [v % (1 << width) for v in x]
+        total = opening.open_words([packed, other, other], n, width).tolist()
         assert [v % RING for v in total] == [(u + 2 * v) % (1 << width) for u, v in zip(x, y, strict=True)]
         for shift in (0, 1, 16, 62):
             rounded = [signed(u + (1 << shift >> 1)) >> shift for u in x]
-            masked = reference.mask_words(a, b, shift, width)
+            masked = opening.mask_words(a, b, shift, width)
             assert masked.tolist() == whole([u + v for u, v in zip(rounded, y, strict=True)], width)
 
 
@@ -60,7 +61,7 @@ def test_reference_step_tables_at_every_place(bits: int) -> None:
     size = 1 << bits
     x = torch.arange(size) + (torch.arange(size) << 20)  # only the low bits count
     expected = [place <= v for place in range(size) for v in range(size)]
-    assert reference.step_table(x, bits).tolist() == whole([int(bit) for bit in expected], 1)
+    assert opening.step_table(x, bits).tolist() == whole([int(bit) for bit in expected], 1)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -90,7 +91,7 @@ def test_lookup_in_a_step_table_compares(bits: int) -> None:
     found = kernels.lookup(v << 7, kernels.step_table(steps, bits), 7, bits, (0, 1, 2, 3))
     flipped = v ^ (size // 2)
     for row, wanted in zip(found, (steps < v, steps <= v, steps < flipped, steps <= flipped), strict=True):
-        assert row.equal(reference.pack_bits(wanted.to(torch.uint8)))
+        assert row.equal(packing.pack_bits(wanted.to(torch.uint8)))
 
 
 @pytest.mark.parametrize("parties", [1, 2, 3])
@@ -149,34 +150,34 @@ def test_lift_is_a_masked_relu(parties: int, k: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_words_equal_reference(isa: str, n: int) -> None:  # noqa: F811
+def test_native_words_equal_reference(isa: str, n: int) -> None:
     source = stream("native words", n)
     x, y = source.words(n), source.words(n)
     for width in range(65):
-        frames = [reference.pack_words(x, width), reference.pack_words(y, width)]
+        frames = [packing.pack_words(x, width), packing.pack_words(y, width)]
         assert kernels.pack_words(x, width).equal(frames[0])
-        assert kernels.unpack_words(frames[0], n, width).equal(reference.unpack_words(frames[0], n, width))
+        assert kernels.unpack_words(frames[0], n, width).equal(packing.unpack_words(frames[0], n, width))
         for opened in (frames, [*frames, frames[1], frames[0], frames[1]]):
-            assert kernels.open_words(opened, n, width).equal(reference.open_words(opened, n, width))
+            assert kernels.open_words(opened, n, width).equal(opening.open_words(opened, n, width))
         for shift in (0, 1, 16, 62):
-            assert kernels.mask_words(x, y, shift, width).equal(reference.mask_words(x, y, shift, width))
+            assert kernels.mask_words(x, y, shift, width).equal(opening.mask_words(x, y, shift, width))
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_tables_equal_reference(isa: str, n: int) -> None:  # noqa: F811
+def test_native_tables_equal_reference(isa: str, n: int) -> None:
     source = stream("native tables", n)
     x = source.words(n)
     for bits in range(1, 9):
-        assert kernels.step_table(x, bits).equal(reference.step_table(x, bits))
+        assert kernels.step_table(x, bits).equal(opening.step_table(x, bits))
         table = tables(n, bits, source)
         for low in (0, 3, 64 - bits):
             for rows in ROWS:
                 found = kernels.lookup(x, table, low, bits, rows)
-                assert found.equal(reference.lookup(x, table, low, bits, rows))
+                assert found.equal(opening.lookup(x, table, low, bits, rows))
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_lift_equals_reference(isa: str, n: int) -> None:  # noqa: F811
+def test_native_lift_equals_reference(isa: str, n: int) -> None:
     source = stream("native lift", n)
     words = [source.words(n) for _ in range(5)]
     choice = source.bytes(2 * ((n + 7) // 8)).view(2, -1)
@@ -184,25 +185,25 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:  # noqa: F811
         opened = source.words(n)
         for first in (True, False):
             got = kernels.lift(opened, choice, *words, k=k, first=first)
-            wanted = reference.lift(opened, choice, *words, k=k, first=first)
+            wanted = opening.lift(opened, choice, *words, k=k, first=first)
             assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
 
 
-def test_native_takes_unaligned_slices(isa: str) -> None:  # noqa: F811
+def test_native_takes_unaligned_slices(isa: str) -> None:
     source = stream("slices")
     x, y, data = source.words(300)[3:280], source.words(300)[1:278], source.bytes(3000)[3:]
     for width in (5, 20, 44, 64):
         frame = data[: (277 * width + 7) // 8]
-        assert kernels.mask_words(x, y, 6, width).equal(reference.mask_words(x, y, 6, width))
-        assert kernels.open_words([frame, frame], 277, width).equal(reference.open_words([frame, frame], 277, width))
+        assert kernels.mask_words(x, y, 6, width).equal(opening.mask_words(x, y, 6, width))
+        assert kernels.open_words([frame, frame], 277, width).equal(opening.open_words([frame, frame], 277, width))
     table = source.bytes(277 * 32 + 5)[5:]
-    assert kernels.lookup(x, table, 9, 8, (0, 3)).equal(reference.lookup(x, table, 9, 8, (0, 3)))
+    assert kernels.lookup(x, table, 9, 8, (0, 3)).equal(opening.lookup(x, table, 9, 8, (0, 3)))
 
 
 @pytest.mark.parametrize("n", [1, 8, 9, 64, 67])
-def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:  # noqa: F811
+def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:
     """Whole registers are stored where later steps write again; the last steps must not."""
-    library = native._library
+    built = library.handle()
     source = stream("canary", n)
     x, y = source.words(n), source.words(n)
 
@@ -215,16 +216,16 @@ def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:  # noqa: F
         size = (n * width + 7) // 8
         frame = kernels.pack_words(x, width)
         pointers = (ctypes.c_void_p * 2)(frame.data_ptr(), frame.data_ptr())
-        written(size, lambda to, w=width: library.hb_pack_words(x.data_ptr(), n, w, to))
-        written(size, lambda to, w=width: library.hb_mask_words(x.data_ptr(), y.data_ptr(), n, 3, w, to))
-        written(8 * n, lambda to, p=pointers, w=width: library.hb_open_words(p, 2, n, w, to))
+        written(size, lambda to, w=width: built.hb_pack_words(x.data_ptr(), n, w, to))
+        written(size, lambda to, w=width: built.hb_mask_words(x.data_ptr(), y.data_ptr(), n, 3, w, to))
+        written(8 * n, lambda to, p=pointers, w=width: built.hb_open_words(p, 2, n, w, to))
     for bits in range(1, 9):
         table = kernels.step_table(x, bits)
-        written(table.numel(), lambda to, b=bits: library.hb_step_table(x.data_ptr(), n, b, to))
+        written(table.numel(), lambda to, b=bits: built.hb_step_table(x.data_ptr(), n, b, to))
         at = table.data_ptr()
         written(
             4 * ((n + 7) // 8),
-            lambda to, t=at, b=bits: library.hb_lookup(y.data_ptr(), n, t, 0, b, 15, to),
+            lambda to, t=at, b=bits: built.hb_lookup(y.data_ptr(), n, t, 0, b, 15, to),
         )
 
 
@@ -232,7 +233,7 @@ def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:  # noqa: F
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
-def test_every_bit_of_a_table_is_read_where_it_should(isa: str, bits: int) -> None:  # noqa: F811
+def test_every_bit_of_a_table_is_read_where_it_should(isa: str, bits: int) -> None:
     """A flipped entry changes [L <= v] at its own v, [L < v] at the next one, and nothing else."""
     n, size = 17 if bits < 5 else 33, 1 << bits
     table = tables(n, bits, stream("mutation", bits))
@@ -250,7 +251,7 @@ def test_every_bit_of_a_table_is_read_where_it_should(isa: str, bits: int) -> No
             assert difference.count_nonzero() == sum(hit)
 
 
-def test_every_bit_of_every_word_counts(isa: str) -> None:  # noqa: F811
+def test_every_bit_of_every_word_counts(isa: str) -> None:
     source = stream("bits of words")
     x, y = source.words(19), source.words(19)
     for width in (1, 20, 44, 64):
@@ -262,7 +263,7 @@ def test_every_bit_of_every_word_counts(isa: str) -> None:  # noqa: F811
                 wrong = kernels.pack_words(other, width)
                 place = i * width + bit
                 assert (wrong ^ packed).count_nonzero() == 1 and int((wrong ^ packed)[place // 8]) == 1 << place % 8
-                difference = reference.unpack_words(kernels.mask_words(other, y, 0, width) ^ sums, 19, width)
+                difference = packing.unpack_words(kernels.mask_words(other, y, 0, width) ^ sums, 19, width)
                 assert difference.nonzero().flatten().tolist() == [i]
                 opened = kernels.open_words([wrong, packed], 19, width) - kernels.open_words([packed] * 2, 19, width)
                 assert opened.nonzero().flatten().tolist() == [i]

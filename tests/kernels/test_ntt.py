@@ -11,13 +11,27 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import ntt, polynomials, sampling
-from hummingbird.kernels.ntt import DEGREES, Ring, largest_primes, reference_transform
-from hummingbird.kernels.polynomials import compose, encrypt, encrypt_ntt, pack, phase, unpack
-from hummingbird.kernels.roots import centred, root
-from hummingbird.kernels.sampling import ETA, noise, ternary, uniform
+from hummingbird.kernels.ciphertexts import (
+    DEGREES,
+    ETA,
+    Ring,
+    compose,
+    encrypt,
+    encrypt_ntt,
+    largest_primes,
+    noise,
+    pack,
+    phase,
+    ternary,
+    uniform,
+    unpack,
+)
+from hummingbird.kernels.ciphertexts.polynomials import FORMS
+from hummingbird.kernels.ciphertexts.ring import BITS
+from hummingbird.kernels.ciphertexts.roots import centred, root
+from hummingbird.kernels.reference.ciphertexts import polynomials
+from hummingbird.kernels.reference.ciphertexts.ring import transform
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 
 SHAPES = [(1024, 1, 5), (2048, 2, 3), (4096, 3, 2), (8192, 2, 2), (16384, 1, 2), (32768, 1, 1)]
 EDGE = 1 << 25  # the largest coefficient that a transform takes
@@ -97,7 +111,7 @@ def test_values_are_at_the_powers_that_order_names(degree: int, count: int, n: i
     bits = degree.bit_length() - 1
     assert ring.order.tolist() == [2 * int(f"{p:0{bits}b}"[::-1], 2) + 1 for p in range(degree)]
     x = extremes(ring, n)
-    values = reference_transform(ring, x, False)
+    values = transform(ring, x, False)
     for row in range(n):
         prime = row % count
         coefficients = x[row, prime].tolist()
@@ -184,40 +198,40 @@ def test_compose_against_big_integers(count: int) -> None:
 
 
 @pytest.mark.parametrize(("degree", "count", "n"), SHAPES)
-def test_native_transforms_equal_reference(isa: str, degree: int, count: int, n: int) -> None:  # noqa: F811
+def test_native_transforms_equal_reference(isa: str, degree: int, count: int, n: int) -> None:
     ring = ring_of(degree, count)
     for x in (extremes(ring, n), torch.zeros(0, count, degree, dtype=torch.int32)):
-        assert ring.ntt(x).equal(reference_transform(ring, x, False))
-        assert ring.intt(x).equal(reference_transform(ring, x, True))
+        assert ring.ntt(x).equal(transform(ring, x, False))
+        assert ring.intt(x).equal(transform(ring, x, True))
     low = Ring.of(degree, [low_prime(degree)])
     x = extremes(low, 2)
-    assert low.ntt(x).equal(reference_transform(low, x, False))
-    assert low.intt(x).equal(reference_transform(low, x, True))
+    assert low.ntt(x).equal(transform(low, x, False))
+    assert low.intt(x).equal(transform(low, x, True))
 
 
 @pytest.mark.parametrize(("degree", "count", "n"), SHAPES)
-def test_native_ciphertexts_equal_reference(isa: str, degree: int, count: int, n: int) -> None:  # noqa: F811
+def test_native_ciphertexts_equal_reference(isa: str, degree: int, count: int, n: int) -> None:
     ring, given = ring_of(degree, count), sample(ring_of(degree, count), n)
-    assert encrypt(ring, **given).equal(polynomials.reference_encrypt(ring, **given))
-    assert encrypt_ntt(ring, **given).equal(polynomials.reference_encrypt_ntt(ring, **given))
+    assert encrypt(ring, **given).equal(polynomials.encrypt(ring, **given))
+    assert encrypt_ntt(ring, **given).equal(polynomials.encrypt_ntt(ring, **given))
     for parts, form in ((2, "mixed"), (2, "ntt"), (3, "ntt"), (5, "ntt")):
         c = torch.stack([given["a"].roll(i, -1) for i in range(parts)], 1)
-        wanted = polynomials.reference_phase(ring, c, given["secret"], form)
+        wanted = polynomials.phase(ring, c, given["secret"], form)
         assert phase(ring, c, given["secret"], form).equal(wanted)
-    assert compose(ring, given["a"]).equal(polynomials.reference_compose(ring, given["a"]))
+    assert compose(ring, given["a"]).equal(polynomials.compose(ring, given["a"]))
     packed = pack(ring, given["a"])
-    assert packed.equal(polynomials.reference_pack(ring, given["a"]))
+    assert packed.equal(polynomials.pack(ring, given["a"]))
     assert unpack(ring, packed, given["a"].shape).equal(given["a"])
 
 
-def test_native_compose_rounds_as_torch_does(isa: str) -> None:  # noqa: F811
+def test_native_compose_rounds_as_torch_does(isa: str) -> None:
     ring = ring_of(1024, 16)
     x = uniform(ring, stream("compose"), 2)
-    assert compose(ring, x).equal(polynomials.reference_compose(ring, x))
+    assert compose(ring, x).equal(polynomials.compose(ring, x))
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
-def test_threads_share_the_polynomials(isa: str, threads: int) -> None:  # noqa: F811
+def test_threads_share_the_polynomials(isa: str, threads: int) -> None:
     ring, before = ring_of(2048, 2), torch.get_num_threads()
     given = sample(ring, 65)
     c = torch.stack([given["a"], given["a"].flip(-1)], 1)
@@ -230,7 +244,7 @@ def test_threads_share_the_polynomials(isa: str, threads: int) -> None:  # noqa:
     assert all(a.equal(b) for a, b in zip(alone, shared, strict=True))
 
 
-def test_tensors_that_are_not_contiguous(isa: str) -> None:  # noqa: F811
+def test_tensors_that_are_not_contiguous(isa: str) -> None:
     ring = ring_of(1024, 2)
     x = uniform(ring, stream("strides"), 6).view(3, 2, 2, 1024)
     turned = x.transpose(0, 1)
@@ -239,7 +253,7 @@ def test_tensors_that_are_not_contiguous(isa: str) -> None:  # noqa: F811
     assert pack(ring, turned).equal(pack(ring, turned.contiguous()))
 
 
-def test_a_flipped_input_changes_the_output(isa: str) -> None:  # noqa: F811
+def test_a_flipped_input_changes_the_output(isa: str) -> None:
     ring = ring_of(1024, 2)
     given = sample(ring, 2)
     for name, tensor in given.items():
@@ -263,7 +277,7 @@ def test_reference_on_a_gpu() -> None:
     assert ring.intt(there["a"]).cpu().equal(ring.intt(given["a"]))
     assert encrypt(ring, **there).cpu().equal(encrypt(ring, **given))
     assert encrypt_ntt(ring, **there).cpu().equal(encrypt_ntt(ring, **given))
-    for form in polynomials.FORMS:
+    for form in FORMS:
         assert phase(ring, c.cuda(), there["secret"], form).cpu().equal(phase(ring, c, given["secret"], form))
     assert compose(ring, there["a"]).cpu().equal(compose(ring, given["a"]))
     packed = pack(ring, there["a"])
@@ -341,4 +355,4 @@ def test_rings_are_values() -> None:
     primes = largest_primes(2048, 3)
     ring = Ring.of(2048, primes)
     assert ring is Ring.of(2048, list(primes)) and ring.take(2) == Ring.of(2048, primes[:2]) != ring
-    assert hash(ring.take(3)) == hash(ring) and sampling.ETA == 21 and ntt.BITS == 26
+    assert hash(ring.take(3)) == hash(ring) and ETA == 21 and BITS == 26

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,26 +11,10 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
-from hummingbird.kernels import native, products
+from hummingbird.kernels.reference.shares import products
 from tests.test_ring import full, python_matmul
 
 TERMS = 512 * 3 * 3  # the longest sum of a ResNet: 4608
-
-
-@pytest.fixture(params=[*native.ISAS, "torch"])
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each instruction set in turn, and the plain torch versions."""
-    torch.manual_seed(0)
-    if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
-        yield request.param
-        return
-    assert native.available(), "run `python setup.py build_ext --inplace`"
-    before = native.isa()
-    if not native.set_isa(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.set_isa(before)
 
 
 def extremes(*shape: int) -> list[tuple[Tensor, Tensor, int]]:
@@ -45,13 +28,13 @@ def extremes(*shape: int) -> list[tuple[Tensor, Tensor, int]]:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 17])
-def test_matmul_of_every_size_around_a_tile(isa: str, rows: int) -> None:
+def test_matmul_of_every_size_around_a_tile(path: str, rows: int) -> None:
     for terms, columns in itertools.product((1, 2, 255, 256, 257, 1025), (1, 7, 8, 9, 16, 17, 23, 24, 25, 49)):
         a, b = full(rows, terms), full(terms, columns)
         assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b)), (terms, columns)
 
 
-def test_matmul_over_4608_terms(isa: str) -> None:
+def test_matmul_over_4608_terms(path: str) -> None:
     a, b = full(3, TERMS), full(TERMS, 2)
     assert torch.equal(kernels.matmul(a, b), python_matmul(a, b))
     for left, right, total in extremes(1, TERMS):
@@ -59,25 +42,25 @@ def test_matmul_over_4608_terms(isa: str) -> None:
 
 
 @pytest.mark.parametrize("shapes", [((2, 3, 7), (7, 4)), ((2, 3, 7), (2, 7, 4)), ((3, 7), (2, 7, 4)), ((7,), (7, 4))])
-def test_matmul_takes_torchs_shapes(isa: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_matmul_takes_torchs_shapes(path: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (full(*shape) for shape in shapes)
     assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b))
     assert torch.equal(kernels.matmul(a.flip(-1), b), torch.matmul(a.flip(-1), b))
 
 
 @pytest.mark.parametrize("shapes", [((5, 0), (0, 3)), ((0, 4), (4, 3)), ((5, 4), (4, 0))])
-def test_matmul_of_nothing(isa: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_matmul_of_nothing(path: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     a, b = (full(*shape) for shape in shapes)
     got = kernels.matmul(a, b)
     assert got.shape == (a.shape[0], b.shape[1]) and not got.any()
 
 
-def test_a_transposed_operand_is_read_correctly(isa: str) -> None:
+def test_a_transposed_operand_is_read_correctly(path: str) -> None:
     a, b = full(30, 11).t(), full(40, 30).t()
     assert torch.equal(kernels.matmul(a, b), torch.matmul(a, b))
 
 
-def test_conv2d_for_all_options(isa: str) -> None:
+def test_conv2d_for_all_options(path: str) -> None:
     for groups, (inputs, outputs), kernel, stride, dilation in itertools.product(
         (1, 2, 5), ((1, 1), (1, 2), (1, 3), (2, 1), (3, 9)), ((1, 1), (3, 2), (2, 3)), ((1, 1), (2, 2), (1, 3)), (1, 2)
     ):
@@ -88,7 +71,7 @@ def test_conv2d_for_all_options(isa: str) -> None:
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 9, 10, 18, 34])
-def test_conv2d_for_every_run_of_places(isa: str, size: int) -> None:
+def test_conv2d_for_every_run_of_places(path: str, size: int) -> None:
     """Rows of 1 to 32 outputs: runs of eight, of four, shorter ones, and panels that span rows and images."""
     for batch, groups, outputs, stride in itertools.product((1, 3), (1, 4), (4, 12), (1, 2)):
         x, w = full(batch, 4, size, size), full(outputs, 4 // groups, 3, 3)
@@ -97,7 +80,7 @@ def test_conv2d_for_every_run_of_places(isa: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_conv2d_over_4608_terms(isa: str, groups: int) -> None:
+def test_conv2d_over_4608_terms(path: str, groups: int) -> None:
     x, w = full(2, 512 * groups, 4, 4), full(9 * groups, 512, 3, 3)
     got = kernels.conv2d(x, w, (1, 1), (1, 1), groups)
     assert torch.equal(got, F.conv2d(x, w, groups=groups))
@@ -108,14 +91,14 @@ def test_conv2d_over_4608_terms(isa: str, groups: int) -> None:
         assert made.item() == total
 
 
-def test_views_are_read_correctly(isa: str) -> None:
+def test_views_are_read_correctly(path: str) -> None:
     big, w = full(7, 6, 9, 9), full(3, 4, 3, 3)
     for x in (big[1:6, 1:5, 2:8, 1:7], big[:5, :6].transpose(1, 2)[:, :4], full(1, 1, 6, 6).expand(3, 4, 6, 6)):
         assert torch.equal(kernels.conv2d(x, w, (2, 1), (1, 1), 1), F.conv2d(x.contiguous(), w, stride=(2, 1)))
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
-def test_threads_share_the_work(isa: str, threads: int) -> None:
+def test_threads_share_the_work(path: str, threads: int) -> None:
     """Enough products for several threads: cut along the places, along the outputs, and along the planes."""
     before = torch.get_num_threads()
     cases = [
@@ -139,7 +122,7 @@ def test_torchs_version_cuts_the_batch_without_a_trace(monkeypatch: pytest.Monke
     """Columns for one, one, two and all images at a time."""
     x, w = full(5, 4, 6, 6), full(3, 4, 3, 3)
     monkeypatch.setattr(products, "_COLUMN_BYTES", limit)
-    assert torch.equal(products.reference_conv2d(x, w, (1, 1), (1, 1), 1, (4, 4)), F.conv2d(x, w))
+    assert torch.equal(products.conv2d(x, w, (1, 1), (1, 1), 1, (4, 4)), F.conv2d(x, w))
 
 
 # Float64 limbs --------------------------------------------------------------------------------------------------------

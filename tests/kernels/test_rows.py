@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from hummingbird.kernels import dpf, native, rows
-from hummingbird.kernels.prf import PRFS
-from hummingbird.kernels.rows import WIDTHS, Table, reference_select, select_sum, select_xor
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.lookups import dpf, rows
+from hummingbird.kernels.lookups.dpf import PRFS
+from hummingbird.kernels.lookups.rows import WIDTHS, Table, select_sum, select_xor
+from hummingbird.kernels.reference.lookups.rows import select as select_rows
 from hummingbird.pir.dpf import generate
 
 PATHS = ("avx512+gfni", "avx512", "avx2+gfni", "avx2", "portable", "torch")
@@ -26,18 +28,18 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     torch.set_num_threads(1)
     request.addfinalizer(lambda: torch.set_num_threads(threads))
     if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
+        monkeypatch.setattr(library, "available", lambda: False)
         yield request.param
         return
-    assert native.available(), "run `python setup.py build_ext --inplace`"
+    assert library.available(), "run `python setup.py build_ext --inplace`"
     isa, _, gfni = request.param.partition("+")
-    before = native.isa(), rows.active().endswith("gfni")
-    if not native.set_isa(isa) or not rows.set_gfni(bool(gfni)):
-        native.set_isa(before[0])
+    before = library.isa(), library.xor_path().endswith("gfni")
+    if not library.set_isa(isa) or not library.set_gfni(bool(gfni)):
+        library.set_isa(before[0])
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
-    native.set_isa(before[0])
-    rows.set_gfni(before[1])
+    library.set_isa(before[0])
+    library.set_gfni(before[1])
 
 
 def randoms(*shape: int) -> Tensor:
@@ -73,7 +75,7 @@ def test_the_definition_by_pythons_integers(width: int) -> None:
     torch.manual_seed(0)
     data, bits = randoms(100, 24), randoms(3, 13)
     data[:50] = 255  # the largest words: sums wrap
-    assert torch.equal(reference_select(bits, data, width), python_select(bits, data, width))
+    assert torch.equal(select_rows(bits, data, width), python_select(bits, data, width))
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17, 100, 1023, 1024, 1025, 1040, 2049, 9001])
@@ -85,14 +87,14 @@ def test_odd_sizes(path: str, count: int) -> None:
         table = Table.prepare(data)
         for width in allowed(row_bytes):
             got = select(bits, table, width)
-            assert torch.equal(got, reference_select(bits, data, width)), (row_bytes, batch, width)
+            assert torch.equal(got, select_rows(bits, data, width)), (row_bytes, batch, width)
 
 
 def test_every_batch_up_to_70(path: str) -> None:
     data = randoms(1100, 40)
     table, bits = Table.prepare(data), randoms(70, 138)
     for width in (0, 16):
-        expected = reference_select(bits, data, width)
+        expected = select_rows(bits, data, width)
         for batch in range(1, 71):
             assert torch.equal(select(bits[:batch], table, width), expected[:batch]), (batch, width)
 
@@ -101,7 +103,7 @@ def test_a_batch_of_hundreds(path: str) -> None:
     data, bits = randoms(1500, 48), randoms(515, 188)
     table = Table.prepare(data)
     for width in (0, 64):
-        assert torch.equal(select(bits, table, width), reference_select(bits, data, width))
+        assert torch.equal(select(bits, table, width), select_rows(bits, data, width))
 
 
 def test_each_row_alone(path: str) -> None:
@@ -130,9 +132,9 @@ def test_views_are_read_correctly(path: str) -> None:
     wide, bits = randoms(200, 60), randoms(13, 9).t()
     one, other = wide[::2, 3:35], wide[1::2, 3:35]
     table = Table.prepare(one)
-    assert torch.equal(select_xor(bits, table), reference_select(bits, one, 0))
+    assert torch.equal(select_xor(bits, table), select_rows(bits, one, 0))
     table.update(torch.arange(100).expand(2, 100).t()[:, 1], other)
-    assert torch.equal(select_sum(bits, table, 32), reference_select(bits, other, 32))
+    assert torch.equal(select_sum(bits, table, 32), select_rows(bits, other, 32))
 
 
 # Writing --------------------------------------------------------------------------------------------------------------
@@ -148,33 +150,33 @@ def test_pieces_and_updates_make_the_same_table(path: str) -> None:
         pieces = list(zip(cuts, cuts[1:], strict=False))
         for start, end in pieces[1::2] + pieces[::2]:
             table.fill(start, data[start:end])
-        assert torch.equal(select_xor(bits, table), reference_select(bits, data, 0))
+        assert torch.equal(select_xor(bits, table), select_rows(bits, data, 0))
         index = torch.randint(0, count, (30,))
         changed = randoms(30, row_bytes)
         changed[:5] = data[index[:5]]
         table.update(index, changed)
         for i, row in zip(index.tolist(), changed, strict=True):
             data[i] = row
-        assert torch.equal(select_xor(bits, table), reference_select(bits, data, 0))
+        assert torch.equal(select_xor(bits, table), select_rows(bits, data, 0))
         table.fill(0, data.flip(0))  # over what was there
-        assert torch.equal(select_sum(bits, table, 8), reference_select(bits, data.flip(0), 8))
+        assert torch.equal(select_sum(bits, table, 8), select_rows(bits, data.flip(0), 8))
 
 
 def test_a_table_made_by_one_path_serves_all() -> None:
     """The layout is one; a table larger than the limit for large pages, too."""
     torch.manual_seed(0)
     data, bits = randoms(33_000, 130), randoms(5, 4125)
-    table, expected = Table.prepare(data), reference_select(bits, data, 0)
+    table, expected = Table.prepare(data), select_rows(bits, data, 0)
     assert table.nbytes == 33_008 * 136 > 4 << 20
-    before = native.isa()
+    before = library.isa()
     try:
-        for isa in native.ISAS:
-            if native.set_isa(isa):
+        for isa in library.ISAS:
+            if library.set_isa(isa):
                 assert torch.equal(select_xor(bits, table), expected), isa
                 again = Table.prepare(data)
-                assert torch.equal(again._store, table._store), isa
+                assert torch.equal(again._store._data, table._store._data), isa
     finally:
-        native.set_isa(before)
+        library.set_isa(before)
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------

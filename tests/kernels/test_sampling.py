@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import native
-from hummingbird.kernels.ntt import Ring, largest_primes
-from hummingbird.kernels.polynomials import pack, packed_bytes, unpack
-from hummingbird.kernels.roots import centred
-from hummingbird.kernels.sampling import ETA, noise, ternary, uniform
+from hummingbird.kernels.ciphertexts import (
+    ETA,
+    Ring,
+    largest_primes,
+    noise,
+    pack,
+    packed_bytes,
+    ternary,
+    uniform,
+    unpack,
+)
+from hummingbird.kernels.ciphertexts.roots import centred
+from hummingbird.kernels.cpu import library
 from hummingbird.prg import Stream, derive
 from tests.kernels.test_ntt import low_prime, ring_of, stream
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 
 # ---- sampling
 
@@ -50,11 +57,11 @@ def check_uniform() -> None:
 
 
 def test_uniform_is_by_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(library, "_library", None)
     check_uniform()
 
 
-def test_native_uniform_is_by_rejection(isa: str) -> None:  # noqa: F811
+def test_native_uniform_is_by_rejection(isa: str) -> None:
     check_uniform()
 
 
@@ -112,15 +119,15 @@ def check_noise() -> None:
 
 
 def test_noise_counts_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(library, "_library", None)
     check_noise()
 
 
-def test_native_noise_counts_bits(isa: str) -> None:  # noqa: F811
+def test_native_noise_counts_bits(isa: str) -> None:
     check_noise()
     extreme = torch.tensor([0, -1, (1 << 42) - 1, -(1 << 42)])
     out = torch.empty(4, dtype=torch.int32)
-    native.library().hb_noise(extreme.data_ptr(), 4, out.data_ptr())
+    library.handle().hb_noise(extreme.data_ptr(), 4, out.data_ptr())
     assert out.tolist() == [-ETA, ETA, ETA, -ETA]
 
 
@@ -194,11 +201,11 @@ def check_fuzzed_bytes() -> None:
 
 
 def test_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_library", None)
+    monkeypatch.setattr(library, "_library", None)
     check_pack()
     check_fuzzed_bytes()
 
 
-def test_native_packing(isa: str) -> None:  # noqa: F811
+def test_native_packing(isa: str) -> None:
     check_pack()
     check_fuzzed_bytes()

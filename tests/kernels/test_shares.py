@@ -7,14 +7,17 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
-from hummingbird.kernels import native, reference
+from hummingbird.kernels.cpu import library
+from hummingbird.kernels.cpu import shares as cpu
+from hummingbird.kernels.reference.shares import opening, packing
+from hummingbird.kernels.registry import best
 from hummingbird.prg import Stream, derive
 
 RING = 1 << 64
@@ -23,24 +26,13 @@ WINDOWS = [(0, 0), (64, 0), (0, 1), (63, 1), (13, 7), (3, 8), (20, 9), (5, 17), 
 SCALES = [(0, 0), (0, 1 << 62), (1, 1 << 62), (16, 1 << 62), (16, 2**63 - 1), (62, 12345)]
 
 
-@pytest.fixture(params=native.ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not native.available():
-        pytest.skip("the native library is not built")
-    before = native.isa()
-    if not native.set_isa(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.set_isa(before)
-
-
 def stream(*labels: str | int) -> Stream:
     return Stream(derive(bytes(16), "kernels", *labels))
 
 
 def select_arguments(n: int, source: Stream) -> dict[str, torch.Tensor]:
     names = ("opened", "bit", "mask_high", "mask_low", "bit_high", "bit_low")
-    choice = reference.pack_bits(source.bits(n))
+    choice = packing.pack_bits(source.bits(n))
     return {"choice": choice} | {name: source.words(n) for name in names}
 
 
@@ -79,12 +71,12 @@ def test_reference_bits_against_big_integers(n: int) -> None:
     x, bits = source.words(n), source.bits(n)
     for low, count in WINDOWS:
         expected = [slow_pack([(v % RING) >> (low + j) & 1 for v in x.tolist()]) for j in range(count)]
-        planes = reference.to_planes(x, low, count)
+        planes = packing.to_planes(x, low, count)
         assert planes.shape == (count, (n + 7) // 8) and planes.tolist() == expected
-    packed = reference.pack_bits(bits)
+    packed = packing.pack_bits(bits)
     assert packed.tolist() == slow_pack(bits.tolist())
-    assert reference.from_bits(packed, n).tolist() == bits.tolist()
-    assert reference.pack_bits(bits | 0xFE).equal(packed)  # only bit 0 is read
+    assert packing.from_bits(packed, n).tolist() == bits.tolist()
+    assert packing.pack_bits(bits | 0xFE).equal(packed)  # only bit 0 is read
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -92,10 +84,10 @@ def test_reference_bits_against_big_integers(n: int) -> None:
 def test_reference_select_against_big_integers(shift: int, offset: int, first: bool) -> None:
     arguments = select_arguments(67, stream("select", shift, offset % 1000, int(first)))
     arguments["opened"][:4] = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
-    y, z = reference.select(**arguments, shift=shift, first=first, offset=offset)
+    y, z = opening.select(**arguments, shift=shift, first=first, offset=offset)
     assert (y.tolist(), z.tolist()) == slow_select(arguments, shift, first, offset)
     three = (arguments[name] for name in ("opened", "mask_high", "mask_low"))
-    assert reference.rescale(*three, shift, first, offset).equal(z)
+    assert opening.rescale(*three, shift, first, offset).equal(z)
 
 
 def test_select_is_a_masked_relu() -> None:
@@ -134,9 +126,9 @@ def test_native_bits_equal_reference(isa: str, n: int) -> None:
     source = stream("native bits", n)
     x, bits = source.words(n), source.bits(n)
     for low, count in WINDOWS:
-        assert kernels.to_planes(x, low, count).equal(reference.to_planes(x, low, count))
+        assert kernels.to_planes(x, low, count).equal(packing.to_planes(x, low, count))
     packed = kernels.pack_bits(bits)
-    assert packed.equal(reference.pack_bits(bits))
+    assert packed.equal(packing.pack_bits(bits))
     assert kernels.pack_bits(bits | 0xFE).equal(packed)
     assert kernels.from_bits(packed, n).equal(bits.to(torch.int64))
     assert kernels.from_bits(~packed, n).equal(1 - bits.to(torch.int64))  # with the spare bits set
@@ -149,7 +141,7 @@ def test_native_select_equals_reference(isa: str, n: int) -> None:
     for shift, offset in SCALES:
         for first in (True, False):
             y, z = kernels.select(**arguments, shift=shift, first=first, offset=offset)
-            wanted_y, wanted_z = reference.select(**arguments, shift=shift, first=first, offset=offset)
+            wanted_y, wanted_z = opening.select(**arguments, shift=shift, first=first, offset=offset)
             assert y.equal(wanted_y) and z.equal(wanted_z)
             assert kernels.rescale(*three, shift, first, offset).equal(wanted_z)
 
@@ -157,9 +149,9 @@ def test_native_select_equals_reference(isa: str, n: int) -> None:
 def test_native_takes_unaligned_slices(isa: str) -> None:
     source = stream("slices")
     x, bits = source.words(300)[3:280], source.bits(300)[5:201]
-    assert native.usable(x, bits)
-    assert kernels.to_planes(x, 9, 11).equal(reference.to_planes(x, 9, 11))
-    assert kernels.pack_bits(bits).equal(reference.pack_bits(bits))
+    assert best(kernels.to_planes, x) is cpu.to_planes and best(kernels.pack_bits, bits) is cpu.pack_bits
+    assert kernels.to_planes(x, 9, 11).equal(packing.to_planes(x, 9, 11))
+    assert kernels.pack_bits(bits).equal(packing.pack_bits(bits))
 
 
 def test_every_bit_of_every_input_counts(isa: str) -> None:
@@ -169,7 +161,7 @@ def test_every_bit_of_every_input_counts(isa: str) -> None:
     constants = {"shift": 0, "first": True, "offset": 1 << 62}
     planes, packed = kernels.to_planes(x, 0, 64), kernels.pack_bits(bits)
     y, _ = kernels.select(**arguments, **constants)
-    choice = reference.from_bits(arguments["choice"], n)
+    choice = packing.from_bits(arguments["choice"], n)
     for i in range(n):
         flipped = x.clone()
         flipped[i] ^= 1 << (i % 63)
@@ -190,15 +182,15 @@ def test_every_bit_of_every_input_counts(isa: str) -> None:
 
 def test_strided_tensors_run_the_reference() -> None:
     x = stream("strided").words(128)
-    assert not native.usable(x[::2])
+    assert best(kernels.to_planes, x[::2]) is packing.to_planes
     assert kernels.to_planes(x[::2], 3, 9).equal(kernels.to_planes(x[::2].contiguous(), 3, 9))
 
 
 def test_library_is_built_where_a_compiler_is() -> None:
     if os.environ.get("HUMMINGBIRD_KERNELS") == "torch" or not (shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("the native library is not wanted, or cannot be built")
-    assert native.available(), "run `python setup.py build_ext --inplace`"
-    assert kernels.active() in native.ISAS
+    assert library.available(), "run `python setup.py build_ext --inplace`"
+    assert kernels.active() in library.ISAS
 
 
 @pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("fast", "EnvironmentProblem")])
@@ -211,11 +203,11 @@ def test_environment_variable(value: str, expected: str) -> None:
 
 
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not native.available():
+    if not library.available():
         pytest.skip("the native library is not built")
-    monkeypatch.setattr(native, "_ABI", -1)
+    monkeypatch.setattr(library, "_ABI", -1)
     with pytest.warns(RuntimeWarning, match="another version"):
-        assert native._load() is None
+        assert library._load() is None
 
 
 # ---- errors

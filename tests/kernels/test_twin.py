@@ -12,12 +12,15 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
-from hummingbird.kernels import Cut, native
-from hummingbird.kernels.twin import drawn, reference_twin_relu, word
+from hummingbird.kernels import Cut
+from hummingbird.kernels.cpu import twin as cpu
+from hummingbird.kernels.reference import twin as reference
+from hummingbird.kernels.reference.twin import drawn
+from hummingbird.kernels.registry import best
+from hummingbird.kernels.twin import word
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.protocols.masked import MaskedLaw
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
 
 FALSE_ALARM = 1e-9  # of one statistical check; there are below 100 in this file
 SIZES = [0, 1, 7, 1023, 1025, 5000]
@@ -110,7 +113,7 @@ def test_the_reference_decides_as_the_law_of_integers(k: int, m: int) -> None:
         u = drawn(len(v), key, m, law.draws, v.device)
         # gmw subtracts: the kernel adds what is lacking from the largest sum.
         bit, z = law.decide(law.ring(v), u if isinstance(law, MaskedLaw) else law.draws * ((1 << m) - 1) - u)
-        y, whole = reference_twin_relu(v, key, cut, True)
+        y, whole = reference.twin_relu(v, key, cut, True)
         assert whole is not None
         exact = v.double() + (z - law.ring(v)).double() * UNIT
         assert torch.equal(whole, exact.float()), law
@@ -140,32 +143,26 @@ def test_what_is_not_finite_stays_so() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("k", "m"), WINDOWS)
-def test_native_is_the_reference(isa: str, k: int, m: int, dtype: torch.dtype) -> None:  # noqa: F811
+def test_native_is_the_reference(isa: str, k: int, m: int, dtype: torch.dtype) -> None:
     for law in laws(k, m):
         for n in SIZES:
             v = values(n, k, dtype)
             if n > 1000:
                 v[500:504] = torch.tensor([float("nan"), float("inf"), -3e38, 1e-40], dtype=dtype)
             for both in (False, True):
-                ours, theirs = (run(v, 2**64 - n, law.cut, both) for run in (native.twin_relu, reference_twin_relu))
+                ours, theirs = (run(v, 2**64 - n, law.cut, both) for run in (cpu.twin_relu, reference.twin_relu))
                 assert all(same(a, b) for a, b in zip(ours, theirs, strict=True)), (law, n, both)
 
 
-def test_native_runs_where_it_can(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    used: list[torch.dtype] = []
-    run = native.twin_relu
-
-    def noted(v: Tensor, *rest: Any) -> Any:
-        used.append(v.dtype)
-        return run(v, *rest)
-
-    monkeypatch.setattr(native, "twin_relu", noted)
-    cut, v = MaskedLaw(20, 12, 2).cut, torch.randn(64)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        kernels.twin_relu(v.to(dtype), 0, cut)
-    assert used == [torch.float32, torch.bfloat16]
+def test_native_runs_where_it_can(isa: str) -> None:
+    v = torch.randn(64)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert best(kernels.twin_relu, v.to(dtype)) is cpu.twin_relu
+    for dtype in (torch.float16, torch.float64):
+        assert best(kernels.twin_relu, v.to(dtype)) is reference.twin_relu
+    assert best(kernels.twin_relu, v[::2]) is reference.twin_relu  # a strided one is not for C++
+    cut = MaskedLaw(20, 12, 2).cut
     assert same(kernels.twin_relu(v[::2], 5, cut)[0], kernels.twin_relu(v[::2].contiguous(), 5, cut)[0])
-    assert len(used) == 3  # a strided one is not for C++
 
 
 @pytest.mark.gpu

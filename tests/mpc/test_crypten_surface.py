@@ -18,7 +18,7 @@ import hummingbird
 from hummingbird import cost, ring
 from hummingbird.errors import DealerError, EnvironmentProblem
 from hummingbird.mpc import _crypten, division
-from hummingbird.mpc.correlations import Request, check, quotients
+from hummingbird.mpc.correlations.truncation import Division, quotients
 from hummingbird.ring import SCALE
 from tests.support.parties import channels, compute, share, succeed, together
 from tests.support.paths import ROOT
@@ -152,7 +152,7 @@ def test_quotients_of_all_words() -> None:
 @pytest.mark.parametrize("divisor", [0, -1, (1 << 28) + 1, 1.5, "3"])
 def test_a_dealer_refuses_other_divisors(divisor: Any) -> None:
     with pytest.raises(DealerError, match="divide"):
-        check(Request("divide", {"count": 4, "divisor": divisor}))
+        Division(4, divisor)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from hummingbird import kernels, prg
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.kernels import products
+from hummingbird.kernels.reference.shares import products
 from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of

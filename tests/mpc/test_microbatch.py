@@ -17,10 +17,11 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
-from hummingbird.mpc import correlations, microbatch
+from hummingbird.mpc import microbatch, splines
 from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.bits import PrivateAnd
+from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.protocols import comparison as compare
 from hummingbird.wire import meter, turns
 from hummingbird.wire.channel import Channel
@@ -126,7 +127,8 @@ def test_a_layer_counts_all_values_that_it_works_on(
     (step,) = [step for step in private.costs((1, *SHAPE), 1) if step.op not in ("input", "output", "rescale")]
     (mine,) = [part.layer for part in private.plan if part.name == step.name]
     values = 3 * 6 * 6
-    knots = mine.exp(3).comparisons if isinstance(layer, nn.Softmax) else getattr(mine, "comparisons", 1)
+    curve = splines.exponential(3) if isinstance(layer, nn.Softmax) else getattr(mine, "curve", None)
+    knots = 1 if curve is None else len(curve.knots)
     assert step.breadth == values * (knots if times is None else times)
     assert times is not None or knots > 4
     monkeypatch.setattr(microbatch, "SLICE_BYTES", 2 * step.breadth * microbatch.ELEMENT_BYTES)
@@ -171,12 +173,10 @@ def test_one_image_with_more_comparisons_than_fit_is_compared_in_parts(
 def test_the_largest_part_is_within_the_limit_of_a_request() -> None:
     for window in (BitWindow(8, 0), BitWindow(20, 12), BitWindow(64, 0)):
         for protocol in ("masked", "gmw"):
-            params = {"k": window.k, "m": window.m, "ring": 64, "count": compare.AT_ONCE}
             if protocol == "masked":
-                correlations.check(Request("masked", {**params, "tables": cost.tables(window.w)}))
+                MaskedOpening(compare.AT_ONCE, window.k, window.m, cost.tables(window.w), ring=64)
             else:
-                planes = {"planes": window.w, "count": compare.AT_ONCE}
-                correlations.check(Request("and_private", planes))
+                PrivateAnd(window.w, compare.AT_ONCE)
 
 
 # Turns --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird import ring
 from hummingbird.bits import BitWindow
-from hummingbird.convert import convert_model, register_converter, validate_model
+from hummingbird.convert import build, convert_model, register_converter, validate_model
 from hummingbird.cost import Cost
 from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.mpc import session as sessions
@@ -41,12 +41,23 @@ def test_qualified_names_repr_and_comparing_layers(alone: sessions.Session) -> N
     assert "window [24:0), 24 bits" in text and "private to party 0" in text
 
 
+def test_a_net_is_set_up_by_its_first_call_and_never_runs_without(alone: sessions.Session) -> None:
+    x = hummingbird.cryptensor(torch.randn(2, 4))
+    for weights in ("public", 0):
+        private = build(nn.Linear(4, 3).eval(), weights=weights)  # as `convert_model` before `init`
+        with pytest.raises(InputError, match="not set up in this session") as caught:
+            private.forward(x)
+        assert "set_up()" in caught.value.hint
+        called = private(x).get_plain_text()
+        assert float((private.forward(x).get_plain_text() - called).abs().max()) < 2 * UNIT
+
+
 class Awkward(nn.Module):
     """Modules whose names the private net uses itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.plan, self.costs, self.prepare, self.comparing_layers = (
+        self.plan, self.costs, self.set_up, self.comparing_layers = (
             nn.Linear(4, 4),
             nn.ReLU(),
             nn.Linear(4, 3),
@@ -54,13 +65,13 @@ class Awkward(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.comparing_layers(self.prepare(self.costs(self.plan(x))))
+        return self.comparing_layers(self.set_up(self.costs(self.plan(x))))
 
 
 def test_names_that_the_private_net_uses_itself(alone: sessions.Session) -> None:
     net, x = Awkward(), torch.randn(5, 4)
     private = convert_model(net, SMALL)
-    assert {"plan", "costs", "prepare", "comparing_layers"} <= set(dict(private.named_modules()))
+    assert {"plan", "costs", "set_up", "comparing_layers"} <= set(dict(private.named_modules()))
     with torch.no_grad():
         error = float((private(hummingbird.cryptensor(x)).get_plain_text() - net(x)).abs().max())
     assert error < 2 * 4 * 4 * UNIT

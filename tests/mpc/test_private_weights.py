@@ -18,15 +18,17 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import DealerError
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.correlations import Request, check, corrections, expand
+from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
+from hummingbird.mpc.correlations.registry import from_json
+from hummingbird.mpc.correlations.request import corrections, expand
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
 from tests.support.correlation_checks import take_and_check
 from tests.support.parties import succeed
 
-CONV = {"size0": [2, 2, 4, 3], "size1": [3, 2, 3, 3], "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}, "key": 3}
-MUL = {"size0": [2, 5, 3, 3], "size1": [5, 1, 1], "op": "mul", "kwargs": {}, "key": 8}
+CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}, "key": 3}
+MUL = {"size0": (2, 5, 3, 3), "size1": (5, 1, 1), "op": "mul", "kwargs": {}, "key": 8}
 
 
 def dealers(parties: int) -> list[LocalDealer]:
@@ -39,23 +41,25 @@ def dealers(parties: int) -> list[LocalDealer]:
 # Correlations ---------------------------------------------------------------------------------------------------------
 
 
-def verify(takers: list[Any], params: dict[str, Any]) -> None:
-    """c = op(a, b) with the b of "fixed", twice, with fresh a and fresh shares of c."""
-    fixed = Request("fixed", {"shape": params["size1"], "key": params["key"]})
-    shares = [taker.take(fixed) for taker in takers]
-    assert all(len(part) == 1 for part in shares)
-    b = sum(part[0] for part in shares)
-    seen = []
+def verify(dealers: list[Any], params: dict[str, Any]) -> list[int]:
+    """c = op(a, b) with the b of `FixedMask`, twice, with fresh a and fresh shares of c; each party's offline bits."""
+    fixed = FixedMask(params["size1"], params["key"])
+    masks = [dealer.correlation(fixed) for dealer in dealers]
+    assert all(list(material.shares) == ["mask"] for material in masks)
+    b = sum(material.shares["mask"] for material in masks)
+    seen, bits = [], [material.offline_bits for material in masks]
     for _ in range(2):
-        parts = [taker.take(Request("linear", params)) for taker in takers]
-        assert all(len(part) == 2 for part in parts), "b is not handed out again"
-        a, c = (sum(column) for column in zip(*parts, strict=True))
+        parts = [dealer.correlation(FixedTriple(**params)) for dealer in dealers]
+        assert all(list(part.shares) == ["a", "c"] for part in parts), "b is not handed out again"
+        a, c = (sum(part.shares[name] for part in parts) for name in ("a", "c"))
         assert torch.equal(c, ring.bilinear(params["op"], a, b, **params["kwargs"]))
-        seen += [a, *(part[1] for part in parts)]
+        seen += [a, *(part.shares["c"] for part in parts)]
+        bits = [before + part.offline_bits for before, part in zip(bits, parts, strict=True)]
     half = len(seen) // 2
     assert not any(bool((x == y).any()) for x, y in zip(seen[:half], seen[half:], strict=True))
-    again = [taker.take(fixed) for taker in takers]
-    assert all(torch.equal(x[0], y[0]) for x, y in zip(shares, again, strict=True))
+    again = [dealer.correlation(fixed) for dealer in dealers]
+    assert all(torch.equal(x.shares["mask"], y.shares["mask"]) for x, y in zip(masks, again, strict=True))
+    return bits
 
 
 @pytest.mark.parametrize("parties", [1, 2, 3])
@@ -68,9 +72,8 @@ def test_products_with_a_fixed_mask(parties: int, params: dict[str, Any]) -> Non
 def test_products_with_a_fixed_mask_from_a_dealer_process(process: str, parties: int) -> None:
     session = os.urandom(16)
     clients = [DealerClient(process, session=session, rank=rank, parties=parties) for rank in range(parties)]
-    verify(clients, CONV)
-    out = 2 * 3 * 2 * 2
-    assert clients[0].offline_bits == 2 * 64 * out, "64 bits for every element of the result, nothing for the mask"
+    bits, out = verify(clients, CONV), 2 * 3 * 2 * 2
+    assert bits[0] == 2 * 64 * out, "64 bits for every element of the result, nothing for the mask"
     for client in clients:
         client.close()
 
@@ -91,46 +94,46 @@ def test_parties_on_gpus_share_what_chacha20_expands(process: str) -> None:
 
 def test_masks_of_different_keys_and_seeds_are_unrelated() -> None:
     seeds = [os.urandom(16) for _ in range(2)]
-    masks = [expand(Request("fixed", {"shape": [500], "key": key}), 0, seed, 0)[0] for seed in seeds for key in (0, 1)]
-    fresh = expand(Request("linear", {**MUL, "size0": [500], "size1": [500], "key": 0}), 0, seeds[0], 0)[0]
+    masks = [expand(FixedMask((500,), key), 0, seed, 0)["mask"] for seed in seeds for key in (0, 1)]
+    fresh = expand(FixedTriple((500,), (500,), "mul", {}, 0), 0, seeds[0], 0)["a"]
     for number, mask in enumerate([*masks, fresh]):
         assert not any(bool((mask == other).any()) for other in [*masks, fresh][number + 1 :])
 
 
 def test_the_index_of_a_request_does_not_matter_for_the_mask() -> None:
-    request, seed = Request("fixed", {"shape": [9], "key": 4}), os.urandom(16)
-    assert torch.equal(expand(request, 0, seed, 1)[0], expand(request, 77, seed, 1)[0])
+    request, seed = FixedMask((9,), 4), os.urandom(16)
+    assert torch.equal(expand(request, 0, seed, 1)["mask"], expand(request, 77, seed, 1)["mask"])
     assert corrections(request, 0, [seed, seed]) == []
 
 
 @pytest.mark.parametrize(
-    "request_",
+    "kind, params",
     [
-        Request("fixed", {"shape": [3]}),
-        Request("fixed", {"shape": [3], "key": -1}),
-        Request("fixed", {"shape": [3], "key": "0"}),
-        Request("fixed", {"shape": [3], "key": [0]}),
-        Request("fixed", {"shape": [3], "key": True}),
-        Request("fixed", {"shape": [3], "key": None}),
-        Request("fixed", {"shape": [1 << 15, 1 << 15], "key": 0}),
-        Request("linear", {**CONV, "key": [1]}),
-        Request("linear", {**CONV, "op": "__class__"}),
-        Request("linear", {**CONV, "op": ["mul"]}),
-        Request("linear", {**CONV, "kwargs": {"out": 1}}),
-        Request("linear", {**CONV, "size1": [3, 5, 3, 3]}),
-        Request("linear", {key: value for key, value in CONV.items() if key != "key"}),
-        Request("linear", {**CONV, "more": 1}),
+        ("fixed", {"shape": [3]}),
+        ("fixed", {"shape": [3], "key": -1}),
+        ("fixed", {"shape": [3], "key": "0"}),
+        ("fixed", {"shape": [3], "key": [0]}),
+        ("fixed", {"shape": [3], "key": True}),
+        ("fixed", {"shape": [3], "key": None}),
+        ("fixed", {"shape": [1 << 15, 1 << 15], "key": 0}),
+        ("linear", {**CONV, "key": [1]}),
+        ("linear", {**CONV, "op": "__class__"}),
+        ("linear", {**CONV, "op": ["mul"]}),
+        ("linear", {**CONV, "kwargs": {"out": 1}}),
+        ("linear", {**CONV, "size1": [3, 5, 3, 3]}),
+        ("linear", {key: value for key, value in CONV.items() if key != "key"}),
+        ("linear", {**CONV, "more": 1}),
     ],
     ids=str,
 )
-def test_malformed_requests_are_refused(request_: Request) -> None:
+def test_malformed_requests_are_refused(kind: str, params: dict[str, Any]) -> None:
     with pytest.raises(DealerError):
-        check(request_)
+        from_json(json.loads(json.dumps({"kind": kind, "params": params})))
 
 
 def test_good_requests_pass_the_check() -> None:
-    check(Request("fixed", {"shape": [3], "key": 0}))
-    check(Request("linear", CONV))
+    assert from_json({"kind": "fixed", "params": {"shape": [3], "key": 0}}) == FixedMask((3,), 0)
+    assert from_json(json.loads(json.dumps({"kind": "linear", "params": CONV}))) == FixedTriple(**CONV)
 
 
 # A net ----------------------------------------------------------------------------------------------------------------
@@ -211,7 +214,7 @@ def test_a_product_of_every_kind(alone: sessions.Session) -> None:
         expected = ring.bilinear(op, x, code.view(view or right), **options)
         for _ in range(2):
             before = x.clone()
-            assert torch.equal(weight.product(op, x, options, view), expected), op
+            assert torch.equal(weight.product(alone, op, x, options, view), expected), op
             assert torch.equal(x, before)
 
 

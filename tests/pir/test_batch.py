@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.batching import access_stats, batch_code
 from hummingbird.pir.batching.batch_code import Assignment, BatchCode
 from hummingbird.pir.batching.cost_model import Speed, blocks, pareto, price

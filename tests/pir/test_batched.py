@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from hummingbird.errors import AgreementError, ConfigError, InputError
 from hummingbird.pir.batching import access_stats
 from hummingbird.pir.batching.batch_code import BatchCode
-from hummingbird.pir.batching.bucket_server import BatchedEmbedding, plan_servers
 from hummingbird.pir.batching.cost_model import price
+from hummingbird.pir.batching.embedding import BatchedEmbedding
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
 from hummingbird.pir.messages import pack_query
+from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server
 from hummingbird.pir.serving.service import Service
 from models.recommender import Recommender

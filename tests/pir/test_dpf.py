@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf as kernel
-from hummingbird.kernels.dpf import expand, key_bytes, leaves_of
-from hummingbird.kernels.prf import PRFS
+from hummingbird.kernels.lookups import dpf as kernel
+from hummingbird.kernels.lookups.dpf import PRFS, expand, key_bytes, leaves_of
 from hummingbird.pir import dpf
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import isa  # noqa: F401 - a fixture
+from tests.kernels.conftest import isa  # noqa: F401 - a fixture
 
 FALSE_ALARM = 1e-6  # of one test below; seeds are fixed, so that a pass stays one
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from hummingbird.errors import InputError
+from hummingbird.kernels import registry
+from hummingbird.kernels.lookups.rows import Store
 from hummingbird.pir import Server, Source, local_servers
 from hummingbird.pir.serving.server import open_server
 from tests.kernels.test_triton_dpf import run
@@ -17,19 +19,21 @@ from tests.kernels.test_triton_dpf import run
 PROGRAM = """
 import pytest, sys, tempfile, threading, torch
 from hummingbird.errors import InputError, PeerError
-from hummingbird.kernels import dpf, gpu_rows, rows, triton_dpf
+from hummingbird.kernels.gpu import lookups as gpu
+from hummingbird.kernels.lookups import dpf, rows
 from hummingbird.pir import Client, Owner, PrivateEmbedding, Server, Service, Source, local_servers
 from hummingbird.prg import Stream
 
 device, source = torch.device(sys.argv[1]), Stream(bytes(16))
 interpreted = device.type == "cpu"
 if interpreted:
-    rows.table_on = lambda _, size, row_bytes: gpu_rows.GpuTable(size, row_bytes, device)
-gpu_rows._MOST_BITS = 3 * 128
+    store_on = rows._store_on
+    rows._store_on = lambda name, *shape: gpu.SignedRows(*shape, device) if name == "cuda" else store_on(name, *shape)
+gpu._MOST_BITS = 3 * 128
 
 size, row_bytes = 1500, 24
 data = source.bytes(size * row_bytes).view(size, row_bytes)
-here, there = rows.Table.prepare(data), rows.table_on("cuda", size, row_bytes)
+here, there = rows.Table.prepare(data), rows.Table(size, row_bytes, "cuda")
 there.fill(0, data[:1001])
 there.fill(1001, data[1001:])
 index, new = torch.tensor([7, 1499, 7]), source.bytes(3 * row_bytes).view(3, row_bytes)
@@ -38,14 +42,14 @@ there.update(index, new)
 keys = torch.cat(dpf.generate(torch.tensor([0, 1499]), size, "chacha12", source.bytes)[:2])
 assert torch.equal(there.answer_sum(keys, 32), here.answer_sum(keys, 32))
 if interpreted:  # ChaCha takes seconds there, and was interpreted just now; one interpreter serves all threads
-    triton_dpf.expand = lambda keys, first, leaves, device: dpf.expand(keys, first, leaves)
-    select_sum, alone = triton_dpf.select_sum, threading.Lock()
+    gpu.expand = lambda keys, first, leaves, device: dpf.expand(keys, first, leaves)
+    select_sum, alone = gpu.select_sum, threading.Lock()
 
     def one_at_a_time(*arguments):
         with alone:
             return select_sum(*arguments)
 
-    triton_dpf.select_sum = one_at_a_time
+    gpu.select_sum = one_at_a_time
 for width in rows.WIDTHS:
     for batch in (keys, keys[:1]):
         assert torch.equal(there.answer_sum(batch, width), here.answer_sum(batch, width)), width
@@ -123,8 +127,9 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         Server(table, 0, device="tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "hummingbird.kernels.gpu_rows", raising=False)
-    monkeypatch.delitem(sys.modules, "hummingbird.kernels.triton_dpf", raising=False)
+    for name in ("chacha20", "dpf", "lookups", "rows"):
+        monkeypatch.delitem(sys.modules, f"hummingbird.kernels.gpu.{name}", raising=False)
+    monkeypatch.delitem(registry._KERNELS, (Store, "gpu"), raising=False)
     with pytest.raises(InputError, match="Triton cannot be imported"):
         Server(table, 0, device="cuda")
     Source.of(table).save(tmp_path / "t.safetensors")

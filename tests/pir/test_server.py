@@ -14,7 +14,7 @@ import torch
 
 from hummingbird import pir, ring
 from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError, PeerError, TrustError
-from hummingbird.kernels.dpf import key_bytes
+from hummingbird.kernels.lookups.dpf import key_bytes
 from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir.messages import (
     Description,

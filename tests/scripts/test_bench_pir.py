@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError
-from hummingbird.kernels import native, rows
+from hummingbird.kernels.cpu import library
 from hummingbird.pir.dpf import generate
 from scripts import bench_pir
 from scripts.bench_pir import EXPANSION_MARKS, LONE_QUERY, MARKS, MILLION, PLAN, Setting, build, check, main, on_path
@@ -18,13 +18,13 @@ SMALL = ["--rows", "3000", "--row-bytes", "8", "--repeats", "1"]
 
 
 def test_a_row_for_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threads, file, before = torch.get_num_threads(), tmp_path / "rows.json", rows.active()
+    threads, file, before = torch.get_num_threads(), tmp_path / "rows.json", library.xor_path()
     words = ["--batch", "1", "9", "--prf", "aes", "chacha12", "--decoders", "xor", "sum64", "--paths", "portable"]
     try:
         assert main([*SMALL, *words, "--json", str(file)]) == 0
     finally:
         torch.set_num_threads(threads)
-    assert rows.active() == before
+    assert library.xor_path() == before
     result = json.loads(file.read_text())
     table, *answers = result
     assert table["kind"] == "table" and table["rows"] == 3000 and table["read_gigabytes_per_second"] > 0
@@ -75,8 +75,8 @@ def test_a_wrong_answer_ends_the_run() -> None:
 def test_a_path_that_is_not_there_is_said_and_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, threads = native.set_isa, torch.get_num_threads()
-    monkeypatch.setattr(native, "set_isa", lambda name: name != "avx2" and before(name))
+    before, threads = library.set_isa, torch.get_num_threads()
+    monkeypatch.setattr(library, "set_isa", lambda name: name != "avx2" and before(name))
     with pytest.raises(EnvironmentProblem, match="no avx2"), on_path("avx2"):
         pass
     assert main([*SMALL, "--paths", "avx2"]) == 1 and "this machine has no avx2" in capsys.readouterr().err

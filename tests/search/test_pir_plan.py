@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
-from hummingbird.pir.batching.bucket_server import plan_servers
 from hummingbird.pir.batching.cost_model import Speed, price
+from hummingbird.pir.serving.bucket_server import plan_servers
 from search import pir_plan, pir_speed, pir_timed
 from search.pir_apps import Application
 from search.pir_grid import Profile, Recipe, found, recipes, share_dropped

@@ -6,7 +6,11 @@ import torch
 
 from hummingbird import cost
 from hummingbird.cost import packed
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
+from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.correlations.products import SquarePair, Triple
+from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
 M64 = (1 << 64) - 1
 
@@ -159,32 +163,43 @@ def check_divide(parts, *, count, divisor):
     assert [signed(x) for x in arithmetic] == [signed(x) // divisor for x in a]
 
 
-CONV = {"size0": [2, 2, 4, 3], "size1": [3, 2, 3, 3], "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
+CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
 
 
 CASES = [
-    (Request("additive", {"size0": [3, 4], "size1": [4, 5], "op": "matmul", "kwargs": {}}), check_additive),
-    (Request("additive", {"size0": [17], "size1": [17], "op": "mul", "kwargs": {}}), check_additive),
-    (Request("additive", CONV), check_additive),
-    (Request("square", {"shape": [3, 5]}), check_square),
-    (Request("binary", {"size0": [2, 3, 4], "size1": [3, 4]}), check_binary),
-    (Request("b2a", {"shape": [40]}), check_b2a),
-    (Request("wraps", {"shape": [200]}), check_wraps),
-    (Request("and_private", {"planes": 2, "count": COUNT}), check_and_private),
-    (Request("and", {"planes": 3, "count": COUNT}), check_and),
-    (Request("and_pair", {"planes": 3, "second": 2, "count": COUNT}), check_and_pair),
-    (Request("and_pair", {"planes": 3, "second": 3, "count": COUNT}), check_and_pair),
-    (Request("masked", {"count": COUNT, "k": 20, "m": 12, "tables": 1, "ring": 36}), check_masked),
-    (Request("masked", {"count": COUNT, "k": 12, "m": 1, "tables": 3, "ring": 64}), check_masked),
-    (Request("select", {"count": COUNT, "shift": 0}), check_select),
-    (Request("select", {"count": COUNT, "shift": 16}), check_select),
-    (Request("truncate", {"count": COUNT, "shift": 9}), check_truncate),
-    (Request("divide", {"count": COUNT, "divisor": 12_345}), check_divide),
+    (Triple((3, 4), (4, 5), "matmul", {}), check_additive),
+    (Triple((17,), (17,), "mul", {}), check_additive),
+    (Triple(**CONV), check_additive),
+    (SquarePair((3, 5)), check_square),
+    (WordTriple((2, 3, 4), (3, 4)), check_binary),
+    (SharedBit((40,)), check_b2a),
+    (Wraps((200,)), check_wraps),
+    (PrivateAnd(planes=2, count=COUNT), check_and_private),
+    (And(planes=3, count=COUNT), check_and),
+    (AndPair(planes=3, second=2, count=COUNT), check_and_pair),
+    (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
+    (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
+    (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
+    (Selection(COUNT, shift=0), check_select),
+    (Selection(COUNT, shift=16), check_select),
+    (Truncation(COUNT, shift=9), check_truncate),
+    (Division(COUNT, divisor=12_345), check_divide),
 ]
 
 
-def take_and_check(takers, cases=CASES):
+def columns(request, materials):
+    """Every party's share of each field, field by field, in the order of the request's fields."""
+    assert all(list(material.shares) == list(request.parts) for material in materials)
+    return [[material.shares[name] for material in materials] for name in request.parts]
+
+
+def take_and_check(dealers, cases=CASES):
+    """All parties' material for every case, which must be right; what each party was handed."""
+    taken = []
     for request, verify in cases:
-        parts = list(zip(*(taker.take(request) for taker in takers), strict=True))
+        materials = [dealer.correlation(request) for dealer in dealers]
+        parts = columns(request, materials)
         assert len(parts) == len(request.free) + len(request.derived)
         verify(parts, **request.params)
+        taken.append(materials)
+    return [list(of_party) for of_party in zip(*taken, strict=True)]

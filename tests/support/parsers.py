@@ -26,17 +26,18 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.checkpoint import load_checkpoint
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc import rendezvous
-from hummingbird.mpc.correlations import Request, check, corrections, layout
+from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.correlations.request import corrections, layout
 from hummingbird.mpc.dealer import folder, ledger
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
 from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir import messages as pir
-from hummingbird.pir.auditing import audit
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import Identity, Statement, public_key
+from hummingbird.pir.serving.auditing import audit
 from hummingbird.pir.serving.command import _key
 from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION
@@ -134,13 +135,12 @@ def dealers() -> dict[str, Parser]:
     join, leave, correct = (lambda data, n=n: methods[n](data, context) for n in ("Join", "Leave", "Correct"))
     session = {"session": "00" * 16, "token": "11" * 16}
     first = {"session": "00" * 16, "rank": 0, "parties": PARTIES, "version": VERSION, "cipher": "aes-128-ctr"}
-    items = [{"kind": request.kind, "params": request.params} for request, _ in CASES]
+    items = [request.to_json() for request, _ in CASES]
     asked = [json.dumps({**session, "first": 0, "wait": 1.5, "requests": [item]}).encode() for item in items]
 
     def requests(data: bytes) -> None:
         message = _Message(data)
-        for request in message.requests():
-            check(request)
+        message.requests()
         message.integer("first", 0, 1 << 62), message.seconds("wait"), message.hex("token", 16)
 
     def answer(data: bytes) -> object:
@@ -151,7 +151,7 @@ def dealers() -> dict[str, Parser]:
             patch.setattr(service, "call", lambda *_, **__: data)
             return client._join()
 
-    request = Request("masked", {"count": 9, "k": 12, "m": 2, "tables": 2, "ring": 64})
+    request = MaskedOpening(9, k=12, m=2, tables=2, ring=64)
     frame = pack_tensors(corrections(request, 0, [bytes(16), bytes(range(16))]))
     assert len(layout(request)) == 6
 

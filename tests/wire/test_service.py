@@ -27,8 +27,8 @@ def test_local_stand_in():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         alone = LocalDealer(0, 1, [os.urandom(16)])
-    take_and_check([alone])
-    assert alone.offline_bits == sum(request.correction_bits for request, _ in CASES)
+    (taken,) = take_and_check([alone])
+    assert [material.offline_bits for material in taken] == [request.correction_bits for request, _ in CASES]
     with pytest.raises(InputError):
         LocalDealer(2, 2, [bytes(16), bytes(16)])
 

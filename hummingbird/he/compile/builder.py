@@ -1,4 +1,4 @@
-"""What both builders of plans share: errors from step to step, lines of the report, weights as whole numbers.
+"""Common parts of both builders of plans: errors from step to step, lines of the report, weights as whole numbers.
 
 An error is a root mean square, as are the values it is compared with (magnitudes.py). A step passes on those of its
 inputs by its gains; the builders add what encryption makes.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -20,32 +19,15 @@ from hummingbird.graph.steps import refs
 from hummingbird.he.compile.im2col import Map
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import CLIENT, FREE, Placement
-from hummingbird.he.runtime.client_spec import REMOTE
 from hummingbird.he.runtime.operations import Linear, Operation
 from hummingbird.he.runtime.program import Line
+from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import noise
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring
 
 EXACT = 1 << 53
 _MOST_PARTS = 1 << 10
 _FACTOR_BITS = 20  # of whole factors that bring values to one unit
-
-
-@dataclass(frozen=True, eq=False)
-class Located:
-    """Where the ciphertexts of a value are: positions in a register, int64 of the value's shape, -1 for zero.
-
-    The value is an integer times unit; in a client-aided turn also times 2^-s, for the client's scale s.
-    """
-
-    register: int
-    index: Tensor
-    unit: Fraction
-
-    def is_whole(self, count: int) -> bool:
-        """Whether the value is all of its register of `count` ciphertexts, in order."""
-        flat = self.index.reshape(-1)
-        return flat.numel() == count and bool((flat == torch.arange(count)).all())
 
 
 class Builder:
@@ -57,7 +39,7 @@ class Builder:
         self.lines: dict[int, Line] = {}
 
     def size(self, index: int) -> Magnitude:
-        """Of a step's value."""
+        """The magnitude of a step's value."""
         found = self.sizes[index]
         assert found is not None, self.steps[index]
         return found
@@ -74,7 +56,7 @@ class Builder:
         return math.sqrt(sum((gain * self.error(i)) ** 2 for i, gain in found.gains.items()))
 
     def error(self, index: int) -> float:
-        """Of a step's value; one that nobody computes by itself, as it only reshapes, has that of its inputs."""
+        """The error of a step's value; where nobody computes it, as it only reshapes, that of its inputs."""
         if index not in self.errors:
             self._note(index, self.passed_on(index), FREE, self.placement.places[index].turn)
         return self.errors[index]

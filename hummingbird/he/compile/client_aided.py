@@ -23,12 +23,13 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError
-from hummingbird.he.compile.builder import Builder, Located, common, exact_norm, margin, parts, public_steps, quantized
-from hummingbird.he.compile.im2col import Map, has_bias, is_weighted, linear_map, natural, view
+from hummingbird.he.compile.builder import Builder, common, exact_norm, margin, parts, public_steps, quantized
+from hummingbird.he.compile.im2col import Map, has_bias, is_weighted, linear_map, view
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import FREE, Placement
+from hummingbird.he.compile.registers import Located, Registers
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.operations import Combine, Form, Linear, Operation, Pick
+from hummingbird.he.runtime.operations import Combine, Form, Linear, Operation
 from hummingbird.he.runtime.program import Line, Plan, Program
 from hummingbird.he.runtime.rounds import Return, Send, Turn
 from hummingbird.he.scheme import noise
@@ -62,7 +63,7 @@ class AidedBuilder(Builder):
         self.parameters, self.packing, self.bound, self.basis = parameters, packing, bound, basis
 
     def build(self) -> Plan:
-        """The plan."""
+        """The plan of all turns."""
         built = []
         for number in range(len(self.placement.served)):
             self.client_steps(number)
@@ -94,7 +95,7 @@ class _TurnBuilder:
         self.one = any(has_bias(self.steps[i]) for i in self.served)
         self.ring = self.parameters.ring
         self.most = exact_norm(self.ring)
-        self.operations: list[Operation] = []
+        self.registers = Registers(Form(self.firsts[-1] + self.one, 2, PRIMES))
         self.gains: list[_Gains] = []  # of the operations' results
         self.located: dict[int, Located] = {}
         self.maps: dict[int, Map] = {}
@@ -102,7 +103,7 @@ class _TurnBuilder:
         self.own: dict[int, tuple[float, float]] = {}  # a layer's own errors: times 2^-s, and of rounded weights
 
     def build(self) -> tuple[Turn, Program]:
-        """What the client is told, and what the server does."""
+        """The turn as the client is told it, and the server's program."""
         for position, send in enumerate(self.sends):
             positions = torch.arange(self.firsts[position], self.firsts[position + 1]).view(send.shape)
             self.located[send.value] = Located(0, positions, Fraction(1))
@@ -119,9 +120,8 @@ class _TurnBuilder:
             else:
                 self._pool(index)
         back = self.placement.returns[self.number]
-        received = Form(self.firsts[-1] + self.one, 2, PRIMES)
-        program = Program(received, tuple(self.operations), tuple(self.located[i].register for i in back))
-        returns = tuple(self._return(index, program) for index in back)
+        program = self.registers.program([self.located[i].register for i in back])
+        returns = tuple(self._return(index) for index in back)
         turn = Turn(tuple(self.placement.client[self.number]), tuple(self.sends), returns, self.one, None, 0)
         return self._judged(turn, program), program
 
@@ -208,34 +208,26 @@ class _TurnBuilder:
 
     def _spread(self, located: Located, shape: tuple[int, ...]) -> Located:
         """The value as a register of its own, broadcast to `shape`."""
-        forms = Program(Form(self.firsts[-1] + self.one, 2, PRIMES), tuple(self.operations), ()).forms()
-        spread = replace(located, index=located.index.expand(shape))
-        if spread.is_whole(forms[located.register].count):
-            return spread
-        self.operations.append(Pick((located.register,), spread.index.reshape(-1).int(), (1,), 2, PRIMES))
-        self.gains.append(self.gains[located.register - 1])
-        return Located(len(self.operations), natural(shape, 1, False), located.unit)
+        own = self.registers.own(located, shape)
+        if own.register != located.register:
+            self.gains.append(self.gains[located.register - 1])
+        return own
 
     def _made(self, index: int, operation: Operation, gains: _Gains, unit: Fraction) -> None:
-        self.operations.append(operation)
         self.gains.append(gains)
-        linear = self.maps.get(index)
         shape = self.whole.size(index).shape
-        where = natural(shape, 1, False) if linear is None else natural(shape, linear.rows, linear.last)
-        self.located[index] = Located(len(self.operations), where, unit)
+        self.located[index] = self.registers.add(operation, shape, unit, self.maps.get(index))
 
     # ---- what goes back
 
-    def _return(self, index: int, program: Program) -> Return:
-        located, linear = self.located[index], self.maps.get(index)
-        rows, last = (1, False) if linear is None else (linear.rows, linear.last)
-        places = located.index.numel() // rows
-        tile = places if linear is None else program.tile(located.register - 1, self.parameters.degree)
+    def _return(self, index: int) -> Return:
+        located = self.located[index]
+        rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.parameters.degree)
         sends, one = self.gains[located.register - 1]
         gains = tuple(_coarse(gain) for gain in sends)
         shape = self.whole.size(index).shape
         unit, one_gain = located.unit, _coarse(one)
-        return Return(index, shape, rows, places, min(tile, places), last, 2, PRIMES, unit, gains, one_gain, 0, 0)
+        return Return(index, shape, rows, places, tile, last, 2, PRIMES, unit, gains, one_gain, 0, 0)
 
     def _judged(self, turn: Turn, program: Program) -> Turn:
         """Predicted errors, at the input scale that the measured sizes would give; fewer primes for what goes back."""
@@ -298,12 +290,12 @@ def _rms(x: Tensor) -> float:
 
 
 def _coarse(gain: int) -> int:
-    """Rounded up to five significant bits, by at most a 16th: the client is told."""
+    """A gain rounded up to five significant bits, by at most a 16th, for the client is told it."""
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift
 
 
 def _rounded(error: float) -> float:
-    """As `_coarse`."""
+    """An error rounded up to five significant bits, as `_coarse` does."""
     mantissa, exponent = math.frexp(error)
     return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)

@@ -136,7 +136,7 @@ def _shape(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _inputs(shape: tuple[int, ...], bound: float | None, samples: Tensor | None) -> tuple[Tensor, str]:
-    """What the net is measured on, float64, and what that is in words."""
+    """The inputs that the net is measured on, float64, and a description of them in words."""
     if samples is None:
         bound = bound or RANGE
         words = f"{magnitudes.PATTERN} pseudo-random inputs of |x| <= {bound:g}, not samples= of your data"

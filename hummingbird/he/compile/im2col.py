@@ -1,4 +1,4 @@
-"""Every linear step as the same thing: weights, and which input value each of them multiplies.
+"""One form for every linear step: weights, and the input value that each of them multiplies.
 
     out[g rows + r, p] = sum_k weights[g, r, k] input[flat[groups[g] + places[p] + taps[k]]] + bias[g rows + r]
 
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.graph import OPS, Step, alias
+from hummingbird.he.runtime.operations import Gather
 
 VIEWS = alias.VIEWS | {"cat", "stack"}
 SUMS = frozenset("avg_pool adaptive_avg_pool mean sum".split())
@@ -35,27 +36,6 @@ def is_weighted(step: Step) -> bool:
 def has_bias(step: Step) -> bool:
     """Whether a step that `is_weighted` adds parameters, too."""
     return step.op in ("add", "sub", "affine") if "bias" not in step.attrs else step.attrs["bias"] is not None
-
-
-@dataclass(frozen=True)
-class Gather:
-    """Which input value each weight multiplies; see the module. flat: int32; the offsets: int64, 1-D."""
-
-    flat: Tensor
-    groups: Tensor
-    places: Tensor
-    taps: Tensor
-
-    def table(self, start: int, stop: int) -> Tensor:
-        """int32 (groups, stop - start, K)."""
-        where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
-        return self.flat[where.reshape(-1)].view(where.shape)
-
-    @property
-    def most(self) -> int:
-        """The most inputs that are added up for one output."""
-        cuts = range(0, self.places.numel(), 64)
-        return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True)

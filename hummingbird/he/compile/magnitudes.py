@@ -29,7 +29,7 @@ _SMALL = 2.0**-12  # by how much, of a value's root mean square
 
 @dataclass(frozen=True)
 class Magnitude:
-    """Of a step's value: shape for one image, root mean square, largest absolute value; gains of errors, by input."""
+    """Size of a step's value: shape for one image, root mean square, largest absolute value; error gains by input."""
 
     shape: tuple[int, ...]
     rms: float

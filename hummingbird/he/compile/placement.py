@@ -52,8 +52,9 @@ def is_view(step: Step) -> bool:
 
 
 def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
-    """Without arithmetic on sizes, with a PReLU as relu(x) - slope relu(-x), whose slope is the server's, and in
-    polynomial mode with whole powers as products.
+    """The steps without arithmetic on sizes, and with a PReLU as relu(x) - slope relu(-x), whose slope is the server's.
+
+    In polynomial mode whole powers become products.
     """
     out: list[Step] = []
     number: dict[int, int] = {}

@@ -35,7 +35,7 @@ class Memory:
 
 
 def predicted(plan: Plan) -> Memory:
-    """For full batches."""
+    """The most memory that a plan takes at each role, for full batches."""
     degree, moving = plan.public.parameters.degree, _moving(plan.public)
     *moments, last = _moments(plan.public)
     most_server, most = 0, last[0]
@@ -61,7 +61,7 @@ def installed() -> int:
 
 
 def _moving(public: Public) -> int:
-    """Of a slice and what is made from it: message, error, a, c0, c1, and room to work."""
+    """Bytes of a slice and of all that is made from it: message, error, a, c0, c1, and room to work."""
     parameters = public.parameters
     return 4 * SLICE * parameters.degree * (4 * len(parameters.primes) + 4)
 
@@ -117,7 +117,7 @@ class _Client:
         self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:
-        """Room for what comes back."""
+        """Make room for the values that come back."""
         for index, shape in zip(values, shapes, strict=True):
             self.values[index] = torch.empty(1, *shape, device="meta")
             self._owns(index, self.values[index])

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError
 from hummingbird.he.runtime import report
+from hummingbird.he.runtime.client import Batch, Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import installed, predicted
 from hummingbird.he.runtime.program import Plan
-from hummingbird.he.runtime.roles import Batch, Client, Server
+from hummingbird.he.runtime.server import Server
 from hummingbird.kernels import heap
-from hummingbird.kernels.polynomials import packed_bytes
+from hummingbird.kernels.ciphertexts import packed_bytes
 from hummingbird.prg import SEED_BYTES
 
 _COMPARED = 64  # images whose outputs are kept for `report` to compare
@@ -42,7 +43,7 @@ class HEModel:
 
     @property
     def public(self) -> Public:
-        """What a client is told."""
+        """The part of the plan that a client is told."""
         return self.plan.public
 
     def __call__(self, images: Tensor) -> Tensor:

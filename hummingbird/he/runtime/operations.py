@@ -1,4 +1,4 @@
-"""What a server does to ciphertexts: four operations on registers, each an array of ciphertexts (n, size, primes, N).
+"""Four operations of a server on registers, each an array of ciphertexts (n, size, primes, N).
 
 A turn is a list of operations. Register 0 holds what was received; an operation reads registers and makes one. An
 operation runs whole or tile by tile, a tile being a range of places of all rows: what is only sent back is never held
@@ -14,24 +14,47 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hummingbird.he.compile.im2col import Gather
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ntt import Ring
+from hummingbird.kernels.ciphertexts import Ring
 
 TILE_BYTES = 32 << 20  # of ciphertexts made at a time
 
 
 @dataclass(frozen=True)
 class Form:
-    """Of a register: how many ciphertexts, of how many components, modulo how many primes."""
+    """Form of a register: numbers of ciphertexts, of their components, and of the primes of their modulus."""
 
     count: int
     size: int
     primes: int
 
     def bytes(self, degree: int) -> int:
-        """In memory."""
+        """Size in bytes."""
         return 4 * self.count * self.size * self.primes * degree
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The input ciphertext that each weight multiplies: flat[groups[g] + places[p] + taps[k]], -1 for a zero.
+
+    flat: int32, 1-D; the offsets: int64, 1-D (he/compile/im2col.py). A table is made for a few places at a time.
+    """
+
+    flat: Tensor
+    groups: Tensor
+    places: Tensor
+    taps: Tensor
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """Positions that the weights of places start .. stop - 1 multiply: int32 (groups, stop - start, K)."""
+        where = self.groups[:, None, None] + self.places[start:stop, None] + self.taps
+        return self.flat[where.reshape(-1)].view(where.shape)
+
+    @property
+    def most(self) -> int:
+        """The most inputs that are added up for one output."""
+        cuts = range(0, self.places.numel(), 64)
+        return max(int((self.table(i, min(i + 64, self.places.numel())) >= 0).sum(-1).max()) for i in cuts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +85,7 @@ class Linear:
         return self.gather.places.numel()
 
     def form(self, forms: Sequence[Form]) -> Form:
-        """Of the result."""
+        """Form of the result register."""
         return Form(self.rows * self.places, forms[self.source].size, forms[self.source].primes)
 
     def tile(

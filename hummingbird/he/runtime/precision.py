@@ -28,7 +28,7 @@ _SHOWN = 8  # images named in an error
 
 
 class Precision:
-    """Of a batch's answers, in bits of an image's typical value: turns add up as independent relative errors.
+    """Precision of a batch's answers, in bits of an image's typical value: turns add up as independent relative errors.
 
     predicted, measured: float64 (images,); measured is None without two free slots.
     """

@@ -5,11 +5,13 @@ he/compile makes it, and everything that runs, prices or prints a net reads it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hummingbird.graph import Step
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.operations import TILE_BYTES, Form, Linear, Operation
+from hummingbird.he.scheme import masking
 from hummingbird.he.scheme.masking import Mask
 
 
@@ -27,7 +29,7 @@ class Program:
     masks: tuple[Mask, ...] = ()
 
     def forms(self) -> list[Form]:
-        """Of all registers."""
+        """Forms of all registers."""
         forms = [self.received]
         for operation in self.operations:
             forms.append(operation.form(forms))
@@ -70,7 +72,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Line:
-    """What the report says of a step. side: "encrypted", "client", or "free", what costs nothing on either side.
+    """A line of the report, for one step. side: "encrypted", "client", or "free", which costs nothing on either side.
 
     turn: of the server, or the one before which the client does it. register: of the result at the server, 0 for none.
     level: primes left. scale: log2 of the integer scale. margin: bits left below the exactness bound. down: bytes sent
@@ -102,3 +104,15 @@ class Plan:
     programs: tuple[Program, ...]
     lines: tuple[Line, ...]
     basis: str
+
+    def distance_bits(self) -> float:
+        """-log2 of the statistical distance of a batch's masked answers from ones made of the outputs alone.
+
+        Of a plan of one exchange, whose answers are all masked (he/scheme/masking.py).
+        """
+        (turn,), (program,), degree = self.public.turns, self.programs, self.public.parameters.degree
+        distances = (
+            2.0 ** -masking.distance_bits(mask.flood, degree, back.size, back.count)
+            for back, mask in zip(turn.returns, program.masks, strict=True)
+        )
+        return -math.log2(sum(distances))

@@ -1,4 +1,4 @@
-"""The report: what is encrypted, what it costs and how precise it is, before a run; what was measured, after it."""
+"""The report: encrypted layers, their cost and precision before a run; measurements after it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hummingbird import graph
-from hummingbird.he.runtime.client_spec import REMOTE, Public
+from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.precision import Precision, summary
 from hummingbird.he.runtime.program import Line, Plan
-from hummingbird.he.scheme.masking import batch_distance_bits
+from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.prg import SEED_BYTES
 from hummingbird.table import text_table
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a call measured. count: seconds of "client" and "server", bytes "up" and "down".
+    """Measurements of a call. count: seconds of "client" and "server", bytes "up" and "down".
 
     before, peak: the process's resident memory at the start, and the largest it ever had, bytes. precision: of each
     batch. images, outputs: some, to compare in the clear.
@@ -165,7 +165,7 @@ def _notes(plan: Plan, crossing: int) -> str:
             "'client' rows run on its plain values"
         )
     else:
-        hidden = batch_distance_bits(public, plan.programs[0].masks)
+        hidden = plan.distance_bits()
         lines.append(
             f"the client learns the outputs alone: answers are masked, within 2^-{math.floor(hidden)} of ones made "
             "from the outputs (statistical distance, a batch); decrypted values must not be passed on: their noise "
@@ -175,7 +175,7 @@ def _notes(plan: Plan, crossing: int) -> str:
 
 
 def after(plan: Plan, run: Run) -> str:
-    """What a call took, and how far its outputs are from the net's in the clear, in float64."""
+    """The report of a call: time, bytes, memory, and the distance of its outputs from the net's in the clear."""
     expected = graph.run(plan.steps, run.images.double())
     seconds = run.count["client"] + run.count["server"]
     lines = [

@@ -1,4 +1,7 @@
-"""What crosses in a turn: tensors up and down, their order in the two streams, and the client's choice of a scale."""
+"""All that crosses in a turn: tensors up and down, their order in the two streams, and the client's choice of a scale.
+
+A tensor crosses in slices of ciphertexts, each with its place in the turn's stream: `Upload` and `Download`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hummingbird.errors import InputError
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.he.scheme.params import Parameters
@@ -61,7 +66,7 @@ class Return:
         return self.rows * self.places
 
     def room(self, parameters: Parameters) -> float:
-        """What the integers must stay below, before the server drops primes: half the modulus.
+        """The bound that integers must stay below, before the server drops primes: half the modulus.
 
         Dropping q leaves x/q and a rounding of at most (1 + ||s||_1)/2 <= (1 + N)/2, which takes q (1 + N)/2 of it.
         """
@@ -147,6 +152,36 @@ class Turn:
             bounds.append((back.room(parameters) - errors * (gains.sum() + one)) / (most * (gains @ peaks + one)))
         bound = torch.stack(bounds).amin(0).nan_to_num(0.0, posinf=2.0**MOST_SCALE).clamp(0.5, 2.0**MOST_SCALE)
         return torch.frexp(bound).exponent.long() - 1  # 2^(exponent - 1) <= bound
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """Ciphertexts first .. first + n - 1 of a turn's stream: `seed` makes the components c1, `body` is c0.
+
+    seed: 16 bytes, fresh for every slice. body: int32 (n, L, N), coefficients, or transformed where public.form is
+    "ntt".
+    """
+
+    turn: int
+    first: int
+    seed: bytes
+    body: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Download:
+    """Ciphertexts first .. first + n - 1 of a turn's stream back: `body` is int32 (n, size, primes, N)."""
+
+    turn: int
+    first: int
+    body: Tensor
+
+
+def check_body(body: Any, shape: tuple[int, ...], where: str) -> None:
+    """InputError unless the residues of a slice, from whoever moves slices, are an int32 tensor of this shape."""
+    if not isinstance(body, Tensor) or body.dtype != torch.int32 or tuple(body.shape) != shape:
+        got = f"{body.dtype} {tuple(body.shape)}" if isinstance(body, Tensor) else type(body).__name__
+        raise InputError(f"expected torch.int32 {shape}, got {got}", where=where, hint="see he/runtime/rounds.py")
 
 
 def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:

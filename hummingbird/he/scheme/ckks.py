@@ -3,8 +3,8 @@
 With the secret s, a ciphertext of the polynomial m is (m + e - a s, a) for a uniform a and a small e, and its phase
 c_0 + c_1 s is m + e (Cheon, Kim, Kim and Song, "Homomorphic encryption for arithmetic of approximate numbers", 2017, in
 the residue form of Cheon et al. 2018). a comes from a seed, which is sent in its place. s is ternary, e centred
-binomial; see kernels/sampling.py. A product of ciphertexts has more components, and the phase sum_i c_i s^i: the owner
-of s needs no relinearisation.
+binomial; see kernels/ciphertexts/sampling.py. A product of ciphertexts has more components, and the phase
+sum_i c_i s^i: the owner of s needs no relinearisation.
 
 The same a for two messages would give away their difference, so a seed is never an argument: `Coins` draws it from the
 operating system and is spent by the encryption that uses it.
@@ -19,9 +19,7 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.errors import InputError
 from hummingbird.he.scheme.params import Parameters
-from hummingbird.kernels.ntt import Ring
-from hummingbird.kernels.polynomials import compose, encrypt, encrypt_ntt, phase
-from hummingbird.kernels.sampling import ETA, noise, ternary, uniform
+from hummingbird.kernels.ciphertexts import ETA, Ring, compose, encrypt, encrypt_ntt, noise, phase, ternary, uniform
 
 NOISE = ETA  # |e| is at most this
 VARIANCE = ETA / 2  # of a coefficient of e

@@ -24,19 +24,15 @@ sees can be made, but for that distance, from the net's value at its own input.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hummingbird import prg
-from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ntt import Ring
-from hummingbird.kernels.polynomials import encrypt, encrypt_ntt
-from hummingbird.kernels.sampling import noise, ternary
+from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary
 
 DISTANCE = 40  # bits: answers to a batch are at most 2^-DISTANCE from ones that depend on the net's values alone
 _DIGIT = 24  # bits of the flood drawn at a time: the largest factor of kernels.add
@@ -52,24 +48,14 @@ def distance_bits(flood: int, degree: int, size: int, count: int) -> float:
     return flood - math.log2(added(degree, size)) - math.log2(degree * count)
 
 
-def batch_distance_bits(public: Public, masks: Sequence[Mask]) -> float:
-    """`distance_bits` of all that the server sends back in a batch, under these masks."""
-    turn, degree = public.turns[0], public.parameters.degree
-    parts = [
-        2.0 ** -distance_bits(mask.flood, degree, back.size, back.count)
-        for back, mask in zip(turn.returns, masks, strict=True)
-    ]
-    return -math.log2(sum(parts))
-
-
 def deviation(flood: int) -> float:
-    """Of a coefficient of the flood; all else that masking adds is below 2^-DISTANCE of it."""
+    """Deviation of a coefficient of the flood; all else that masking adds is below 2^-DISTANCE of it."""
     return 2.0**flood / math.sqrt(12)
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Of a value that is sent back: its integers are multiplied by 2^lift, to make room, and flooded with 2^flood."""
+    """Mask of a value that is sent back: its integers are multiplied by 2^lift, for room, and flooded with 2^flood."""
 
     lift: int
     flood: int

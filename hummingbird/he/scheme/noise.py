@@ -1,4 +1,4 @@
-"""Errors of encrypted arithmetic, as deviations of integers: what precision a plan may promise.
+"""Errors of encrypted arithmetic, as deviations of integers: the precision that a plan may promise.
 
 A fresh coefficient is off by e and by rounding the message; a value by `packing.spread` times that. A switch rounds
 every component to a multiple of the primes dropped: sum_i r_i s^i with r_i uniform in [-1/2, 1/2], and s^i, for ternary
@@ -21,12 +21,12 @@ FLOAT32 = 2.0**-25  # of a value that the client keeps
 
 
 def fresh(packing: str, degree: int) -> float:
-    """Of a value that was encrypted, in units of the input scale."""
+    """Deviation of a value that was encrypted, in units of the input scale."""
     # Real slots make m_k = -m_{N-k}: roundings come in pairs, and all of their energy is in the real parts.
     return math.sqrt(VARIANCE + ROUNDING * (1 + (packing == "real"))) * spread(packing, degree)
 
 
 def switch(packing: str, degree: int, size: int) -> float:
-    """Of a value whose ciphertext of `size` components was divided by a prime, in units after the division."""
+    """Deviation of a value whose ciphertext of `size` components was divided by a prime, in units after that."""
     energy = sum(math.factorial(i) * (SECRET * degree) ** i for i in range(size))
     return math.sqrt(ROUNDING * energy) * spread(packing, degree)

@@ -86,7 +86,7 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def constant_step(packing: str, degree: int) -> int:
-    """Of the polynomial of the constant 1 in every slot: how far apart its ones are; the first is coefficient 0."""
+    """Distance of the ones in the polynomial of the constant 1 in every slot; the first is coefficient 0."""
     return {"coefficients": 1, "complex": degree // 2, "real": degree}[packing]
 
 

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.kernels.ntt import Ring, largest_primes
+from hummingbird.kernels.ciphertexts import Ring, largest_primes
 
 STANDARD_2018 = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 GUIDELINES_2024 = {1024: 26, 2048: 53, 4096: 106, 8192: 214, 16384: 430, 32768: 868}

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.he.runtime.client import Batch, Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
-from hummingbird.he.runtime.roles import Batch, Client
 from hummingbird.he.service import messages
 from hummingbird.wire import service
-from hummingbird.wire.prefetch import Ahead
+from hummingbird.wire.prefetch import Prefetch
 
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
@@ -116,10 +116,10 @@ class RemoteModel:
         """One call. share: images' worth of one ciphertext."""
         problems: list[Exception] = []  # of encryption, which gRPC's thread would not tell
         encrypted = threading.Event()
-        with Ahead(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
+        with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
             requests = _items(outgoing, problems)
             call = service.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
-            with run.under_way(call), Ahead(call, _DEPTH, call.cancel) as incoming:
+            with run.under_way(call), Prefetch(call, _DEPTH, call.cancel) as incoming:
                 try:
                     for first, stop, back in self.public.turns[number].down():
                         receive = lambda: self._next(incoming)  # noqa: E731
@@ -149,7 +149,7 @@ class RemoteModel:
             run.advance(share * len(sent.body))
         encrypted.set()
 
-    def _next(self, incoming: Ahead[bytes]) -> bytes:
+    def _next(self, incoming: Prefetch[bytes]) -> bytes:
         """The server's next message that is not empty."""
         message: bytes | None = b""
         while message == b"":
@@ -171,8 +171,8 @@ class RemoteModel:
             self.received_bytes += received
 
 
-def _items(outgoing: Ahead[bytes], problems: list[Exception]) -> Iterator[bytes]:
-    """What was made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
+def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[bytes]:
+    """The messages made ahead. An error ends the stream early, which the server answers; then `problems` holds it."""
     try:
         while (message := outgoing.next(_LONGEST_TURN)) is not None:
             yield message

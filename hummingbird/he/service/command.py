@@ -90,7 +90,7 @@ _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
 def _describe(model: RemoteModel) -> str:
-    """What the server does, in two lines."""
+    """A line on the server's plan: mode, turns, parameters."""
     public = model.public
     p = public.parameters
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())

@@ -1,4 +1,4 @@
-"""What client and server of homomorphic layers send each other (gRPC: wire/service.py): two methods.
+"""The messages between client and server of encrypted inference (gRPC: wire/service.py): two methods.
 
     Public(opening)  -> what a client must know of the net, JSON without weights
     Turn(stream)     -> stream
@@ -9,7 +9,7 @@ come in the order of `Public`, which also gives their lengths, so that nothing i
 
     slice up = seed (16 bytes), residues of component 0         slice down = residues of all components
 
-Residues have 26 bits each, as `kernels.polynomials.pack` lays them out; a slice is cut into messages of `service.CHUNK`
+Residues have 26 bits each, as `kernels.ciphertexts.pack` lays them out; a slice is cut into messages of `service.CHUNK`
 bytes. A server keeps nothing between turns: a session is one call, in which nobody else can speak, and it ends with its
 client.
 """
@@ -26,9 +26,8 @@ from torch import Tensor
 
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.he.runtime.client_spec import Public
-from hummingbird.he.runtime.roles import Download, Upload
-from hummingbird.he.runtime.rounds import Return
-from hummingbird.kernels.polynomials import pack, unpack
+from hummingbird.he.runtime.rounds import Download, Return, Upload
+from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION
 from hummingbird.wire.service import CHUNK
@@ -38,7 +37,7 @@ _HINT = "the bytes were damaged, or come from another program or release"
 
 
 def opening(digest: str = "", turn: int = 0) -> bytes:
-    """What a client's call begins with."""
+    """The first message of a client's call."""
     return json.dumps({"format": FORMAT, "release": VERSION, "digest": digest, "turn": turn}).encode()
 
 
@@ -65,7 +64,7 @@ def digest(public: bytes) -> str:
 
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
-    """A slice's bytes as messages."""
+    """Messages that hold a slice's bytes, after `head`."""
     view = data.numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]

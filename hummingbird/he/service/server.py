@@ -16,9 +16,9 @@ import grpc
 
 from hummingbird.errors import AgreementError, ConfigError, PeerError
 from hummingbird.he.runtime.memory import installed
-from hummingbird.he.runtime.roles import Server, ServerTurn
+from hummingbird.he.runtime.server import Server, ServerTurn
 from hummingbird.he.service import messages
-from hummingbird.wire.prefetch import Ahead
+from hummingbird.wire.prefetch import Prefetch
 from hummingbird.wire.service import WORKERS, Exchange, Method
 
 TURNS = 4
@@ -64,7 +64,7 @@ class Service:
     def _turn(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if not self._calls.acquire(blocking=False):
             raise PeerError(f"{MAX_CALLS} turns are at work or waiting already", where="he", hint="try again later")
-        incoming = Ahead(requests, _DEPTH)  # its thread ends with the call
+        incoming = Prefetch(requests, _DEPTH)  # its thread ends with the call
         try:
             number = self._open(self._next(incoming))
             yield from self._wait_for_room(context)
@@ -85,7 +85,7 @@ class Service:
             raise AgreementError("the client works by another description than the server's", where="he", hint=hint)
         return number
 
-    def _next(self, incoming: Ahead[bytes]) -> bytes:
+    def _next(self, incoming: Prefetch[bytes]) -> bytes:
         """The client's next message."""
         try:
             message = incoming.next(self._idle)
@@ -106,7 +106,7 @@ class Service:
                 raise PeerError(f"no room for {self._idle:.0f} s, {self._turns} turns are at work", hint=hint)
             yield b""
 
-    def _take_in(self, turn: ServerTurn, number: int, incoming: Ahead[bytes]) -> Iterator[bytes]:
+    def _take_in(self, turn: ServerTurn, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:
         signed = time.monotonic()
         for first, stop in self._public.turns[number].up():
             turn.receive(messages.read_upload(self._public, number, first, stop, lambda: self._next(incoming)))
@@ -116,11 +116,11 @@ class Service:
 
     def _give_out(self, turn: ServerTurn, context: grpc.ServicerContext) -> Iterator[bytes]:
         computed = (message for back in turn.downloads() for message in messages.pack_download(self._public, back))
-        with Ahead(computed, _DEPTH) as ahead:
+        with Prefetch(computed, _DEPTH) as answers:
             signed = time.monotonic()
             while context.is_active():
                 try:
-                    message = ahead.next(_POLL)
+                    message = answers.next(_POLL)
                 except TimeoutError:
                     if time.monotonic() < signed + _AT_WORK:
                         continue

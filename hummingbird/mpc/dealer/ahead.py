@@ -1,79 +1,41 @@
-"""Material for the slices of a run, made by one background thread ahead of the takes, within a bound on memory.
+"""Material for the slices of a run, made by one background thread ahead of its use, within a bound on memory.
 
 A *supply* is the material of one slice: requests at consecutive indices. The thread goes through all supplies in the
 order of their reservation, except that a supply somebody waits for comes first, and those in use come before those that
-are not, the one with the least in store first. So two slices whose takes alternate cannot block each other, whatever
+are not, the one with the least in store first. So two slices whose requests alternate cannot block each other, whatever
 the bound: what somebody waits for is made also when the memory is full.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
-
-from torch import Tensor
+from dataclasses import replace
+from typing import Any
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request
 
-BUFFER_BYTES = 256 << 20  # shares made and not taken yet; exceeded only by the one request that somebody waits for
+BUFFER_BYTES = 256 << 20  # shares made and not handed out yet; exceeded only by the one request that somebody waits for
 CALL_BYTES = 32 << 20  # of shares made in one go, so that a supply in need waits for little else
 _CALL_REQUESTS = 256  # of at most a few hundred bytes of JSON each: well below a message's 4 MiB
 _LEAVE = 2.0  # seconds for the thread to end
 
 
-class Material(NamedTuple):
-    """This party's shares for one request, the seconds it took to expand them, the correction's bits, and what the
-    dealer has told with it of its own work, in seconds.
-    """
-
-    shares: list[Tensor]
-    seconds: float
-    bits: int
-    dealer: float = 0.0
-
-
-class Account:
-    """What a dealer's client counts, when material is handed out: the meter reads the differences.
-
-    seconds_waiting: time in takes, which is what the offline phase has cost the online one.
-    seconds_expanding: time spent on the own seed for what was taken, most of it in the background.
-    offline_bits: corrections taken, without framing. dealer_seconds: the dealer's own work, as far as it has told.
-    slice_shape: of the slices that there is material for; None where it is made as needed.
-    """
-
-    slice_shape: tuple[int, ...] | None = None
-
-    def __init__(self) -> None:
-        self.seconds_expanding = self.seconds_waiting = self.dealer_seconds = 0.0
-        self.offline_bits = 0
-
-
-Make = Callable[[int, Sequence[Request]], Iterator[Material]]
-
-
-def request_text(request: Request) -> str:
-    """A request as text that is equal for equal requests (a tuple is a list in JSON)."""
-    return f"{request.kind} {json.dumps(request.params, sort_keys=True)}"
-
-
-def share_bytes(request: Request) -> int:
-    """Size of one party's shares in memory."""
-    return sum(math.prod(item.shape) * (1 if item.kind == "packed" else 8) for item in request.shares)
+Requests = Sequence[Request[Any]]
+Make = Callable[[int, Requests], Iterator[Material]]
 
 
 class _Work:
-    """What the thread knows of a supply."""
+    """A supply as the thread knows it."""
 
-    def __init__(self, first: int, requests: Sequence[Request]) -> None:
+    def __init__(self, first: int, requests: Requests) -> None:
         self.first, self.requests = first, list(requests)
-        self.sizes = [share_bytes(request) for request in requests]
+        self.sizes = [request.share_bytes for request in requests]
         self.ready: deque[Material] = deque()
         self.made = self.taken = 0
         self.wanted = self.dropped = False
@@ -89,24 +51,22 @@ class _Work:
 class Ahead:
     """`reserve(first, requests)` makes a `Supply`.
 
-    make: the shares of requests at consecutive indices, one after the other; called in the thread, never twice at a
-        time. Its first error ends the thread, and surfaces in the takes that wait for more.
-    account: where takes are counted. where: whom errors name.
-    patience: seconds for which a take waits while nothing is made, plus what the requests' size asks for.
+    make: the material of requests at consecutive indices, one after the other; called in the thread, never twice at a
+        time. Its first error ends the thread, and surfaces in the requests that wait for more.
+    where: the name shown in errors.
+    patience: seconds for which a request waits while nothing is made, plus what the requests' size asks for.
     cancel: called by `close` to end a `make` that waits.
     """
 
     def __init__(
         self,
         make: Make,
-        account: Account,
         where: str,
         patience: Callable[[int], float],
         cancel: Callable[[], None] = lambda: None,
         buffer_bytes: int = BUFFER_BYTES,
         call_bytes: int = CALL_BYTES,
     ) -> None:
-        self.account = account
         self._make, self._where, self._patience, self._cancel = make, where, patience, cancel
         self._buffer, self._call = buffer_bytes, min(call_bytes, buffer_bytes)
         self._changed = threading.Condition()
@@ -117,7 +77,7 @@ class Ahead:
         self._thread: threading.Thread | None = None
         self.most_held = 0  # bytes; the largest there has been
 
-    def reserve(self, first: int, requests: Sequence[Request]) -> Supply:
+    def reserve(self, first: int, requests: Requests) -> Supply:
         """Begin to make the material of requests at indices from `first` on."""
         work = _Work(first, requests)
         with self._changed:
@@ -128,12 +88,12 @@ class Ahead:
             self._changed.notify_all()
         return Supply(self, work)
 
-    def take(self, work: _Work, request: Request) -> Material:
+    def correlation(self, work: _Work, request: Request[Any]) -> Material:
         """The next material of a supply; DealerError unless it was reserved, and comes in time."""
-        expected = request_text(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
-        if request_text(request) != expected:
+        expected = str(work.requests[work.taken]) if work.taken < len(work.requests) else "nothing more"
+        if str(request) != expected:
             raise DealerError(
-                f"take() of {request_text(request)}, but {expected} was reserved at this place",
+                f"a request for {request}, but {expected} was reserved at this place",
                 where=self._where,
                 hint="a net asks for the same on every input of one shape; does a layer of its own look at values?",
             )
@@ -192,7 +152,7 @@ class Ahead:
                         self._steps += 1
                         self._changed.notify_all()
                     del material
-            except BaseException as error:  # noqa: BLE001 - raised again by the take that misses its material
+            except BaseException as error:  # noqa: BLE001 - raised again by the request that misses its material
                 with self._changed:
                     if not self._over:
                         self._failed = error
@@ -201,7 +161,7 @@ class Ahead:
                 return
 
     def _next(self) -> tuple[_Work, int, int] | None:
-        """What to make now: a supply, and the first of its requests and their number. None at the end."""
+        """The work to do now: a supply, the first of its requests and their number. None at the end."""
         with self._changed:
             while not self._over:
                 self._queue = [w for w in self._queue if not w.dropped and w.taken < len(w.requests)]
@@ -235,29 +195,21 @@ class Ahead:
 
 
 class Supply:
-    """The material of one slice: `take(request)` in the order of the reservation."""
+    """The material of one slice: `correlation(request)` in the order of the reservation."""
 
     def __init__(self, ahead: Ahead, work: _Work) -> None:
         self._ahead, self._work = ahead, work
         weakref.finalize(self, work.drop)  # a slice that was given up does not hold memory
 
-    def take(self, request: Request) -> list[Tensor]:
+    def correlation(self, request: Request[Any]) -> Material:
         """This party's shares. DealerError for another request than the reserved one, and as `Ahead` has it."""
-        account, started = self._ahead.account, time.perf_counter()
-        material = self._ahead.take(self._work, request)
-        account.seconds_waiting += time.perf_counter() - started
-        account.seconds_expanding += material.seconds
-        account.offline_bits += material.bits
-        account.dealer_seconds += material.dealer
-        return material.shares
+        started = time.perf_counter()
+        material = self._ahead.correlation(self._work, request)
+        return replace(material, waiting_seconds=time.perf_counter() - started)
 
 
 class OnDemand:
     """The material of a slice whose requests are not known before they are made."""
 
-    def __init__(self, take: Callable[[Request], list[Tensor]]) -> None:
-        self._take = take
-
-    def take(self, request: Request) -> list[Tensor]:
-        """This party's shares."""
-        return self._take(request)
+    def __init__(self, correlation: Callable[[Request[Any]], Material]) -> None:
+        self.correlation = correlation

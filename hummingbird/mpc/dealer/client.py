@@ -1,7 +1,7 @@
 """A party's side of the dealer: expand the own seed, and fetch party 0's corrections.
 
 Only party 0 talks to the dealer after joining; all others compute their shares from their seed. All parties must make
-the same reservations and takes in the same order: indices, which select the randomness, are given out in that order.
+the same reservations and requests in the same order: indices, which select the randomness, are given out in that order.
 What is reserved is made by a background thread ahead of time (`ahead`); what is not, by the same thread on demand.
 """
 
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError, InputError, PeerError
-from hummingbird.mpc.correlations import Request, check, expand, layout, received
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request, expand, layout, received
 from hummingbird.mpc.dealer import ahead
-from hummingbird.mpc.dealer.ahead import Account, Ahead, Material, OnDemand, Supply, request_text
+from hummingbird.mpc.dealer.ahead import Ahead, OnDemand, Requests, Supply
 from hummingbird.mpc.dealer.server import SESSION_BYTES
 from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION
@@ -31,15 +32,18 @@ _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as 
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
 
 
-class DealerClient(Account):
-    """Party `rank` of `parties` in the session with this 16-byte id, joined at `address`: `client.take(request)`.
+class DealerClient:
+    """Party `rank` of `parties` in the session with this 16-byte id, joined at `address`:
+    `client.correlation(request)`.
 
     timeout: seconds until the dealer must have answered; corrections may take a second per megabyte longer.
     cipher: of `prg.CIPHERS`, what expands the seeds; the same at all parties. device: where the seed is expanded.
-    buffer_bytes: bound on the shares that are made ahead of takes.
-    Counts as `Account`; corrections without their framing (8 bytes, and at most 80 per tensor).
+    buffer_bytes: bound on the shares that are made ahead of their use.
+    Material's bits are without the framing of corrections (8 bytes, and at most 80 per tensor).
     Raises DealerError (unreachable, refused), InputError, TrustError and EnvironmentProblem as `service.connect`.
     """
+
+    slice_shape = None
 
     def __init__(
         self,
@@ -56,14 +60,13 @@ class DealerClient(Account):
     ) -> None:
         if len(session) != SESSION_BYTES:
             raise InputError(f"a session id has {SESSION_BYTES} bytes, got {len(session)}", where="DealerClient")
-        super().__init__()
         self.address, self.rank, self.parties = address, rank, parties
         self._session, self._timeout = session, timeout
         self._cipher, self._device = cipher, torch.device(device)
         self._index = 0
         self._call: Any = None  # the stream of corrections under way
         self._told = 0.0  # the dealer's seconds for all answers that have come
-        self._ahead = Ahead(self._make, self, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
+        self._ahead = Ahead(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
         try:
             self._channel = service.connect(address, tls, timeout)
         except PeerError as error:
@@ -75,24 +78,21 @@ class DealerClient(Account):
             self._channel.close()
             raise
 
-    def take(self, request: Request) -> list[Tensor]:
-        """This party's shares: the free fields, then the derived ones.
+    def correlation(self, request: Request[Any]) -> Material:
+        """This party's shares.
 
         Offline, party 0 spends 1 round with the dealer and request.correction_bits; nobody else sends or receives.
         Raises DealerError when the dealer refuses, is gone or is late.
         """
-        return self.reserve([request]).take(request)
+        return self.reserve([request]).correlation(request)
 
-    def reserve(self, requests: Sequence[Request] | None) -> Supply | OnDemand:
-        """The material of one slice, taken in the order of `requests`; begun in the background. None: on demand.
+    def reserve(self, requests: Requests | None) -> Supply | OnDemand:
+        """The material of one slice, in the order of `requests`; begun in the background. None: on demand.
 
-        DealerError for a request that no dealer would serve; takes raise it as `take` does, and for another request
-        than the reserved one.
+        Its `correlation` raises DealerError as this client's does, and for another request than the reserved one.
         """
         if requests is None:
-            return OnDemand(self.take)
-        for request in requests:
-            check(request)
+            return OnDemand(self.correlation)
         first, self._index = self._index, self._index + len(requests)
         return self._ahead.reserve(first, requests)
 
@@ -143,10 +143,10 @@ class DealerClient(Account):
         if self._call is not None:
             self._call.cancel()
 
-    def _make(self, first: int, requests: Sequence[Request]) -> Iterator[Material]:
-        """Shares of requests at consecutive indices, in one call."""
+    def _make(self, first: int, requests: Requests) -> Iterator[Material]:
+        """Material of requests at consecutive indices, in one call."""
         if self.rank == 0:
-            items = [{"kind": request.kind, "params": request.params} for request in requests]
+            items = [request.to_json() for request in requests]
             data = self._message(first=first, requests=items, wait=self._timeout)
             size = sum(request.correction_bits for request in requests) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
@@ -157,17 +157,18 @@ class DealerClient(Account):
                 shares = expand(request, index, self.seed, self.rank, self._device)  # while the dealer is at work
                 seconds = time.perf_counter() - started
                 if self.rank == 0:
-                    shares += received(request, self._receive(self._call, request))
+                    shares |= received(request, self._receive(self._call, request))
                 last = self.rank == 0 and index == first + len(requests) - 1
                 told = self._finish(self._call) if last else 0.0
-                yield Material(shares, seconds, 0 if self.rank else request.correction_bits, told)
+                bits = 0 if self.rank else request.correction_bits
+                yield Material(shares, bits, expanding_seconds=seconds, dealer_seconds=told)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         except GeneratorExit:
             self._cancel()
             raise
 
-    def _receive(self, messages: Iterator[bytes], request: Request) -> list[Tensor]:
+    def _receive(self, messages: Iterator[bytes], request: Request[Any]) -> list[Tensor]:
         """One request's corrections; the sizes follow from the request, so nothing the dealer says is believed."""
         expected = layout(request)
         size, at = frame_bytes(expected), 0
@@ -200,8 +201,8 @@ class DealerClient(Account):
         before, self._told = self._told, told
         return told - before
 
-    def _malformed(self, request: Request) -> DealerError:
-        return DealerError(f"malformed corrections for {request_text(request)}", where=f"dealer {self.address}")
+    def _malformed(self, request: Request[Any]) -> DealerError:
+        return DealerError(f"malformed corrections for {request}", where=f"dealer {self.address}")
 
     def _failure(self, error: grpc.RpcError) -> DealerError:
         problem = service.explain(error, "")

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.mpc.correlations import Request, corrections
+from hummingbird.mpc.correlations.request import Request, corrections
 from hummingbird.mpc.dealer import ledger
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
@@ -36,8 +36,8 @@ from hummingbird.prg import new_seed
 def deal(
     out: str | os.PathLike[str],
     *,
-    setup: Sequence[Request],
-    batch: Sequence[Request],
+    setup: Sequence[Request[Any]],
+    batch: Sequence[Request[Any]],
     shape: Sequence[int],
     slots: int,
     parties: int,
@@ -46,7 +46,7 @@ def deal(
 ) -> float:
     """Write out/party-0 .. out/party-(parties - 1) with material for `slots` slices of `shape`; seconds of work.
 
-    setup, batch: what a run takes once, and for every slice (`mpc.rehearsal`). facts: what the net must be like.
+    setup, batch: what a run asks for once, and for every slice (`mpc.dry_run`). facts: what the net must be like.
     progress: called with the number of images after every slice. InputError if something lies there already.
     """
     root = Path(out)
@@ -98,7 +98,7 @@ class _Writer:
         self._fill = 0
         self.checksums: list[bytes] = []
 
-    def region(self, requests: Sequence[Request], first: int, seeds: Sequence[bytes]) -> None:
+    def region(self, requests: Sequence[Request[Any]], first: int, seeds: Sequence[bytes]) -> None:
         """The corrections of requests at indices from `first` on, padded to a region's size."""
         found, size = places(requests)
         at = 0

@@ -24,7 +24,7 @@ import math
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
 from hummingbird.errors import DealerError, HummingbirdError
-from hummingbird.mpc.correlations import Request, check, layout
+from hummingbird.mpc.correlations.registry import from_json
+from hummingbird.mpc.correlations.request import Request, layout
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.version import VERSION
 
@@ -41,6 +42,7 @@ FORMAT, FORMAT_VERSION = "hummingbird store", 1
 CHUNK = 8 << 20  # bytes under one checksum
 HEADER, SEED, CORRECTIONS, CHECKSUMS = "header.json", "seed", "corrections", "checksums"
 _DIGEST = 16
+_LISTS = ("setup", "batch")  # the fields that are lists of requests
 _ALIGN = 1 << 16  # a multiple of every platform's allocation granularity
 _PIECE = 1 << 20  # bytes read at a time into the same memory: fresh memory costs more than reading
 _DEAL = "python -m hummingbird deal --help"
@@ -50,7 +52,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]  # where a tensor begins in its
 
 @dataclass(frozen=True)
 class Header:
-    """What a party's material is for.
+    """The description of a party's material.
 
     facts: net (without weights), bits, protocol, weights. shape: of a slice's input. seconds: the dealer's work.
     checksums: digest of that file.
@@ -62,8 +64,8 @@ class Header:
     facts: dict[str, str]
     shape: tuple[int, ...]
     slots: int
-    setup: list[Request]
-    batch: list[Request]
+    setup: list[Request[Any]]
+    batch: list[Request[Any]]
     seconds: float
     checksums: str
     format: str = FORMAT
@@ -72,7 +74,7 @@ class Header:
 
     def write(self, folder: Path, seed: bytes) -> None:
         """The header file, complete or not at all."""
-        fields = asdict(self)
+        fields = {**vars(self), **{name: [r.to_json() for r in vars(self)[name]] for name in _LISTS}}
         text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1)
         temporary = folder / f"{HEADER}.new"
         with open(temporary, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
@@ -98,7 +100,7 @@ def chunk_state(seed: bytes, number: int) -> Poly1305:
 
 
 def checksums_digest(checksums: bytes) -> str:
-    """What the header says of the file of checksums."""
+    """Digest of the file of checksums, as the header has it."""
     return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
 
 
@@ -139,10 +141,8 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
             hint="install the same release everywhere: another one may draw other randomness",
         )
     try:
-        for name in ("setup", "batch"):
-            named[name] = [Request(item["kind"], item["params"]) for item in named[name]]
-            for request in named[name]:
-                check(request)
+        for name in _LISTS:
+            named[name] = [from_json(item) for item in named[name]]
         header = Header(**{**named, "shape": tuple(named["shape"])})
         numbers = header.rank, header.parties, header.slots, *header.shape
         texts = header.set_id, header.checksums, *header.facts, *header.facts.values()
@@ -163,7 +163,7 @@ def _damaged(folder: Path, what: str) -> DealerError:
     return DealerError(f"the header is damaged: {what}", where=str(folder), hint=hint)
 
 
-def places(requests: Sequence[Request]) -> tuple[list[list[Place]], int]:
+def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
     """Where every correction of a region lies, by request, and the region's size."""
     found, at = [], 0
     for request in requests:

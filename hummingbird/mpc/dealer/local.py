@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.mpc.correlations import Request, check, corrections, expand, received
-from hummingbird.mpc.dealer.ahead import Account, OnDemand
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request, corrections, expand, received
+from hummingbird.mpc.dealer.ahead import OnDemand, Requests
 
 
-class LocalDealer(Account):
-    """`take` as `DealerClient` has it, from all parties' seeds in order of rank. Warns unless there is one party."""
+class LocalDealer:
+    """A dealer's client and the dealer, from all parties' seeds in order of rank. Warns unless there is one party."""
+
+    slice_shape = None
 
     def __init__(self, rank: int, parties: int, seeds: Sequence[bytes], device: torch.device | str = "cpu") -> None:
         if len(seeds) != parties or not 0 <= rank < parties:
@@ -29,29 +32,24 @@ class LocalDealer(Account):
                 "Use it in tests only.",
                 stacklevel=2,
             )
-        super().__init__()
         self.rank, self.parties = rank, parties
         self._seeds, self._device = list(seeds), torch.device(device)
         self._index = 0
 
-    def take(self, request: Request) -> list[Tensor]:
-        """This party's shares: the free fields, then the derived ones. Sends nothing. DealerError for a bad request."""
-        check(request)
+    def correlation(self, request: Request[Any]) -> Material:
+        """This party's shares. Sends nothing."""
         index, self._index = self._index, self._index + 1
         started = time.perf_counter()
-        shares = expand(request, index, self._seeds[self.rank], self.rank, self._device)
-        expanded = time.perf_counter()
-        self.seconds_expanding += expanded - started
+        shares, bits = expand(request, index, self._seeds[self.rank], self.rank, self._device), 0
+        expanded = dealt = time.perf_counter()
         if self.rank == 0:
-            shares += received(request, corrections(request, index, self._seeds))
-            self.dealer_seconds += time.perf_counter() - expanded
-            self.offline_bits += request.correction_bits
-        self.seconds_waiting += time.perf_counter() - started
-        return shares
+            shares |= received(request, corrections(request, index, self._seeds))
+            bits, dealt = request.correction_bits, time.perf_counter()
+        return Material(shares, bits, dealt - started, expanded - started, dealt - expanded)
 
-    def reserve(self, requests: Sequence[Request] | None) -> OnDemand:
+    def reserve(self, requests: Requests | None) -> OnDemand:
         """The material of one slice, on demand."""
-        return OnDemand(self.take)
+        return OnDemand(self.correlation)
 
     def bind(self, name: str, digest: bytes) -> None:
         """Nothing to keep: no run sees another run's masks."""

@@ -8,7 +8,7 @@ The last two are for party 0, which the token proves. Requests are JSON objects,
 frames (wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. An index is marked as used before its
 correction is computed and never served again: two corrections with one index and different parameters would be masked
 by the same shares. Indices may come in any order: a party that works ahead for two slices fetches for both in turn.
-Layout of the randomness: mpc/correlations.py.
+Layout of the randomness: mpc/correlations/request.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import Any
 import grpc
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations import Request, check, corrections
+from hummingbird.mpc.correlations.registry import from_json
+from hummingbird.mpc.correlations.request import Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors
@@ -150,7 +151,7 @@ class Dealer:
         session: bytes,
         token: bytes,
         first: int,
-        requests: list[Request],
+        requests: list[Request[Any]],
         wait: float,
         active: Callable[[], bool] = lambda: True,
     ) -> Iterator[bytes]:
@@ -158,8 +159,6 @@ class Dealer:
 
         wait: seconds to wait for them. active: asked meanwhile; the caller is gone when it says no.
         """
-        for request in requests:
-            check(request)
         state = self._reserve(session, token)
         try:
             seeds = self._seeds_of_all(state, first, len(requests), wait, active)
@@ -335,14 +334,8 @@ class _Message:
             raise DealerError(f"malformed request: {name} is not {size} bytes in hexadecimal")
         return value
 
-    def requests(self) -> list[Request]:
-        out = []
+    def requests(self) -> list[Request[Any]]:
         items = self._get("requests", list)
         if len(items) > MAX_REQUESTS:
             raise DealerError(f"malformed request: {len(items)} requests exceed the limit of {MAX_REQUESTS} in a call")
-        for item in items:
-            kind, params = (item.get("kind"), item.get("params")) if isinstance(item, dict) else (None, None)
-            if not isinstance(kind, str) or not isinstance(params, dict):
-                raise DealerError("malformed request: a request has a kind and parameters")
-            out.append(Request(kind[:64], params))
-        return out
+        return [from_json(item) for item in items]

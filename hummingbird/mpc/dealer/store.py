@@ -13,14 +13,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations import Request, expand, received
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request, expand, received
 from hummingbird.mpc.dealer import ahead
-from hummingbird.mpc.dealer.ahead import Account, Ahead, Material, request_text
+from hummingbird.mpc.dealer.ahead import Ahead, Requests
 from hummingbird.mpc.dealer.folder import Corrections, find, read_header
 from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.prg import derive
@@ -28,12 +31,12 @@ from hummingbird.prg import derive
 _REGIONS = 3  # mapped at a time: two slices under way, and the next one
 
 
-class StoreDealer(Account):
-    """Party `rank`'s part of a store, locked for this process: what `DealerClient` is to a dealer.
+class StoreDealer:
+    """Party `rank`'s part of a store, locked for this process, in the place of a `DealerClient`.
 
     path: the party's folder, the folder that holds it, or either with {rank}.
     device: where the shares are wanted; they are made on the CPU.
-    timeout: seconds for which a take waits for what the background thread makes, plus a second per megabyte.
+    timeout: seconds for which a request waits for what the background thread makes, plus a second per megabyte.
     DealerError if it is not this party's, damaged, of another release, in use, or not there.
     """
 
@@ -47,7 +50,6 @@ class StoreDealer(Account):
         device: torch.device | str = "cpu",
         buffer_bytes: int = ahead.BUFFER_BYTES,
     ) -> None:
-        super().__init__()
         self.folder, self.rank, self._device = find(path, rank), rank, torch.device(device)
         self.header, self._seed = read_header(self.folder)
         self.slice_shape = self.header.shape
@@ -70,14 +72,14 @@ class StoreDealer(Account):
         self._setup_at = 0
         self._reading = threading.Lock()
         self._regions: dict[int, list[list[Tensor]]] = {}
-        self._ahead = Ahead(self._make, self, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
+        self._ahead = Ahead(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
         self._upcoming: ahead.Supply | None = None  # of slot `_next`, when its making has begun
 
     # What the parties agree on ----------------------------------------------------------------------------------------
 
     @property
     def facts(self) -> dict[str, str]:
-        """What is the same in all folders of a store."""
+        """Facts that are the same in all folders of a store."""
         header = self.header
         return {"store": header.set_id, "store's slots": f"{header.slots} for {header.shape}", **header.facts}
 
@@ -129,34 +131,31 @@ class StoreDealer(Account):
 
     # Handing out ------------------------------------------------------------------------------------------------------
 
-    def take(self, request: Request) -> list[Tensor]:
+    def correlation(self, request: Request[Any]) -> Material:
         """Material of the setup, in its order, again in every run; nothing else outside of a net's slices."""
         setup, started = self.header.setup, time.perf_counter()
         place = self._setup_at % len(setup) if setup else 0
-        if not setup or request_text(request) != request_text(setup[place]):
-            expected = f", at this place for {request_text(setup[place])}" if setup else ""
+        if not setup or str(request) != str(setup[place]):
+            expected = f", at this place for {setup[place]}" if setup else ""
             raise DealerError(
-                f"the store has nothing for {request_text(request)} outside of a net's slices{expected}",
+                f"the store has nothing for {request} outside of a net's slices{expected}",
                 where=str(self.folder),
                 hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
             )
         self._setup_at += 1
         (material,) = self._make(place, [request])
-        # Another net of this run, or another run, takes the same again: nobody may write into it.
-        shares = [share.clone() for share in material.shares]
-        self.seconds_waiting += time.perf_counter() - started
-        self.seconds_expanding += material.seconds
-        self.offline_bits += material.bits
-        return shares
+        # Another net of this run, or another run, gets the same again: nobody may write into it.
+        shares = {name: share.clone() for name, share in material.shares.items()}
+        return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
-    def reserve(self, requests: Sequence[Request] | None) -> Slot:
+    def reserve(self, requests: Requests | None) -> Slot:
         """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
         if not self.slots_left:
             raise DealerError(
                 f"all {self.header.slots} slots of the store are used", where=str(self.folder), hint="deal another one"
             )
         batch = self.header.batch
-        if requests is not None and [request_text(r) for r in requests] != [request_text(r) for r in batch]:
+        if requests is not None and [str(r) for r in requests] != [str(r) for r in batch]:
             raise DealerError(
                 "the store was dealt for other requests than this net makes",
                 where=str(self.folder),
@@ -170,7 +169,6 @@ class StoreDealer(Account):
     def mark(self, slot: int) -> None:
         """Mark a slot as used, before anything of it is handed out."""
         self._ledger.use(slot)
-        self.dealer_seconds += self.header.seconds / self.header.slots
 
     def close(self) -> None:
         """End the thread and give the store back; never raises, may be called twice."""
@@ -189,7 +187,7 @@ class StoreDealer(Account):
         slot = sum(request.correction_bits for request in self.header.batch) // 8  # is checked as a whole first
         return self._timeout + (size + slot) / 1e6
 
-    def _make(self, first: int, requests: Sequence[Request]) -> Iterator[Material]:
+    def _make(self, first: int, requests: Requests) -> Iterator[Material]:
         setup, batch = len(self.header.setup), len(self.header.batch)
         for index, request in enumerate(requests, first):
             region, place = (0, index) if index < setup else (1 + (index - setup) // batch, (index - setup) % batch)
@@ -199,8 +197,8 @@ class StoreDealer(Account):
             seconds, bits = time.perf_counter() - started, 0
             if corrections is not None:
                 corrections = [tensor.to(self._device) for tensor in corrections]
-                shares, bits = shares + received(request, corrections), request.correction_bits
-            yield Material(shares, seconds, bits)
+                shares, bits = shares | received(request, corrections), request.correction_bits
+            yield Material(shares, bits, expanding_seconds=seconds)
 
     def _read(self, region: int) -> list[list[Tensor]]:
         with self._reading:  # the setup is taken in another thread
@@ -213,18 +211,20 @@ class StoreDealer(Account):
 
 
 class Slot:
-    """The material of one slice: `take(request)` in the order it was dealt in."""
+    """The material of one slice: `correlation(request)` in the order it was dealt in."""
 
     def __init__(self, store: StoreDealer, number: int, supply: ahead.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply
         self._marked = False
 
-    def take(self, request: Request) -> list[Tensor]:
+    def correlation(self, request: Request[Any]) -> Material:
         """This party's shares. DealerError for another request than was dealt for, and for damaged corrections."""
-        if not self._marked:
+        first, header = not self._marked, self._store.header
+        if first:
             self._store.mark(self.number)
             self._marked = True
-        return self._supply.take(request)
+        material = self._supply.correlation(request)
+        return replace(material, dealer_seconds=header.seconds / header.slots) if first else material
 
 
 def material_facts(facts: dict[str, str]) -> dict[str, str]:

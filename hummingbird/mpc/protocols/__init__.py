@@ -5,5 +5,6 @@ comparison.py   what a layer that compares asks of a protocol; masked.py and gmw
 law.py          what their comparisons decide, without shares
 truncation.py   a bit times a value, cut, in one opening; and exact truncation
 boolean.py      ANDs of packed bits
+beaver.py       products of two private values, and squares
 weight_mask.py  products with weights that belong to one party
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.bits import And, AndPair
 from hummingbird.mpc.session import Session
 
 
@@ -21,7 +21,7 @@ def open_bits(session: Session, *masked: Tensor) -> list[Tensor]:
 
 def and_(session: Session, x: Tensor, y: Tensor, count: int) -> Tensor:
     """x & y for uint8 (planes, ceil(count/8)): 2 bits per element and plane, 1 round."""
-    a, b, c = session.take(Request("and", {"planes": x.shape[0], "count": count}))
+    a, b, c = session.correlation(And(x.shape[0], count))
     u, v = open_bits(session, x ^ a, y ^ b)
     out = c ^ (u & b) ^ (a & v)
     return out ^ (u & v) if session.rank == 0 else out
@@ -31,12 +31,11 @@ def and_pair(session: Session, x: Tensor, y: Tensor, z: Tensor, count: int) -> t
     """x & y, and z and the last planes of x (as many as z has), opening the common operand once: 3 bits
     where both have all planes, 1 round.
     """
-    params = {"planes": x.shape[0], "second": z.shape[0], "count": count}
-    a, b, d, ab, ad = session.take(Request("and_pair", params))
-    u, v, t = open_bits(session, x ^ a, y ^ b, z ^ d)
-    common, mask = u[x.shape[0] - z.shape[0] :], a[x.shape[0] - z.shape[0] :]
-    first = ab ^ (u & b) ^ (a & v)
-    second = ad ^ (common & d) ^ (mask & t)
+    material = session.correlation(AndPair(planes=x.shape[0], second=z.shape[0], count=count))
+    u, v, t = open_bits(session, x ^ material.p, y ^ material.g, z ^ material.q)
+    common, mask = u[x.shape[0] - z.shape[0] :], material.p[x.shape[0] - z.shape[0] :]
+    first = material.pg ^ (u & material.g) ^ (material.p & v)
+    second = material.pq ^ (common & material.q) ^ (mask & t)
     if session.rank == 0:
         first, second = first ^ (u & v), second ^ (common & t)
     return first, second

@@ -1,4 +1,4 @@
-"""What a layer that compares asks of a protocol: masked.py and gmw.py answer, and nothing else knows which one runs.
+"""The interface of a protocol that compares: masked.py and gmw.py have it, and nothing else knows which one runs.
 
 Shares carry a number with them, known when the net is planned: how many of their low bits are valid. A protocol says
 how many of these it reads, for which values it is right, what it costs, and what it decides (law.py).
@@ -16,8 +16,8 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
-from hummingbird.mpc import session as sessions
 from hummingbird.mpc.protocols.law import Law
+from hummingbird.mpc.session import Session
 
 AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 bits are then at a request's limit
 
@@ -69,19 +69,18 @@ class Comparison(ABC):
         """How the sign is decided, for people."""
 
     @abstractmethod
-    def _run(self, session: sessions.Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+    def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """`relu` of a flat share, at most AT_ONCE elements."""
 
     @abstractmethod
     def _price(self, n: int, scale: int, parties: int) -> Cost:
         """Cost of `_run` on n elements."""
 
-    def relu(self, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
+    def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
 
         Cost: `cost`. Windows of no bits are not handled here: their layers are identities.
         """
-        session = sessions.current()
         parts = [self._run(session, part, scale) for part in share.reshape(-1).split(AT_ONCE)]
         y, z = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
         return y.view(share.shape), z.view(share.shape)

@@ -27,7 +27,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.bits import PrivateAnd
 from hummingbird.mpc.protocols.boolean import and_, and_pair
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.law import UNIT, Law
@@ -145,12 +145,15 @@ def _two_party_sign(session: Session, planes: Tensor, count: int) -> Tensor:
     if width == 1:
         return planes[0].clone()
     operand = planes[:-1]
-    mask_0, mask_1, product = session.take(Request("and_private", {"planes": width - 1, "count": count}))
+    material = session.correlation(PrivateAnd(width - 1, count))
     # Party 0 holds a and its mask, party 1 holds b and its own; each opens its operand: ab = c ^ b'(a^a') ^ a'(b^b')
     # ^ (a^a')(b^b').
-    mine = operand ^ (mask_0 if session.rank == 0 else mask_1)
+    mask = material.a if session.rank == 0 else material.b
+    mine = operand ^ mask
     (theirs,) = next(iter(session.channel.exchange(mine).values()))
-    generate = product ^ ((mask_0 & theirs) ^ (mine & theirs) if session.rank == 0 else (mask_1 & theirs))
+    generate = material.c ^ (mask & theirs)
+    if session.rank == 0:
+        generate = generate ^ (mine & theirs)
     return planes[-1] ^ _carry(session, generate, operand, count)
 
 

@@ -1,4 +1,4 @@
-"""What one comparison decides, without shares: the plaintext rule of its protocol, on integers and on real tensors.
+"""The plaintext rule of a comparison: how its protocol decides, on integers and on real tensors, without shares.
 
 A value v is the ring element r = round(2^16 v), ties to even as `ring.encode` has it. With u independent of r the
 protocols compute (docs/protocol.md)

@@ -40,7 +40,7 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.protocols.boolean import and_, and_pair, open_bits
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.law import UNIT, Law
@@ -130,16 +130,24 @@ def relu(session: Session, share: Tensor, shift: int, k: int, m: int, ring: int 
     share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one
         table.
     """
-    count, w = share.numel(), k - m
-    tables = cost.tables(w)
-    params = {"count": count, "k": k, "m": m, "tables": tables, "ring": ring}
-    mask, bits, carry, choice, wrap, product, *steps = session.take(Request("masked", params))
-    mine = kernels.mask_words(share, mask, shift, k)
+    count, tables = share.numel(), cost.tables(k - m)
+    material = session.correlation(MaskedOpening(count, k, m, tables, ring))
+    mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
     opened = kernels.open_words(frames, count, k)
-    both = torch.stack(_compare(session, opened, steps, k, m, tables)) ^ bits
+    both = torch.stack(_compare(session, opened, material.tables, k, m, tables)) ^ material.bits
     (public,) = open_bits(session, both)
-    return kernels.lift(opened, public, mask, carry, choice, wrap, product, k, session.rank == 0)
+    return kernels.lift(
+        opened,
+        public,
+        material.mask,
+        material.carry,
+        material.choice,
+        material.wrap,
+        material.product,
+        k,
+        session.rank == 0,
+    )
 
 
 def _compare(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hummingbird import kernels
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.truncation import Selection, Truncation
 from hummingbird.mpc.session import Session
 
 OFFSET = 1 << 62  # makes every value within +-2^62 non-negative
@@ -33,27 +33,31 @@ def select(session: Session, x: Tensor, bit: Tensor, shift: int) -> tuple[Tensor
     x: additive shares int64 (n,), |x| < 2^62; bit: xor shares, packed uint8 (ceil(n/8),). Cost: `cost.select`: 65 n
         bits, 1 round.
     """
-    count = x.numel()
-    shares = session.take(Request("select", {"count": count, "shift": shift}))
-    mask_bit, mask = shares[0], shares[1]
-    if shift:
-        flag, high, low, flag_high, flag_low = shares[2:]
-    else:
-        flag, flag_high = shares[2:]
-        high, low, flag_low = mask, mask, flag_high
-    opened, choice = x + mask, bit ^ mask_bit.view(-1)
+    material = session.correlation(Selection(x.numel(), shift))
+    opened, choice = x + material.mask, bit ^ material.bit.view(-1)
     _open(session, opened, choice)
-    return kernels.select(opened, choice, flag, high, low, flag_high, flag_low, shift, session.rank == 0, OFFSET)
+    return kernels.select(
+        opened,
+        choice,
+        material.flag,
+        material.unsigned,
+        material.signed,
+        material.flag_unsigned,
+        material.flag_signed,
+        shift,
+        session.rank == 0,
+        OFFSET,
+    )
 
 
 def truncate(session: Session, x: Tensor, shift: int) -> Tensor:
     """Shares of x >> shift (plus 0 or 1 unit), int64 (n,), from shares of |x| < 2^62. Cost: `cost.truncate`: 64 n
     bits, 1 round.
     """
-    mask, high, low = session.take(Request("truncate", {"count": x.numel(), "shift": shift}))
-    opened = x + mask
+    material = session.correlation(Truncation(x.numel(), shift))
+    opened = x + material.mask
     _open(session, opened)
-    return kernels.rescale(opened, high, low, shift, session.rank == 0, OFFSET)
+    return kernels.rescale(opened, material.unsigned, material.signed, shift, session.rank == 0, OFFSET)
 
 
 def _open(session: Session, masked: Tensor, *bits: Tensor) -> None:

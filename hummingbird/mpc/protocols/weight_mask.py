@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
-from hummingbird.mpc import session as sessions
 from hummingbird.mpc import sharing
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
+from hummingbird.mpc.session import Session
 
 
 class FixedWeight(nn.Module):
@@ -44,27 +44,26 @@ class FixedWeight(nn.Module):
         self.register_buffer("mask", None)
         self.register_buffer("difference", None)
 
-    def cover(self, session: sessions.Session) -> Tensor:
+    def cover(self, session: Session) -> Tensor:
         """This party's summand of d; the weight itself is forgotten."""
         assert self.code is not None, "a weight is covered once"
         self.key = next(session.fixed_keys)
-        share = sharing.share_secret(self.code, self.shape, self.owner)
-        request = Request("fixed", {"shape": list(self.shape), "key": self.key})
-        (self.mask,) = session.take(request)
+        share = sharing.share_secret(session, self.code, self.shape, self.owner)
+        self.mask = session.correlation(FixedMask(self.shape, self.key)).mask
         self.code = None
         return share - self.mask
 
-    def product(self, op: str, x: Tensor, options: dict[str, Any], view: Sequence[int] | None = None) -> Tensor:
+    def product(
+        self, session: Session, op: str, x: Tensor, options: dict[str, Any], view: Sequence[int] | None = None
+    ) -> Tensor:
         """Share of op(x, W, **options) mod 2^64 from a share of x, int64; `view`: of W in this product.
 
         Cost: `cost.fixed_product`, 64 bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
-        session, view = sessions.current(), self.shape if view is None else view
+        view = self.shape if view is None else view
         mask, difference = self.mask.view(tuple(view)), self.difference.view(tuple(view))
-        sizes = {"size0": list(x.shape), "size1": list(mask.shape)}
-        request = Request("linear", {**sizes, "op": op, "kwargs": options, "key": self.key})
-        a, out = session.take(request)
+        a, out = session.correlation(FixedTriple(tuple(x.shape), tuple(mask.shape), op, options, self.key))
         e = x - a
         for theirs in session.channel.exchange(e).values():
             e += theirs[0]
@@ -83,7 +82,7 @@ def opening_cost(weights: Sequence[FixedWeight], parties: int) -> Cost:
 
 
 def _digest(owned: Sequence[FixedWeight]) -> bytes:
-    """What these weights are, in 32 bytes; nothing for none."""
+    """Digest of these weights, 32 bytes; no bytes for no weights."""
     state = hashlib.blake2b(digest_size=32, person=b"hb weights")
     for weight in owned:
         assert weight.code is not None
@@ -92,7 +91,7 @@ def _digest(owned: Sequence[FixedWeight]) -> bytes:
     return state.digest() if owned else b""
 
 
-def open_weights(session: sessions.Session, weights: Sequence[FixedWeight]) -> None:
+def open_weights(session: Session, weights: Sequence[FixedWeight]) -> None:
     """Open all differences at once; the same weights in the same order at all parties.
 
     DealerError, before anything is sent, if the masks are known to have hidden other weights.

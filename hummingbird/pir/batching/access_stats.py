@@ -1,4 +1,4 @@
-"""What a training set tells about lookups: which rows are wanted most, and which are wanted together.
+"""Statistics of a training set's lookups: the rows wanted most, and those wanted together.
 
 Lam et al. (ASPLOS 2024, section 4) serve the hottest rows from a small table, and store with every row its most
 frequent companions. Both are chosen once, from the accesses of the training set, and are public: the servers know them,
@@ -18,7 +18,7 @@ _PAIRS = 1 << 23  # counted at a time: 64 MiB of pairs
 
 
 def frequencies(accesses: Iterable[Tensor], rows: int) -> Tensor:
-    """In how many inferences each row is wanted, int64 (rows,)."""
+    """Number of inferences that want each row, int64 (rows,)."""
     counts = torch.zeros(rows, dtype=torch.int64)
     for wanted in accesses:
         counts[wanted.unique()] += 1

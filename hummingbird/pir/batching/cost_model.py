@@ -1,4 +1,4 @@
-"""What the lookups of one inference cost, in closed form: bytes both ways, rows read, PRF blocks, seconds.
+"""Cost of the lookups of one inference, in closed form: bytes both ways, rows read, PRF blocks, seconds.
 
 For a code of b buckets of r places, one key of |k| = 176 + 17 depth(r) bytes each, records of w bytes and two servers:
 
@@ -23,7 +23,7 @@ from itertools import combinations
 import torch
 
 from hummingbird.errors import InputError
-from hummingbird.kernels import dpf
+from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.batching.batch_code import BatchCode
 
 _TERMS = 7  # of the model
@@ -32,8 +32,10 @@ _CHILDREN, _LEAF = 2, 8  # AES blocks for the children of a node, and for a leaf
 
 @dataclass(frozen=True)
 class Price:
-    """Of one inference. messages, keys: to each server; buckets: that the keys are for; held: bytes of these; up, down:
-    bytes of the client to and from both servers; rows, read (bytes), blocks (of the PRF): the work of each server.
+    """The work of one inference.
+
+    messages, keys: to each server; buckets: that the keys are for; held: bytes of these; up, down: bytes of the client
+    to and from both servers; rows, read (bytes), blocks (of the PRF): the work of each server.
     """
 
     messages: int
@@ -51,7 +53,7 @@ class Price:
 
     @property
     def bytes(self) -> int:
-        """Up and down together."""
+        """Bytes up and down together."""
         return self.up + self.down
 
 
@@ -111,12 +113,12 @@ class Speed:
         return cls(*(best / scale).tolist())
 
     def seconds(self, price: Price) -> float:
-        """Of one core of each server, for one inference."""
+        """Seconds of one core of each server, for one inference."""
         return sum(each * count for each, count in zip(astuple(self), _work(price), strict=True))
 
 
 def _work(price: Price) -> tuple[float, ...]:
-    """Of each server, in the order of `Speed`."""
+    """The work of each server, in the order of `Speed`."""
     return price.messages, price.buckets, price.held, price.keys, price.blocks, price.read, price.down / 2
 
 

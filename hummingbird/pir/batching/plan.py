@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError
 from hummingbird.pir.batching.batch_code import Assignment, BatchCode, checked
+from hummingbird.pir.table import Facts
 from hummingbird.prg import CIPHERS
 
 _FILE = "hummingbird plan 1"
@@ -84,7 +85,7 @@ class Plan:
         return plan
 
     def to_json(self) -> str:
-        """For a file that clients and both servers `load`; the plan is public."""
+        """Text for a file that clients and both servers `load`; the plan is public."""
         full, hot = ({**asdict(code), "seed": code.seed.hex()} if code else None for code in (self.full, self.hot))
         beside = None if self.companions is None else self.companions.tolist()
         fields = {"format": _FILE, "full": full, "hot": hot, "hot_rows": self.hot_rows.tolist(), "companions": beside}
@@ -97,7 +98,7 @@ class Plan:
 
     @property
     def codes(self) -> tuple[BatchCode, ...]:
-        """In the order of the keys."""
+        """The codes of all tables, in the order of their keys."""
         return (self.hot, self.full) if self.hot else (self.full,)
 
     @property
@@ -110,8 +111,12 @@ class Plan:
         """Rows of the table in a record: the row itself and its companions."""
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
+    def facts(self, code: BatchCode, dim: int, dtype: str) -> Facts:
+        """The facts of one bucket of a code, for a table whose rows are `dim` numbers of a type."""
+        return Facts(code.bucket_rows, self.parts * dim, dtype)
+
     def layouts(self) -> list[Tensor]:
-        """Of each code's tables the rows to store, int64 (buckets, bucket_rows, parts); -1: zeros."""
+        """The rows to store in each code's tables, int64 (buckets, bucket_rows, parts); -1: zeros."""
         return [self._layout(code, code is self.hot) for code in self.codes]
 
     def _layout(self, code: BatchCode, hot: bool) -> Tensor:

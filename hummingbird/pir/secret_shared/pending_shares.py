@@ -1,4 +1,4 @@
-"""What clients have left at one server, and what they will collect there: shares of rows in, shares of a result out.
+"""Deposits of clients at one server: shares of rows that wait to be taken, shares of results that wait for clients.
 
 A ticket, known to the client and to both servers, names a deposit. Its receipt is known to the client and to this
 server only: who collects shows it, so that the other server cannot, nor another client. Everything is for one use, and

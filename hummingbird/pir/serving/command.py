@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.pir.batching.bucket_server import plan_servers
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.integrity import KEY_BYTES
+from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Service
 from hummingbird.pir.table import Source
@@ -120,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
-    """Of the table, or of the tables of a plan."""
+    """The server of the table, or those of the tables of a plan."""
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
         return [open_server(args.table, args.party, tensor=args.tensor, **where)]

@@ -1,4 +1,4 @@
-"""What a server counts: queries, passes over the table, their sizes, and how long queries took; nothing of a query."""
+"""Counters of a server: queries, passes over the table, their sizes, and how long queries took; nothing of a query."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Metrics:
                 self._latency[_bucket(latency)] += count
 
     def read(self) -> dict[str, Any]:
-        """All of it, for JSON; `latency_ms` maps upper ends of buckets to numbers of queries."""
+        """All counters, for JSON; `latency_ms` maps upper ends of buckets to numbers of queries."""
         with self._lock:
             queries, passes = sum(self._latency), sum(self._sizes.values())
             uptime = time.monotonic() - self._started

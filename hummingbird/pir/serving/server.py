@@ -27,7 +27,8 @@ from hummingbird.pir.messages import (
     unpack_update,
 )
 from hummingbird.pir.secret_shared.pending_shares import Deposits, Shares, name
-from hummingbird.pir.serving.shards import Part, Shard, Workers
+from hummingbird.pir.serving.shards import Part, Shard
+from hummingbird.pir.serving.workers import Workers
 from hummingbird.pir.table import Source, State, first_state
 
 COLLECT_SECONDS = 60.0  # for which a client in this process waits
@@ -41,7 +42,7 @@ class Server:
 
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
     without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
-    and shares by ChaCha12 keys. shard: its records made ready (`shards.Workers`), by default in this process, on the
+    and shares by ChaCha12 keys. shard: its records made ready (`workers.Workers`), by default in this process, on the
     device. Methods may be called from any thread. InputError where there is no such device.
     """
 
@@ -103,7 +104,7 @@ class Server:
         return pack_answer(state, records, signature)
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """What a `Client` asks of a server in its own process; as `link.Link.begin`."""
+        """Take a message of a `Client` in this process, as `link.Link.begin`."""
         if method == "Describe":
             return self.describe
         if method == "Update":

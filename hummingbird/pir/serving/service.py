@@ -62,7 +62,10 @@ class Batcher:
         self._thread.start()
 
     def answer(self, keys: Tensor, decoder: str, wanted: Callable[[], bool] = lambda: True) -> tuple[State, Tensor]:
-        """As `Server.answer`, together with others' queries. wanted: asked before the work, is the client there?"""
+        """Answer as `Server.answer` does, together with others' queries.
+
+        wanted: asked before the work, whether the client is still there.
+        """
         job = _Job(keys, decoder, wanted)
         with self._changed:
             if self._closing:

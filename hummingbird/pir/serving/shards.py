@@ -1,39 +1,16 @@
-"""The records of a table made ready for queries: in this process, or spread over worker processes.
-
-Every worker maps the file and prepares its own run of leaves, so that all of them together hold the table once. A query
-goes to all, and their answers add up (xor, or sums mod 2^width), since a selection over all rows is the union of the
-selections over the runs. A worker ends with its pipe. One that dies takes the server with it: half a table answers
-wrongly, not slowly.
-"""
+"""The records of a table, or of a part of it, made ready for queries (over worker processes: workers.py)."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import socket
-import struct
-import subprocess
-import sys
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError
-from hummingbird.kernels import rows as kernel
-from hummingbird.kernels.dpf import LEAF_ROWS, leaves_of
-from hummingbird.pir.messages import as_bytes
+from hummingbird.kernels.lookups import rows as kernel
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS
 from hummingbird.pir.table import Source, leaf_digests
-from hummingbird.wire.frame import pack_tensors, unpack_tensors
-
-_FRAME = struct.Struct("<Q")
-_LOAD_SECONDS = 3600.0  # for a worker to load its part
-_WORK_SECONDS = 300.0  # for one answer
-_WRITE = -1  # in place of a width: write records
-_INTS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class Shard(Protocol):
@@ -65,7 +42,7 @@ class Part:
         self._first, self._last = first, last
         self._leaf = first // LEAF_ROWS
         self.digests: list[bytes] = []
-        self._table = kernel.table_on(device, last - first, source.facts.record_bytes)
+        self._table = kernel.Table(last - first, source.facts.record_bytes, device)
         for start, records in source.parts(first, last):
             records = np.ascontiguousarray(records)
             self.digests += leaf_digests(records)
@@ -89,171 +66,3 @@ class Part:
 
     def close(self) -> None:
         pass
-
-
-class Workers:
-    """A table in a file, over `count` processes of one thread each.
-
-    EnvironmentProblem if they cannot start, InputError for what is wrong with the file.
-    """
-
-    def __init__(self, path: Path, tensor: str | None, count: int) -> None:
-        rows = Source.open(path, tensor).facts.rows
-        leaves = leaves_of(rows)
-        if not 0 < count <= leaves:
-            hint = f"a worker has whole leaves of {LEAF_ROWS} rows, of which this table has {leaves}"
-            raise InputError(f"{count} workers for {rows:,} rows", where="workers", hint=hint)
-        cuts = [min(rows, leaves * number // count * LEAF_ROWS) for number in range(count + 1)]
-        self._workers: list[_Worker] = []
-        try:
-            for first, last in zip(cuts, cuts[1:], strict=False):
-                self._workers.append(_Worker(path, tensor, first, last))
-            parts = [worker.receive(_LOAD_SECONDS) for worker in self._workers]
-        except BaseException:
-            self.close()
-            raise
-        self.digests = [row.numpy().tobytes() for (digests,) in parts for row in digests]
-
-    def accept(self, keys: Tensor, width: int) -> None:
-        pass
-
-    def answer(self, keys: Tensor, width: int) -> Tensor:
-        parts = self._ask([torch.tensor([width]), keys])
-        total = parts[0].view(_INTS[width or 8])
-        for part in parts[1:]:
-            total = total + part.view(total.dtype) if width else total ^ part
-        return total.view(torch.uint8)
-
-    def write(self, indices: Tensor, records: Tensor) -> None:
-        self._ask([torch.tensor([_WRITE]), indices, records])
-
-    def _ask(self, message: list[Tensor]) -> list[Tensor]:
-        """Every worker's answer. After a failure there is no next question: answers to this one may be on their way."""
-        try:
-            for worker in self._workers:
-                worker.send(message)
-            return [worker.receive(_WORK_SECONDS)[0] for worker in self._workers]
-        except BaseException:
-            self.close()
-            raise
-
-    def check(self) -> None:
-        for worker in self._workers:
-            worker.check()
-
-    def close(self) -> None:
-        for worker in self._workers:
-            worker.hang_up()
-        for worker in self._workers:
-            worker.wait()
-
-
-class _Worker:
-    """The server's end of one worker process."""
-
-    def __init__(self, path: Path, tensor: str | None, first: int, last: int) -> None:
-        self._name = f"the worker for rows {first} to {last - 1}"
-        self._socket, other = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[3])
-        python_path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-        job = json.dumps([str(path), tensor, first, last])
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, job],
-                stdin=other.fileno(),
-                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # a Ctrl-C is for the server, which finishes its queue first
-            )
-        except OSError as error:
-            self._socket.close()
-            raise EnvironmentProblem(f"cannot start a worker: {error.strerror}", where=self._name) from None
-        finally:
-            other.close()
-
-    def send(self, tensors: list[Tensor]) -> None:
-        self._socket.settimeout(_WORK_SECONDS)
-        try:
-            _send(self._socket, tensors)
-        except OSError:
-            raise self._lost() from None
-
-    def receive(self, seconds: float) -> list[Tensor]:
-        self._socket.settimeout(seconds)
-        try:
-            answer = _receive(self._socket)
-        except OSError:
-            answer = None
-        if answer is None:
-            raise self._lost()
-        if len(answer) == 2:  # what, hint
-            what, hint = (part.numpy().tobytes().decode() for part in answer)
-            raise InputError(what, where=self._name, hint=hint)
-        return answer
-
-    def check(self) -> None:
-        if self._process.poll() is not None:
-            raise self._lost()
-
-    def _lost(self) -> PeerError:
-        return PeerError(f"{self._name} has ended or does not answer", hint="start this server again")
-
-    def hang_up(self) -> None:
-        self._socket.close()
-
-    def wait(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait(5.0)
-
-
-def _send(pipe: socket.socket, tensors: list[Tensor]) -> None:
-    frame = pack_tensors(tensors)
-    pipe.sendall(_FRAME.pack(len(frame)))
-    pipe.sendall(frame)
-
-
-def _receive(pipe: socket.socket) -> list[Tensor] | None:
-    """The next message; None at the end."""
-    head = _read(pipe, _FRAME.size)
-    if head is None:
-        return None
-    data = _read(pipe, _FRAME.unpack(head)[0])
-    return None if data is None else unpack_tensors(data)
-
-
-def _read(pipe: socket.socket, size: int) -> bytearray | None:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        count = pipe.recv_into(view)
-        if not count:
-            return None
-        view = view[count:]
-    return data
-
-
-def work(job: str) -> None:
-    """A worker process: load, tell the digests, then answer until the pipe on stdin ends."""
-    path, tensor, first, last = json.loads(job)
-    pipe = socket.socket(fileno=os.dup(0))
-    torch.set_num_threads(1)
-    try:
-        part = Part(Source.open(path, tensor), first, last)
-    except HummingbirdError as error:
-        _send(pipe, [as_bytes(error.what.encode()), as_bytes(error.hint.encode())])
-        return
-    _send(pipe, [torch.stack([as_bytes(digest) for digest in part.digests])])
-    while (message := _receive(pipe)) is not None:
-        width, *rest = message
-        if int(width) == _WRITE:
-            part.write(rest[0], rest[1])
-            _send(pipe, [width])
-        else:
-            _send(pipe, [part.answer(rest[0], int(width))])
-
-
-if __name__ == "__main__":
-    work(sys.argv[1])
-    os._exit(0)  # there is nothing to save, and taking torch down takes longer than a server's operator may wait

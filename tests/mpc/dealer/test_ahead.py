@@ -12,17 +12,19 @@ import pytest
 import torch
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations import Request
-from hummingbird.mpc.dealer.ahead import Account, Ahead, Material, Supply, share_bytes
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.correlations.request import Request, corrections, expand, received
+from hummingbird.mpc.dealer.ahead import Ahead, Supply
 from tests.support.correlation_checks import CASES
 from tests.support.patience import HANG, NEVER, until
 
-UNIT = share_bytes(Request("square", {"shape": [1]}))
+UNIT = SquarePair((1,)).share_bytes
 
 
-def square(size: int) -> Request:
+def square(size: int) -> SquarePair:
     """A request of `size` units of memory."""
-    return Request("square", {"shape": [size]})
+    return SquarePair((size,))
 
 
 class Maker:
@@ -32,14 +34,14 @@ class Maker:
         self.fail_at, self.gate = fail_at, gate
         self.calls: list[tuple[int, int]] = []
 
-    def __call__(self, first: int, requests: Sequence[Request]) -> Iterator[Material]:
+    def __call__(self, first: int, requests: Sequence[Request[Any]]) -> Iterator[Material]:
         self.calls.append((first, len(requests)))
         for index in range(first, first + len(requests)):
             if self.gate is not None:
                 self.gate.wait(NEVER)
             if index == self.fail_at:
                 raise DealerError(f"no material {index}", where="the maker", hint="none")
-            yield Material([torch.tensor(index)], 0.5, 3, 0.25)
+            yield Material({"r": torch.tensor(index)}, 3, expanding_seconds=0.5, dealer_seconds=0.25)
 
     @property
     def made(self) -> list[int]:
@@ -47,23 +49,21 @@ class Maker:
 
 
 def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = NEVER, **options: Any) -> Ahead:
-    return Ahead(
-        maker, Account(), "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options
-    )
+    return Ahead(maker, "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options)
 
 
-def number(supply: Supply, request: Request) -> int:
-    return int(supply.take(request)[0])
+def number(supply: Supply, request: Request[Any]) -> int:
+    return int(supply.correlation(request).shares["r"])
 
 
-def test_in_order_and_counted_when_handed_out() -> None:
+def test_in_order_and_with_its_cost() -> None:
     ahead = begin(Maker())
     first, second = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)] * 3)
-    time.sleep(0.05)
-    account = ahead.account
-    assert (account.offline_bits, account.seconds_expanding, account.dealer_seconds) == (0, 0.0, 0.0)
-    assert [number(first, square(1)) for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert (account.offline_bits, account.seconds_expanding, account.dealer_seconds) == (15, 2.5, 1.25)
+    taken = [first.correlation(square(1)) for _ in range(5)]
+    assert [int(material.shares["r"]) for material in taken] == [0, 1, 2, 3, 4]
+    for material in taken:
+        assert (material.offline_bits, material.expanding_seconds, material.dealer_seconds) == (3, 0.5, 0.25)
+        assert material.waiting_seconds > 0
     assert [number(second, square(1)) for _ in range(3)] == [5, 6, 7]
     ahead.close()
 
@@ -109,12 +109,12 @@ def test_two_supplies_in_turns_cannot_block_each_other(units: int) -> None:
 def test_another_request_than_the_reserved_one_is_refused_and_costs_nothing() -> None:
     ahead = begin(Maker())
     supply = ahead.reserve(0, [square(1), square(2)])
-    with pytest.raises(DealerError, match=r"take\(\) of square .*\[3\].*, but square .*\[1\].* was reserved") as caught:
-        supply.take(square(3))
+    with pytest.raises(DealerError, match=r"for square .*\[3\].*, but square .*\[1\].* was reserved") as caught:
+        supply.correlation(square(3))
     assert caught.value.where == "here" and caught.value.hint
-    assert [number(supply, request) for request in (square(1), Request("square", {"shape": [2]}))] == [0, 1]
+    assert [number(supply, request) for request in (square(1), SquarePair((2,)))] == [0, 1]
     with pytest.raises(DealerError, match="but nothing more was reserved"):
-        supply.take(square(1))
+        supply.correlation(square(1))
     ahead.close()
 
 
@@ -123,10 +123,10 @@ def test_an_error_surfaces_where_its_material_is_missing() -> None:
     supply, other = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)])
     assert [number(supply, square(1)) for _ in range(2)] == [0, 1]
     with pytest.raises(DealerError, match="no material 2"):
-        supply.take(square(1))
+        supply.correlation(square(1))
     for later in (supply, other, ahead.reserve(6, [square(1)])):
         with pytest.raises(DealerError, match="an earlier request failed"):
-            later.take(square(1))
+            later.correlation(square(1))
     ahead.close()
     assert ahead._thread is not None and not ahead._thread.is_alive()
 
@@ -136,7 +136,7 @@ def test_a_take_waits_only_while_something_is_made() -> None:
     ahead = begin(Maker(gate=gate), patience=0.3)
     started = time.monotonic()
     with pytest.raises(DealerError, match="no correlated randomness for 0 s") as caught:
-        ahead.reserve(0, [square(1)]).take(square(1))
+        ahead.reserve(0, [square(1)]).correlation(square(1))
     assert time.monotonic() - started >= 0.3 and caught.value.hint
     gate.set()
     ahead.close()
@@ -150,7 +150,7 @@ def test_closing_ends_the_thread_and_those_who_wait() -> None:
     def wait() -> None:
         try:
             while True:
-                supply.take(square(1))
+                supply.correlation(square(1))
         except DealerError as error:
             errors.append(str(error))
 
@@ -173,7 +173,7 @@ def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
     ahead.close()
     assert ahead._thread is not None and ahead._thread.is_alive()
     with pytest.raises(DealerError, match="the client is closed"):
-        supply.take(square(1))
+        supply.correlation(square(1))
     gate.set()
 
 
@@ -191,14 +191,12 @@ def test_a_slice_that_was_given_up_holds_no_memory() -> None:
 
 
 def test_the_size_of_shares_in_memory() -> None:
-    from hummingbird.mpc.correlations import corrections, expand, received
-
     for request, _ in CASES:
         seeds = [bytes(16), bytes(range(16))]
         for rank in range(2):
             shares = expand(request, 0, seeds[rank], rank)
-            shares += received(request, corrections(request, 0, seeds)) if rank == 0 else []
-            assert share_bytes(request) == sum(share.nbytes for share in shares), request
+            shares |= received(request, corrections(request, 0, seeds)) if rank == 0 else {}
+            assert request.share_bytes == sum(share.nbytes for share in shares.values()), request
 
 
 def test_a_dealer_killed_while_nobody_waits_is_an_error_of_the_next_take(running: Any) -> None:
@@ -206,14 +204,14 @@ def test_a_dealer_killed_while_nobody_waits_is_an_error_of_the_next_take(running
     client = running.all(1)[0]
     requests = [square(1 << 16)] * 40
     supply = client.reserve(requests)
-    supply.take(requests[0])
+    supply.correlation(requests[0])
     client._cancel()
     with pytest.raises(DealerError):
         for request in requests[1:]:
-            supply.take(request)
+            supply.correlation(request)
             client._cancel()
     with pytest.raises(DealerError, match="an earlier request failed"):
-        client.take(square(1))
+        client.correlation(square(1))
 
 
 def test_interleaved_slices_and_takes_from_real_clients(running: Any) -> None:
@@ -224,8 +222,8 @@ def test_interleaved_slices_and_takes_from_real_clients(running: Any) -> None:
     for client in clients:
         one, two = client.reserve([request] * 4), client.reserve([request] * 4)
         orders = "2 1 0 2 1 1 2 0 1 2".split()
-        takes = [{"0": client.take, "1": one.take, "2": two.take}[who] for who in orders]
-        columns.append([take(request) for take in takes])
+        sources = [{"0": client, "1": one, "2": two}[who] for who in orders]
+        columns.append([tuple(source.correlation(request).shares.values()) for source in sources])
     seen = set()
     for (r0, s0), (r1, s1) in zip(*columns, strict=True):
         assert torch.equal(s0 + s1, (r0 + r1) ** 2)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations import Request, check
+from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.dealer import server as server_module
 from hummingbird.mpc.dealer.server import Used
 from hummingbird.version import VERSION
@@ -43,7 +44,7 @@ def test_parties_and_version_mismatch_name_both_sides(running, monkeypatch):
 
 def test_an_index_is_served_once(running):
     client = running.all(1)[0]
-    client.take(Request("square", {"shape": [2]}))
+    client.correlation(SquarePair((2,)))
     fields = {"session": client._session.hex(), "token": client._token.hex(), "wait": 1, "requests": [SQUARE, SQUARE]}
     assert "index 0 has been served already" in refusal(running, "Correct", first=0, **fields)
     assert len(raw(running, "Correct", first=1, **fields)) == 2
@@ -53,9 +54,9 @@ def test_an_index_is_served_once(running):
     assert len(raw(running, "Correct", first=3, **fields)) == 2  # and can be filled later
     assert running.dealer._sessions[client._session].used_indices.spans == [(0, 5), (7, 9)]
     with pytest.raises(DealerError, match="index 1 has been served already"):
-        client.take(Request("square", {"shape": [2]}))
+        client.correlation(SquarePair((2,)))
     with pytest.raises(DealerError, match="an earlier request failed"):
-        client.take(Request("square", {"shape": [2]}))
+        client.correlation(SquarePair((2,)))
 
 
 def test_used_indices_against_a_set():
@@ -85,7 +86,7 @@ def test_an_index_is_used_up_by_a_call_that_is_abandoned(running):
     stream.cancel()
     until(lambda: not running.dealer._sessions[client._session].busy, "the end of a cancelled call")
     with pytest.raises(DealerError, match="index 0 has been served already"):
-        client.take(Request("square", {"shape": [2]}))
+        client.correlation(SquarePair((2,)))
 
 
 def test_party_1_gets_no_corrections(running):
@@ -130,7 +131,7 @@ def test_malformed_requests_are_refused(running, fields):
     client = running.all(1)[0]
     good = {"session": client._session.hex(), "token": client._token.hex(), "first": 0, "wait": 1}
     assert refusal(running, "Correct", **{**good, **fields})
-    client.take(Request("square", {"shape": [2]}))  # the session goes on, and index 0 was not used up
+    client.correlation(SquarePair((2,)))  # the session goes on, and index 0 was not used up
 
 
 MASKED = {"count": 1, "k": 20, "m": 0, "tables": 3, "ring": 64}
@@ -153,11 +154,11 @@ HUGE = 1 << 27
     ],
 )
 def test_numbers_are_bounded_before_lists_are_built_from_them(kind, params):
-    check(Request("masked", MASKED))
-    check(Request("additive", {**CONV, "kwargs": {"padding": 1, "dilation": 2}}))
+    from_json({"kind": "masked", "params": MASKED})
+    from_json({"kind": "additive", "params": {**CONV, "kwargs": {"padding": 1, "dilation": 2}}})
     tracemalloc.start()
     with pytest.raises(DealerError) as caught:
-        check(Request(kind, params))
+        from_json({"kind": kind, "params": params})
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20 and len(str(caught.value)) < 1000
@@ -195,9 +196,11 @@ def test_malformed_joins_and_bytes_are_refused(running):
 def test_bad_request_is_an_error_at_every_party(running):
     for client in running.all(2):
         with pytest.raises(DealerError, match="unknown kind"):
-            client.take(Request("cube", {}))
-        with pytest.raises(DealerError, match="exceeds"):
-            client.reserve([Request("square", {"shape": [1 << 40]})])
+            client.correlation(from_json({"kind": "cube", "params": {}}))
+        with pytest.raises(DealerError, match=r"shape \(1099511627776,\) is not at most 8 sizes in 0\.\.268435456"):
+            client.reserve([SquarePair((1 << 40,))])
+        with pytest.raises(DealerError, match="exceeds 268435456 elements"):
+            client.reserve([SquarePair((1 << 15, 1 << 15))])
 
 
 def test_a_fault_in_the_dealer_is_an_error_of_the_client(running, monkeypatch):
@@ -207,7 +210,7 @@ def test_a_fault_in_the_dealer_is_an_error_of_the_client(running, monkeypatch):
     client = running.all(1)[0]
     monkeypatch.setattr(server_module, "corrections", broken)
     with pytest.raises(DealerError, match="the service failed: RuntimeError") as caught:
-        client.take(Request("square", {"shape": [2]}))
+        client.correlation(SquarePair((2,)))
     assert "boom" not in str(caught.value)  # a foreign text may hold data
 
 
@@ -221,14 +224,14 @@ def test_client_believes_no_sizes(running, monkeypatch):
         client = running.all(1)[0]
         monkeypatch.setattr(server_module, "corrections", lambda *_, wrong=wrong: wrong)
         with pytest.raises(DealerError, match="malformed corrections for square"):
-            client.take(Request("square", {"shape": [2]}))
+            client.correlation(SquarePair((2,)))
 
 
 def test_missing_party_is_named(running):
     client = running.join(0, 3, os.urandom(16))
     client._timeout = 0.4  # from here on: joining is not to run into it
     with pytest.raises(DealerError, match=r"parties \[1, 2\] did not join"):
-        client.take(Request("square", {"shape": [2]}))
+        client.correlation(SquarePair((2,)))
 
 
 def test_waits_for_a_late_party(running):
@@ -237,7 +240,8 @@ def test_waits_for_a_late_party(running):
     late = []
     timer = threading.Timer(0.3, lambda: late.append(running.join(1, 2, session)))
     timer.start()
-    mine = first.take(Request("square", {"shape": [5]}))
+    mine = first.correlation(SquarePair((5,)))
     timer.join()
-    r, squared = (a + b for a, b in zip(mine, late[0].take(Request("square", {"shape": [5]})), strict=True))
+    theirs = late[0].correlation(SquarePair((5,)))
+    r, squared = (mine.shares[name] + theirs.shares[name] for name in ("r", "square"))
     assert torch.equal(squared, r * r)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.server import MAX_BUSY, MAX_SESSIONS, Dealer
@@ -33,7 +33,7 @@ def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
     clients[0].close()
     assert session not in running.dealer._sessions
     with pytest.raises(DealerError, match="the client is closed"):
-        clients[0].take(Request("square", {"shape": [2]}))
+        clients[0].correlation(SquarePair((2,)))
     with pytest.raises(DealerError, match="this session has ended"):
         running.join(0, 2, session)
 
@@ -43,7 +43,7 @@ def test_party_0_may_leave_before_the_others_come():
     seed, token = dealer.join(b"s" * 16, 0, 2, VERSION)
     dealer.leave(b"s" * 16, token)
     with pytest.raises(DealerError, match="party 0 has left"):
-        next(dealer.correct(b"s" * 16, token, 0, [Request("square", {"shape": [1]})], 0.0))
+        next(dealer.correct(b"s" * 16, token, 0, [SquarePair((1,))], 0.0))
     assert not dealer.ended.is_set()
     other, empty = dealer.join(b"s" * 16, 1, 2, VERSION)
     assert other != seed and empty == b"" and dealer.ended.is_set()
@@ -56,7 +56,7 @@ def test_the_number_of_sessions_is_limited():
         tokens.append(dealer.join(number.to_bytes(16, "big"), 0, 1, VERSION)[1])
     with pytest.raises(DealerError, match=f"keeps {MAX_SESSIONS} sessions already"):
         dealer.join(b"x" * 16, 0, 1, VERSION)
-    request = [Request("square", {"shape": [1]})]
+    request = [SquarePair((1,))]
     calls = [
         dealer.correct(number.to_bytes(16, "big"), token, 0, request, 1.0)
         for number, token in enumerate(tokens[: MAX_BUSY + 1])
@@ -79,7 +79,7 @@ def test_idle_sessions_are_dropped():
 def test_one_call_at_a_time_and_time_is_counted():
     dealer = Dealer()
     _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
-    request = Request("square", {"shape": [100_000]})
+    request = SquarePair((100_000,))
     frames = dealer.correct(b"a" * 16, token, 0, [request] * 2, 1.0)
     next(frames)
     seconds = dealer.seconds(b"a" * 16)
@@ -143,15 +143,15 @@ def test_spawned_dealer_ends_with_its_session():
 def test_killed_dealer_is_an_error_before_the_timeout():
     address, process = spawn_local(1, HANG)
     client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=NEVER)
-    client.take(Request("square", {"shape": [2]}))
+    client.correlation(SquarePair((2,)))
     threading.Timer(0.5, process.kill).start()
     with pytest.raises(DealerError, match="connection is lost") as caught:
-        supply = client.reserve([Request("square", {"shape": [1 << 20]})] * 2000)  # 16 GB: killed in the middle
+        supply = client.reserve([SquarePair((1 << 20,))] * 2000)  # 16 GB: killed in the middle
         for _ in range(2000):
-            supply.take(Request("square", {"shape": [1 << 20]}))
+            supply.correlation(SquarePair((1 << 20,)))
     assert address in str(caught.value) and caught.value.hint
     with pytest.raises(DealerError, match="an earlier request failed"):
-        client.take(Request("square", {"shape": [2]}))
+        client.correlation(SquarePair((2,)))
     client.close()
     process.wait(HANG)
     with pytest.raises(DealerError, match="nothing answers") as caught:
@@ -166,7 +166,7 @@ def test_stopped_dealer_is_an_error_after_the_timeout():
     os.kill(process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(DealerError, match="no answer in time"):
-            client.take(Request("square", {"shape": [2]}))
+            client.correlation(SquarePair((2,)))
         client.close()
     finally:
         os.kill(process.pid, signal.SIGCONT)

@@ -15,12 +15,13 @@ import hummingbird
 from hummingbird.__main__ import main
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, DealerError, InputError
-from hummingbird.mpc.correlations import Request
+from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.correlations.truncation import Truncation
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from tests.jobs.stores import SLICE, net, rows, write_store
-from tests.support.correlation_checks import CASES
+from tests.support.correlation_checks import CASES, columns
 from tests.support.nursery import Nursery, all_fail
 
 SLOTS = 3
@@ -47,18 +48,23 @@ def closing(stores: list[StoreDealer]) -> None:
 @pytest.mark.parametrize("parties", [1, 2, 3])
 def test_a_store_holds_every_correlation(tmp_path: Path, parties: int) -> None:
     stores = opened(dealt(tmp_path, parties), parties)
-    seen = []
+    seen, taken = [], []
     for _ in range(SLOTS):
         slots = [store.reserve(None) for store in stores]
         for request, verify in KINDS:
-            parts = list(zip(*(slot.take(request) for slot in slots), strict=True))
+            materials = [slot.correlation(request) for slot in slots]
+            parts = columns(request, materials)
             verify(parts, **request.params)
+            taken.append(materials)
             seen.append([share.tolist() for column in parts for share in column])
     assert len({str(part) for part in seen}) == len(seen)  # nothing twice
-    bits = SLOTS * sum(request.correction_bits for request in BATCH)
-    assert [store.offline_bits for store in stores] == [bits] + [0] * (parties - 1)
-    assert all(store.seconds_waiting > 0 and store.seconds_expanding > 0 for store in stores)
-    assert stores[0].dealer_seconds == pytest.approx(stores[0].header.seconds)
+    bits = [request.correction_bits for request in BATCH] * SLOTS
+    for rank, materials in enumerate(zip(*taken, strict=True)):
+        assert [material.offline_bits for material in materials] == ([0] * len(bits) if rank else bits)
+        assert all(material.waiting_seconds > 0 and material.expanding_seconds > 0 for material in materials)
+        # A slot's first piece tells of the dealer's work on all of it.
+        told = [material.dealer_seconds for material in materials]
+        assert sum(told) == pytest.approx(stores[0].header.seconds) and sum(second > 0 for second in told) == SLOTS
     with pytest.raises(DealerError, match="all 3 slots of the store are used"):
         stores[0].reserve(None)
     closing(stores)
@@ -69,7 +75,7 @@ def test_two_slices_in_turns(tmp_path: Path) -> None:
     pairs = [[store.reserve(BATCH), store.reserve(BATCH)] for store in stores]
     for request, verify in KINDS:
         for number in (1, 0):
-            verify(list(zip(*(pair[number].take(request) for pair in pairs), strict=True)), **request.params)
+            verify(columns(request, [pair[number].correlation(request) for pair in pairs]), **request.params)
     assert [entry["used"] for entry in ledger_of(tmp_path)[1:]] == [1, 0]  # both, in the order of their first takes
     for slot in (0, 1):
         with pytest.raises(DealerError, match=f"slot {slot} has been handed out already"):
@@ -78,19 +84,19 @@ def test_two_slices_in_turns(tmp_path: Path) -> None:
 
 
 def test_setup_is_the_same_in_every_run_and_nobody_writes_into_it(tmp_path: Path) -> None:
-    setup = [Request("square", {"shape": [5]}), Request("truncate", {"count": 4, "shift": 3})]
+    setup = [SquarePair((5,)), Truncation(4, shift=3)]
     dealt(tmp_path, setup=setup)
     taken = []
     for _ in range(2):
         stores = opened(tmp_path)
         for _ in range(2):
-            columns = [[store.take(request) for request in setup] for store in stores]
-            (r, squared), _ = ([a + b for a, b in zip(*parts, strict=True)] for parts in zip(*columns, strict=True))
+            squares, _ = [[store.correlation(request).shares for store in stores] for request in setup]
+            r, squared = (sum(shares[name] for shares in squares) for name in ("r", "square"))
             assert torch.equal(squared, r * r)
             taken.append(r)
-            columns[0][0][1].zero_()
+            squares[0]["square"].zero_()
         with pytest.raises(DealerError, match="nothing for square .*9.* outside of a net's slices, at this place"):
-            stores[0].take(Request("square", {"shape": [9]}))
+            stores[0].correlation(SquarePair((9,)))
         closing(stores)
     assert all(torch.equal(r, taken[0]) for r in taken)
 
@@ -130,7 +136,7 @@ def test_chunks_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     stores = opened(dealt(tmp_path))
     slots = [store.reserve(None) for store in stores]
     for request, verify in KINDS:
-        verify(list(zip(*(slot.take(request) for slot in slots), strict=True)), **request.params)
+        verify(columns(request, [slot.correlation(request) for slot in slots]), **request.params)
     closing(stores)
 
 
@@ -146,14 +152,14 @@ def test_a_slot_is_marked_at_its_first_take_and_not_before(tmp_path: Path) -> No
     (first, _) = stores = opened(tmp_path)
     slot = first.reserve(None)
     assert ledger_of(tmp_path)[1:] == []
-    slot.take(BATCH[0])
-    slot.take(BATCH[1])
+    slot.correlation(BATCH[0])
+    slot.correlation(BATCH[1])
     assert ledger_of(tmp_path)[1:] == [{"used": 0}]
     closing(stores)
     again = StoreDealer(tmp_path, rank=0, parties=2)
     assert (again.next_slot, again.slots_left) == (1, 2)
     again.skip_to(2)
-    again.reserve(None).take(BATCH[0])
+    again.reserve(None).correlation(BATCH[0])
     again.close()
     assert StoreDealer(tmp_path, rank=0, parties=2).slots_left == 0
 
@@ -167,7 +173,7 @@ def test_a_mark_that_a_crash_has_cut_off_counts(tmp_path: Path, rest: str) -> No
         assert store.next_slot == 2
         store.close()
     store = StoreDealer(tmp_path, rank=0, parties=2)
-    store.reserve(None).take(BATCH[0])
+    store.reserve(None).correlation(BATCH[0])
     store.close()
     assert StoreDealer(tmp_path, rank=0, parties=2).next_slot == 3
 
@@ -292,17 +298,17 @@ def test_a_damaged_chunk_is_found_before_anything_of_its_slot_is_used(tmp_path: 
         supply = store.reserve(None)
         if number == slot:
             with pytest.raises(DealerError, match=f"bytes {slot * size:,} to .* are damaged"):
-                supply.take(BATCH[0])
+                supply.correlation(BATCH[0])
             break
         for request in BATCH:
-            supply.take(request)
+            supply.correlation(request)
     store.close()
     again = StoreDealer(tmp_path, rank=0, parties=2)
     assert again.next_slot == slot + 1
     for _ in range(again.slots_left):
         supply = again.reserve(None)
         for request in BATCH:
-            supply.take(request)
+            supply.correlation(request)
     again.close()
 
 
@@ -319,7 +325,7 @@ def test_other_nets_bits_and_shapes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DealerError, match="other requests than this net makes"):
         store.reserve(BATCH[1:])
     with pytest.raises(DealerError, match="was reserved at this place"):
-        store.reserve(None).take(Request("square", {"shape": [99]}))
+        store.reserve(None).correlation(SquarePair((99,)))
 
 
 def test_facts_do_not_depend_on_weights() -> None:

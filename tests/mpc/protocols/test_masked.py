@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
-from hummingbird.mpc.correlations import Request, expand
+from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
@@ -27,8 +29,8 @@ def opened_sum(results: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def masks(session: Session, count: int, k: int, m: int) -> Tensor:
     """The lambdas that the next request of these sessions will hold."""
     dealer: Any = session.dealer
-    request = Request("masked", {"count": count, "k": k, "m": m, "tables": cost.tables(k - m), "ring": 64})
-    words = [expand(request, dealer._index, seed, rank)[0] for rank, seed in enumerate(dealer._seeds)]
+    request = MaskedOpening(count, k, m, cost.tables(k - m), ring=64)
+    words = [expand(request, dealer._index, seed, rank)["mask"] for rank, seed in enumerate(dealer._seeds)]
     return sum(words[1:], words[0].clone()) & ((1 << k) - 1)
 
 
@@ -201,18 +203,18 @@ def test_one_table_costs_k_plus_two_bits_and_two_rounds() -> None:
 # Mutations: any wrong bit of the material, or a wrong step of the tree, changes a result --------------------------
 
 
-def wrong_results(change: Callable[[Request, list[Tensor]], None], k: int, m: int) -> int:
+def wrong_results(change: Callable[[Request[Any], dict[str, Tensor]], None], k: int, m: int) -> int:
     """How many of all (x, lambda) pairs come out wrong when `change` alters party 0's material."""
     sessions = make_sessions(2)
     x, _ = every_pair(sessions[0], k, m)
-    take = sessions[0].dealer.take
+    correlation = sessions[0].dealer.correlation
 
-    def altered(request: Request) -> list[Tensor]:
-        out = take(request)
-        change(request, out)
-        return out
+    def altered(request: Request[Any]) -> Material:
+        material = correlation(request)
+        change(request, material.shares)
+        return material
 
-    sessions[0].dealer.take = altered  # type: ignore[method-assign]
+    sessions[0].dealer.correlation = altered  # type: ignore[method-assign]
     y, z = run(sessions, x, k, m)
     edge = (1 << (k - 1)) - (1 << m if m else 0)
     certain = (x >= -edge) & (x < edge) & ((x < 0) | (x >= 1 << m))
@@ -221,17 +223,17 @@ def wrong_results(change: Callable[[Request, list[Tensor]], None], k: int, m: in
 
 @pytest.mark.parametrize("entry", range(16))
 def test_any_wrong_table_entry_shows(entry: int) -> None:
-    def flip(request: Request, shares: list[Tensor]) -> None:
+    def flip(request: Request[Any], shares: dict[str, Tensor]) -> None:
         if request.kind == "masked":
-            shares[6].view(-1, 2)[:, entry // 8] ^= 1 << (entry % 8)
+            shares["table_0"].view(-1, 2)[:, entry // 8] ^= 1 << (entry % 8)
 
     assert wrong_results(lambda request, shares: None, 4, 0) == 0
     assert wrong_results(flip, 4, 0) > 0
 
 
-@pytest.mark.parametrize("field", range(1, 6))
-def test_any_wrong_share_shows(field: int) -> None:
-    def spoil(request: Request, shares: list[Tensor]) -> None:
+@pytest.mark.parametrize("field", ["bits", "carry", "choice", "wrap", "product"])
+def test_any_wrong_share_shows(field: str) -> None:
+    def spoil(request: Request[Any], shares: dict[str, Tensor]) -> None:
         if request.kind == "masked":
             shares[field] ^= 1
 
@@ -242,10 +244,10 @@ def test_any_wrong_share_shows(field: int) -> None:
 def test_any_wrong_borrow_shows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "tables", lambda w: 6)
     assert wrong_results(lambda request, shares: None, 6, 0) == 0
-    products = {"and": (2,), "and_pair": (3, 4)}[kind]
+    products = {"and": ["c"], "and_pair": ["pg", "pq"]}[kind]
     for field in products:
 
-        def spoil(request: Request, shares: list[Tensor], field: int = field) -> None:
+        def spoil(request: Request[Any], shares: dict[str, Tensor], field: str = field) -> None:
             if request.kind == kind:
                 shares[field][-1] ^= 0xFF
 

@@ -1,0 +1,306 @@
+"""The plan of a polynomial net at given parameters, or how many primes it lacks.
+
+A value is an integer times a unit, a fraction that is followed exactly: 2^-s for an input, u 2^-t after weights at
+scale 2^t, u^2 after a square. s and t are the smallest that keep each kind of error below 2^-12 of a typical value
+(noise.py). Products are not relinearised, sizes go 2, 3, 5, 9. No scale is lowered before the answer is masked, so that
+nothing is rounded and an answer's error tells nothing of the weights (masking.py); the flood is the largest that leaves
+the answer 13 bits, and where that hides too little the answer's scale is raised first. Behind the mask the answer is
+divided by as many primes as leave the rounding below 2^-14 of a typical value.
+
+No integer may leave its modulus: |value| <= bound (bounds.py), and an error of 8 deviations on top.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ModelError, Problem
+from hummingbird.graph import Step
+from hummingbird.he.compile.builder import Builder, common, exact_norm, margin, parts, public_steps, quantized
+from hummingbird.he.compile.im2col import SUMS, Map, is_weighted, linear_map, view
+from hummingbird.he.compile.magnitudes import Magnitude
+from hummingbird.he.compile.placement import Placement
+from hummingbird.he.compile.registers import Located, Registers
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.operations import Combine, Form, Linear, Product
+from hummingbird.he.runtime.program import Line, Plan
+from hummingbird.he.runtime.rounds import Return, Send, Turn
+from hummingbird.he.scheme import masking, noise
+from hummingbird.he.scheme import packing as packings
+from hummingbird.he.scheme.masking import Mask
+from hummingbird.he.scheme.packing import spread
+from hummingbird.he.scheme.params import PRIME_BITS, Parameters
+
+_SPARE = 2  # bits below noise.PRECISION for what lowering a scale may add
+_FLOOD = noise.PRECISION + 1  # bits by which a typical answer is above its flood
+_MOST_PARTS = 8  # of a factor of a product: what kernels.multiply adds up exactly
+_WEIGHTS = 24  # bits of a row sum of whole weights above 26, at most
+_HOPELESS = 1e4  # bits
+_PEAK = 8  # deviations that an error may reach
+
+
+class NoRoom(Exception):
+    """A value does not fit; `primes` would do."""
+
+    def __init__(self, name: str, primes: int) -> None:
+        super().__init__(name)
+        self.name, self.primes = name, primes
+
+
+def is_product(step: Step) -> bool:
+    """Whether a step multiplies two values with each other, so that the server multiplies ciphertexts."""
+    return step.op == "square" or (step.op == "mul" and len(step.inputs) == 2)
+
+
+class Attempt(Builder):
+    """The plan for given parameters, or NoRoom."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        sizes: Sequence[Magnitude | None],
+        parameters: Parameters,
+        packing: str,
+        limits: Sequence[float],
+    ) -> None:
+        super().__init__(placement, sizes)
+        self.parameters, self.packing, self.limits = parameters, packing, limits
+        self.ring, self.degree = parameters.ring, parameters.degree
+        self.located: dict[int, Located] = {}
+        self.maps: dict[int, Map] = {}
+        self.sends = [Send(i, self.size(i).shape) for i in placement.sends[0]]
+        received = sum(send.count for send in self.sends) + 1  # the last one encrypts zero
+        self.registers = Registers(Form(received, 2, len(parameters.primes)))
+
+    def plan(self, bound: float, basis: str) -> Plan:
+        """The plan; `bound` and `basis` are for the client and for people."""
+        self.client_steps(0)
+        scale = self._input_scale()
+        first = 0
+        fresh = noise.fresh(self.packing, self.degree) * 2.0**-scale
+        for send in self.sends:
+            positions = torch.arange(first, first + send.count).view(send.shape)
+            self.located[send.value] = Located(0, positions, Fraction(1, 1 << scale))
+            self.errors[send.value] = math.hypot(self.error(send.value), fresh)
+            first += send.count
+        for send in self.sends:
+            self._check(send.value)
+        for index in self.placement.served[0]:
+            self._serve(index)
+        returns, masks = [], []
+        answers = sum(math.prod(self.size(index).shape) for index in self.placement.returns[0])
+        for index in self.placement.returns[0]:
+            back, mask = self._return(index, answers)
+            returns.append(back)
+            masks.append(mask)
+        registers = [self.located[back.value].register for back in returns]
+        turn = Turn(tuple(self.placement.client[0]), tuple(self.sends), tuple(returns), False, scale, scale)
+        self.client_steps(1)
+        public = Public(
+            "polynomial",
+            self.packing,
+            self.parameters,
+            self.size(0).shape,
+            bound,
+            public_steps(self.placement),
+            (turn,),
+            tuple(self.placement.client[1]),
+        )
+        program = self.registers.program(registers, masks)
+        lines = tuple(self.lines[i] for i in sorted(self.lines))
+        return Plan(public, tuple(self.steps), (program,), lines, basis)
+
+    def _input_scale(self) -> int:
+        """s: fresh errors below 2^-12 of a typical input; a message stays below 2^30."""
+        fresh = noise.fresh(self.packing, self.degree)
+        needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
+        largest = packings.peak(self.packing) * max(self.limits[send.value] for send in self.sends)
+        room = math.floor(29 - math.log2(max(largest, 2.0**-30)))
+        return max(0, min(math.ceil(noise.PRECISION + math.log2(max(needed))), room))
+
+    # ---- where ciphertexts are, and whether they fit
+
+    def _check(self, index: int) -> None:
+        """NoRoom unless the value's integers, with their errors, stay below half of the modulus they are kept by."""
+        located = self.located[index]
+        primes = self.registers.form(located).primes
+        largest = packings.peak(self.packing) * self.limits[index] + _PEAK * self.error(index)
+        bits = 1 + math.log2(max(largest, 2.0**-200)) - math.log2(abs(located.unit))
+        missing = bits - math.log2(self.parameters.modulus(primes))
+        if missing >= 0:
+            more = math.floor(min(missing, _HOPELESS) / PRIME_BITS) + 1
+            raise NoRoom(self.steps[index].name, len(self.parameters.primes) + more)
+
+    def _locate(self, index: int) -> Located:
+        """The value's ciphertexts; for a free step those of its inputs."""
+        if index not in self.located:
+            self.error(index)
+            self.located[index] = self._free(index)
+            self._check(index)
+        return self.located[index]
+
+    def _free(self, index: int) -> Located:
+        step = self.steps[index]
+        if step.op in ("cat", "stack"):
+            return self._joined(step, self.read(index))
+        before = self._locate(self.read(index)[0])
+        if step.op == "neg":
+            return replace(before, unit=-before.unit)
+        if step.op == "mul":
+            if step.attrs["value"] == 0:
+                raise ModelError([Problem(step.name, "a product with 0", "leave it out")])
+            return replace(before, unit=before.unit * Fraction(step.attrs["value"]))
+        return replace(before, index=view(step, before.index))
+
+    def _joined(self, step: Step, read: Sequence[int]) -> Located:
+        """cat and stack: another list of positions where all parts are in one register, else copied to one."""
+        places = [self._locate(i) for i in read]
+        if len({(place.register, place.unit) for place in places}) == 1:
+            return replace(places[0], index=view(step, *(place.index for place in places)))
+        unit, factors, _ = common([place.unit for place in places])
+        shifted, first = [], 0
+        for place in places:
+            shifted.append(torch.where(place.index < 0, -1, place.index + first))
+            first += self.registers.form(place).count
+        index = view(step, *shifted)
+        return self.registers.pick(tuple(place.register for place in places), index, tuple(factors), unit)
+
+    def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
+        """How many primes remain, the unit then, and the error that dividing adds."""
+        count, added = form.primes, 0.0
+        rounding = noise.switch(self.packing, self.degree, form.size)
+        while count > 1:
+            larger = unit * self.parameters.primes[count - 1]
+            now = math.hypot(added, rounding * abs(float(larger)))
+            if now > rms * 2.0 ** -(noise.PRECISION + _SPARE):
+                break
+            unit, count, added = larger, count - 1, now
+        return count, unit, added
+
+    # ---- the server's steps
+
+    def _serve(self, index: int) -> None:
+        step = self.steps[index]
+        own = 0.0
+        if is_weighted(step) or step.op in SUMS:
+            own = self._linear(index)
+        elif is_product(step):
+            self._multiply(index)
+        elif len(step.inputs) == 2:
+            self._add(index)
+        else:
+            self._shift(index)
+        if is_product(step):
+            a, b = (self.errors[i] for i in (self.read(index)[0], self.read(index)[-1]))
+            own = a * b
+        self.errors[index] = math.hypot(self.passed_on(index), own)
+        self._check(index)
+        located = self.located[index]
+        form = self.registers.form(located)
+        self.lines[index] = Line(
+            step.name,
+            step.op,
+            "encrypted",
+            0,
+            register=located.register,
+            level=form.primes,
+            scale=-math.log2(abs(located.unit)),
+            margin=margin(self.ring, self.registers.operations[located.register - 1]),
+            rms=self.size(index).rms,
+            error=self.errors[index],
+        )
+
+    def _linear(self, index: int) -> float:
+        """Weights, pools and sums; returns the error of rounding the weights."""
+        source = self.read(index)[0]
+        located = self._locate(source)
+        linear = linear_map(self.steps[index], located.index)
+        bits, own = 0, 0.0
+        if linear.weights is not None and not bool((linear.weights == linear.weights.round()).all()):
+            wrong = math.sqrt(linear.gather.taps.numel() * noise.ROUNDING) * self.size(source).rms
+            rms = max(self.size(index).rms, 2.0**-200)
+            norm = max(float(linear.weights.abs().sum(2).max()), 2.0**-200)
+            wanted = noise.PRECISION + math.log2(max(wrong, 2.0**-200) / rms)
+            bits = min(math.ceil(wanted), math.floor(PRIME_BITS + _WEIGHTS - math.log2(norm)))
+            own = wrong * 2.0**-bits
+        weights = parts(quantized(linear, bits, False), exact_norm(self.ring), self.steps[index].name)
+        unit = located.unit * Fraction(2) ** -bits / Fraction(linear.divisor)
+        constants = None if linear.bias is None else self._residues(linear.bias, unit)
+        operation = Linear(located.register, linear.gather, weights, None, constants)
+        self.located[index] = self.registers.add(operation, linear.shape, unit, linear)
+        self.maps[index] = linear
+        return own
+
+    def _residues(self, values: Tensor, unit: Fraction) -> Tensor:
+        """Constants as whole numbers of a unit, centred residues: int32 (n, L)."""
+        whole = [round(Fraction(value) / unit) for value in values.tolist()]
+        half = [q // 2 for q in self.parameters.primes]
+        rows = [[(x + h) % q - h for q, h in zip(self.parameters.primes, half, strict=True)] for x in whole]
+        return torch.tensor(rows, dtype=torch.int32)
+
+    def _multiply(self, index: int) -> None:
+        shape, read = self.size(index).shape, self.read(index)
+        a, b = (self.registers.own(self._locate(i), self.size(i).shape) for i in (read[0], read[-1]))
+        if read[0] != read[-1]:
+            a, b = (self.registers.own(x, shape) for x in (a, b))
+        sizes = self.registers.form(a).size, self.registers.form(b).size
+        if min(sizes) > _MOST_PARTS:
+            what = f"a product of ciphertexts of {sizes[0]} and {sizes[1]} parts, one of them may have {_MOST_PARTS}"
+            hint = "at most three squares in a row: every one doubles the parts; or mode='client-aided'"
+            raise ModelError([Problem(self.steps[index].name, what, hint)])
+        self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
+
+    def _add(self, index: int) -> None:
+        """a + b or a - b, of any shapes that broadcast, at a common unit and form."""
+        step, shape = self.steps[index], self.size(index).shape
+        a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
+        forms = self.registers.form(a), self.registers.form(b)
+        size, primes = max(form.size for form in forms), min(form.primes for form in forms)
+        a, b = (self.registers.own(x, shape, size, primes) for x in (a, b))
+        unit, factors, _ = common([a.unit, b.unit if step.op == "add" else -b.unit])
+        operation = Combine(a.register, b.register, (factors[0], factors[1]))
+        self.located[index] = self.registers.add(operation, shape, unit)
+
+    def _shift(self, index: int) -> None:
+        """A number of the net's code added, or padded."""
+        step, before = self.steps[index], self._locate(self.read(index)[0])
+        a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
+        if step.op == "pad":
+            positions, where = view(step, positions), (view(step, torch.zeros_like(positions)) < 0).long()
+        unit = -before.unit if a.get("reversed") else before.unit
+        added = -a["value"] if step.op == "sub" and not a["reversed"] else a["value"]
+        constants = self._residues(torch.tensor([0.0, added], dtype=torch.float64), unit)[where.reshape(-1)]
+        self.located[index] = self.registers.pick((before.register,), positions, (1,), unit, constants=constants)
+
+    def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
+        """An answer: masked, then divided by as many primes as precision allows. answers: ciphertexts of the plan's."""
+        located, shape, rms = self.located[index], self.size(index).shape, self.size(index).rms
+        rows, places, tile, last = self.registers.stream(located, self.maps.get(index), self.degree)
+        form = self.registers.form(located)
+        mask = self._mask(located.unit, rms, form.size, answers)
+        unit = located.unit / (1 << mask.lift)
+        flood = masking.deviation(mask.flood) * spread(self.packing, self.degree) * abs(float(unit))
+        self.errors[index] = math.hypot(self.errors[index], flood)
+        self.located[index] = replace(located, unit=unit)
+        self._check(index)
+        count, unit, added = self._droppable(form, unit, rms)
+        self.errors[index] = error = math.hypot(self.errors[index], added)
+        noise_left = error / abs(float(unit))
+        back = Return(index, shape, rows, places, tile, last, form.size, count, unit, (), 0, noise_left, 0.0)
+        down = back.count * back.size * count * self.degree * PRIME_BITS // 8
+        self.lines[index] = replace(self.lines[index], error=error, down=down)
+        return back, mask
+
+    def _mask(self, unit: Fraction, rms: float, size: int, answers: int) -> Mask:
+        """The largest flood that leaves a typical value 2^_FLOOD times its size, and a lift where that is too small."""
+        room = max(rms, 2.0**-200) * 2.0**-_FLOOD / (spread(self.packing, self.degree) * abs(float(unit)))
+        flood = math.floor(math.log2(room / masking.deviation(0)))
+        hidden = masking.distance_bits(flood, self.degree, size, answers)
+        lift = max(0, math.ceil(masking.DISTANCE - hidden))
+        return Mask(lift, flood + lift)

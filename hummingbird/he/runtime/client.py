@@ -1,0 +1,231 @@
+"""The client of encrypted inference, as pure computation: who moves the slices is up to the caller.
+
+    server = Server(plan)                          # the net's weights; no key, ever (server.py)
+    client = Client(server.public)                 # draws a key
+    batch = client.begin(images)                   # at most public.slots images
+    for number in range(len(server.public.turns)):
+        turn = server.turn(number)
+        for sent in batch.uploads(number):         # encrypted slice by slice, as the loop asks
+            turn.receive(sent)
+        for back in turn.downloads():              # computed tile by tile, as the loop asks
+            batch.receive(back)
+    logits = batch.result()                        # float32 (images, *output)
+
+Slices come in order, and one that does not is an InputError, as is a tensor of another shape or type; that residues are
+below their primes is for whoever read them from bytes to see to (kernels.ciphertexts.unpack).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph import OPS, Step
+from hummingbird.he.runtime.client_spec import Public, client_steps
+from hummingbird.he.runtime.precision import Precision, Shadow, named
+from hummingbird.he.runtime.rounds import Download, Return, Turn, Upload, check_body
+from hummingbird.he.scheme import packing
+from hummingbird.he.scheme.ckks import Coins, SecretKey
+
+
+class Client:
+    """Holds the secret key, and works by `public` alone."""
+
+    def __init__(self, public: Public) -> None:
+        self.public = public
+        self._key = SecretKey(public.parameters)
+
+    def batches(self, images: Tensor) -> list[Batch]:
+        """Start on any number of images, float (n, *input_shape), n >= 1, in batches of `slots`, as `begin` does."""
+        shape = self.public.input_shape
+        if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.dim() or not len(images):
+            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+            what = f"images are {got}, this net takes (n, {', '.join(map(str, shape))})"
+            raise InputError(what, where="images", hint="n is 1 or more")
+        slots = self.public.slots
+        if images.layout != torch.strided:  # it cannot be split
+            return [self.begin(images)]
+        return [self.begin(part, number * slots) for number, part in enumerate(images.split(slots))]
+
+    def begin(self, images: Tensor, first: int = 0) -> Batch:
+        """Start on images, float (1 .. slots, *input_shape). first: the number of the first one, for errors.
+
+        InputError for another shape or type, for NaN and infinity, and for values beyond the plan's input_range.
+        """
+        public, where = self.public, "images"
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            got = images.dtype if isinstance(images, Tensor) else type(images).__name__
+            raise InputError(f"images are {got}", where=where, hint="give a float tensor")
+        if images.device.type != "cpu" or images.layout != torch.strided:
+            what = f"images are {str(images.layout).removeprefix('torch.')} on device {images.device}"
+            raise InputError(what, where=where, hint="give images.to_dense().cpu(): encryption runs there")
+        if tuple(images.shape[1:]) != public.input_shape or not 1 <= len(images) <= public.slots:
+            what = f"images are {tuple(images.shape)}, this net takes (1 to {public.slots}, *{public.input_shape})"
+            raise InputError(what, where=where, hint="the first dimension is the batch")
+        low, high = (float(end) for end in images.detach().aminmax())
+        most, bound = max(-low, high), public.input_range
+        if not math.isfinite(most):
+            wrong = named((~images.isfinite()).flatten(1).any(1).nonzero()[:, 0], first)
+            raise InputError(f"images hold NaN or infinity: {wrong}", where=where, hint="look at how they were loaded")
+        if bound is not None and most > bound:
+            wrong = named((images.abs() > bound).flatten(1).any(1).nonzero()[:, 0], first)
+            what = f"images reach {most:.4g}, the plan was made for |input| <= {bound:.4g}: {wrong}"
+            hint = "normalize them as in training, or convert with a larger input_range: sums could leave the modulus"
+            raise InputError(what, where=where, hint=hint)
+        return Batch(public, self._key, images.detach(), first)
+
+
+class Batch:
+    """One batch at the client: the plain values it knows, turn by turn.
+
+    Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
+    as (images, *shape). One is dropped when nothing later reads it.
+
+    images: how many. precision: of the values that have come back so far, image by image.
+    """
+
+    def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int) -> None:
+        self.public, self._key, self.images, self._first = public, key, len(images), first
+        self.precision = Precision(len(images), public.slots)
+        self._shadow: Shadow | None = None
+        self._steps = client_steps(public)
+        self._values: dict[int, Any] = self._steps.start(images.float())
+        self._turn, self._arrived = 0, 0  # the turn that is next; where the tensor that is coming back began
+        self._waiting: Iterator[tuple[int, int, Return]] = iter(())
+        self._order: dict[int, Tensor] = {}
+        self._scales = torch.zeros(len(images), dtype=torch.int64)
+
+    def uploads(self, number: int) -> Iterator[Upload]:
+        """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete."""
+        self._expect(number)
+        public, turn = self.public, self.public.turns[number]
+        self._steps.run(self._values, self._compute, turn.steps)
+        self._turn = number + 1
+        for send in turn.sends:
+            self._check_errors(send.value)
+        flat = [self._flat(self._values[send.value]) for send in turn.sends]
+        self._scales = self._input_scales(turn, flat)
+        outliers = (self._scales < turn.usual).nonzero()[:, 0]
+        self._shadow = Shadow(outliers, self._first) if len(outliers) else None
+        for start, stop in turn.up():
+            message = self._messages(turn, flat, start, stop)
+            seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start), public.form)
+            yield Upload(number, start, seed, body)
+        del flat
+        self._steps.drop(self._values, len(public.steps) + number)
+        self._waiting = turn.down()
+        self._arrived = 0
+
+    def receive(self, back: Download) -> None:
+        """Decrypt a slice; they come in order."""
+        expected = next(self._waiting, None)
+        if expected is None or (back.turn, back.first) != (self._turn - 1, expected[0]):
+            place = f"slice {back.first} of turn {back.turn}"
+            raise InputError(f"{place} was not expected", where="download", hint="slices come in order, once each")
+        first, stop, tensor = expected
+        shape = (stop - first, tensor.size, tensor.primes, self.public.parameters.degree)
+        check_body(back.body, shape, "download")
+        turn = self.public.turns[back.turn]
+        values = packing.decode(self._key.decrypt(back.body, self.public.form), self.public.packing)
+        if tensor.value not in self._order:
+            self._order[tensor.value] = tensor.order()
+            self._values[tensor.value] = torch.empty(tensor.count, self.images)
+            self._arrived = first
+        at = first - self._arrived
+        where = self._order[tensor.value][at : at + stop - first]
+        units = torch.full((self.images,), float(tensor.unit), dtype=torch.float64)
+        if turn.scale is None:
+            units = torch.ldexp(units, -self._scales)
+        self._values[tensor.value][where] = (values[:, : self.images] * units).float()
+        is_last = at + stop - first == tensor.count
+        self.precision.add(tensor, values, is_last)
+        if is_last:
+            del self._order[tensor.value]
+            grid = self._values[tensor.value].view(tensor.rows, tensor.places, self.images)
+            seen = grid.permute(2, 1, 0) if tensor.last else grid.permute(2, 0, 1)
+            self._values[tensor.value] = seen.reshape(-1, *tensor.shape)  # a view
+            if self._shadow is not None:
+                self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
+
+    def result(self) -> Tensor:
+        """The net's outputs (images, *output), float32 unless they are indices, after the last turn."""
+        self._expect(len(self.public.turns))
+        self._steps.run(self._values, self._compute, self.public.last)
+        self._check_errors(self.public.last[-1])
+        output = self._values[self.public.last[-1]]
+        self._check_finite(
+            (~output.isfinite()).reshape(self.images, -1).any(1), self.public.steps[self.public.last[-1]].name
+        )
+        self._values.clear()
+        return output.contiguous()
+
+    def _expect(self, number: int) -> None:
+        if number != self._turn or next(self._waiting, None) is not None:
+            what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
+            raise InputError(what, where="Batch", hint="all slices up, all slices down, then the next turn")
+
+    def _compute(self, index: int, step: Step, given: tuple[Any, ...]) -> Any:
+        if step.op == "input":
+            return given[0]
+        try:
+            with torch.no_grad():
+                value = OPS[step.op](step.attrs, *given)
+                if self._shadow is not None:
+                    self._shadow.run(index, step, self._values)
+        except (RuntimeError, LookupError, TypeError, ValueError, NotImplementedError) as error:
+            what = f"{step.op} does not run on what came back: {str(error)[:200]}"
+            raise InputError(what, where=step.name, hint="is it the right server?") from None
+        return value
+
+    @staticmethod
+    def _flat(value: Tensor) -> Tensor:
+        """(images, *shape) to (values, images); no copy where it came that way."""
+        return value.movedim(0, -1).reshape(-1, value.shape[0])
+
+    def _check_errors(self, index: int) -> None:
+        """InputError naming the images of which a value would be mostly errors."""
+        if self._shadow is not None:
+            self._shadow.check(index, self._values[index], self.public.steps[index].name)
+
+    def _check_finite(self, wrong: Tensor, where: str) -> None:
+        """InputError naming the images of which a value is not finite: wrong, bool (images,)."""
+        if bool(wrong.any()):
+            what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
+            raise InputError(what, where=where, hint="are images and weights right?")
+
+    def _input_scales(self, turn: Turn, flat: list[Tensor]) -> Tensor:
+        """log2 of every image's scale: int64 (images,)."""
+        ends = [(part.amin(0), part.amax(0)) for part in flat]
+        peaks = torch.stack([torch.maximum(-low, high) for low, high in ends]).double()
+        names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
+        self._check_finite(~peaks.isfinite().all(0), names)
+        if turn.scale is not None:
+            return torch.full((self.images,), turn.scale)
+        scales = turn.fit(peaks, self.public.parameters, self.public.packing)
+        if bool((scales < 0).any()):
+            rows = max(sum(back.gains) for back in turn.returns)
+            raise InputError(
+                f"scale out of bounds: values up to {float(peaks.max()):.3g} times weights of row sum "
+                f"2^{math.log2(rows):.1f} leave the modulus of {self.public.parameters.bits:.0f} bits at any scale: "
+                f"{named((scales < 0).nonzero()[:, 0], self._first)}",
+                where=names,
+                hint="normalize the images as in training; if they are, the net's values grow too large for this mode",
+            )
+        return scales
+
+    def _messages(self, turn: Turn, flat: list[Tensor], start: int, stop: int) -> Tensor:
+        """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
+        public, out, first = self.public, [], 0
+        degree, scales = public.parameters.degree, torch.ldexp(torch.ones(self.images), self._scales)
+        last = torch.full((1, self.images), float(turn.one))  # the one, or a zero
+        for part in (*flat, last)[: len(flat) + (turn.one or turn.zero)]:
+            rows = part[max(0, start - first) : max(0, stop - first)]
+            if len(rows):
+                out.append(packing.encode(rows, public.packing, degree, scales))
+            first += len(part)
+        return torch.cat(out)

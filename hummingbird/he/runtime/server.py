@@ -1,0 +1,135 @@
+"""The server of encrypted inference, as pure computation: it has the weights and never a key (its loop: client.py).
+
+A server keeps nothing from one turn to the next: all that a turn reads is sent in it. So a turn is one streaming call,
+any server of the same net can answer it, and what it holds is freed with the `ServerTurn`.
+
+A server sees ciphertexts, as many as the plan says. It is trusted to compute what the plan says: one that answers with
+something else learns from whether the client goes on, and so from the next turn, if not what it sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.he.runtime.client_spec import Public
+from hummingbird.he.runtime.memory import predicted
+from hummingbird.he.runtime.operations import Linear, switched, times
+from hummingbird.he.runtime.program import Plan, Program
+from hummingbird.he.runtime.rounds import Download, Return, Upload, check_body
+from hummingbird.he.scheme import packing
+from hummingbird.he.scheme.ckks import expand
+from hummingbird.he.scheme.masking import masked
+from hummingbird.prg import SEED_BYTES
+
+_MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large as it is
+
+
+class Server:
+    """The net's weights and what to do with them; immutable, for any number of clients and threads.
+
+    memory: bytes that the largest turn takes, predicted.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.public = plan.public
+        self.memory = predicted(plan).server
+        self._programs = plan.programs
+
+    def turn(self, number: int) -> ServerTurn:
+        """Begin a turn of one client."""
+        return ServerTurn(self.public, number, self._programs[number])
+
+
+class ServerTurn:
+    """One turn of one client at the server: its ciphertexts."""
+
+    def __init__(self, public: Public, number: int, program: Program) -> None:
+        self.public, self.number, self._program = public, number, program
+        self._turn, self._ring = public.turns[number], public.parameters.ring
+        self._waiting = self._turn.up()
+        self._next = next(self._waiting, None)
+        self._received: Tensor | None = None
+        self._zero: Tensor | None = None
+
+    def receive(self, sent: Upload) -> None:
+        """Expand c1 from the seed and keep the slice; they come in order."""
+        if self._next is None or (sent.turn, sent.first) != (self.number, self._next[0]):
+            place = f"slice {sent.first} of turn {sent.turn}"
+            raise InputError(f"{place} was not expected", where="upload", hint="slices come in order, once each")
+        start, stop = self._next
+        shape = (stop - start, len(self._ring.primes), self._ring.degree)
+        check_body(sent.body, shape, "upload")
+        if not isinstance(sent.seed, bytes) or len(sent.seed) != SEED_BYTES:
+            raise InputError("a seed has 16 bytes", where="upload", hint="one for each slice")
+        if self._received is None:
+            self._received = torch.empty(self._turn.sent, 2, *shape[1:], dtype=torch.int32)
+        self._received[start:stop, 0] = sent.body
+        self._received[start:stop, 1] = expand(self._ring, sent.seed, stop - start)
+        self._next = next(self._waiting, None)
+
+    def downloads(self) -> Iterator[Download]:
+        """The slices of the answer, computed as they are asked for; InputError until the whole turn was received."""
+        if self._next is not None or self._received is None:
+            raise InputError("slices are missing", where=f"turn {self.number}", hint="receive all of the turn first")
+        registers, self._received = {0: self._received}, None
+        self._zero = registers[0][-1].clone() if self._turn.zero else None
+        expected = self._turn.down()
+        for number in range(len(self._program.operations)):
+            for tile in self._run(number, registers):
+                done = 0
+                while done < len(tile):
+                    first, stop, _ = next(expected)
+                    yield Download(self.number, first, tile[done : done + stop - first])
+                    done += stop - first
+                del tile
+
+    def _run(self, number: int, registers: dict[int, Tensor]) -> Iterator[Tensor]:
+        """Run an operation; yield what goes back, tile by tile: int32 (n, size, primes, N)."""
+        program, operation = self._program, self._program.operations[number]
+        made = number + 1
+        back = self._turn.returns[program.returns.index(made)] if made in program.returns else None
+        ring = self._ring.take(min(registers[source].shape[2] for source in operation.sources))
+        apart = self._apart()
+        whole: Tensor | None = None
+        if isinstance(operation, Linear):
+            step = back.tile if back is not None else program.tile(number, self._ring.degree)
+            if not program.streams(number):
+                size = registers[operation.source].shape[1:]
+                whole = torch.empty(operation.rows, operation.places, *size, dtype=torch.int32)
+            for start in range(0, operation.places, step):
+                stop = min(start + step, operation.places)
+                if whole is not None:
+                    operation.tile(ring, registers, start, stop, apart, whole[:, start:stop])
+                elif back is not None:
+                    tile = operation.tile(ring, registers, start, stop, apart)
+                    yield self._sent(tile, back)
+            whole = whole.flatten(0, 1) if whole is not None else None
+        else:
+            whole = operation.run(ring, registers, apart)
+        for source in set(operation.sources):
+            if program.last_use(source) == number:
+                del registers[source]
+        if whole is None:
+            return
+        if program.last_use(made) >= 0:
+            registers[made] = whole
+        if back is not None:
+            grid = whole.unflatten(0, (back.rows, back.places))
+            for start in range(0, back.places, back.tile):
+                yield self._sent(grid[:, start : start + back.tile], back)
+
+    def _sent(self, tile: Tensor, back: Return) -> Tensor:
+        flat, form = tile.reshape(-1, *tile.shape[2:]), self.public.form
+        if self._zero is not None:
+            mask = self._program.masks[self._turn.returns.index(back)]
+            pieces = (times(self._ring, piece, 1 << mask.lift) for piece in flat.split(_MASKED))
+            flat = torch.cat([masked(self._ring, piece, self._zero, mask.flood, form) for piece in pieces])
+        return switched(self._ring, flat, back.primes, form)
+
+    def _apart(self) -> int:
+        """How far apart the ones of the constant 1 are, as component 0 holds it."""
+        return 1 if self.public.form == "ntt" else packing.constant_step(self.public.packing, self._ring.degree)

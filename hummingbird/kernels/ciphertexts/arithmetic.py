@@ -1,0 +1,175 @@
+"""Arithmetic on ciphertexts, coefficient by coefficient: integer matrix products, sums, ring products, modulus switch.
+
+A ciphertext of CKKS in RNS is an int32 tensor (size, L, N): `size` ring elements, their residues modulo L primes, N
+coefficients or NTT values each; residues are centred, |x| <= (q - 1) / 2. One weight times a ciphertext is one integer
+times each residue (batch-axis packing: Boemer et al., nGraph-HE2, WAHC 2019, section 4.2), so a linear layer is
+
+    out[row, place] = sum_k weights[row, k] x[index[place, k]] mod q
+
+for every residue alike: a matrix product whose columns are the residues. It is summed in float64, which is exact while
+||weights[row]||_1 (q - 1) / 2 + q <= 2^53, in any order; the one rounding is the division by q. See also ePrint
+2024/1284 and arXiv 2503.16080 on homomorphic products by plain ones.
+
+Modulo q a sum s is s - q round(s / q). The computed quotient is off by at most |s / q| 2^-52, and s / q is 1 / 2q or
+more from a tie (q is odd), so the rounding is the exact one for |s| < 2^51; for larger s it may be the neighbour's, and
+a second step, whose |s| < q, puts that right. q round(s / q) is within q of s, so it is an exact product.
+
+reference/ciphertexts/arithmetic.py has this in torch, csrc/ciphertexts.cpp in C++.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.registry import best
+
+EXACT = 2**53  # float64 holds every integer up to here
+_ONE_STEP = 2**51  # below it, one step of the reduction is right
+_MOST_PRODUCTS = 8  # 8 products of residues, each below q^2 / 4 < 2^50, and q more are below 2^53
+
+
+def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+    """Combine ciphertexts linearly: out[g rows + r, p] = sum_k weights[g, r, k] x[index[g, p, k]] mod q.
+
+    weights: float64 (G, rows, K), integers. index: int32 (G, places, K), which of x's ciphertexts each term reads, -1
+    for none. x: int32 (inputs, ..., L, N), centred. Returns int32 (G rows, places, ..., L, N), written to `out` if
+    given, whose first two dimensions may be strided: places can be done in slices. Uses torch.get_num_threads().
+    InputError for other types or shapes, for an index out of range, and for a row whose sums could be inexact:
+    ||weights[g, r]||_1 (q - 1) / 2 + q must not exceed 2^53 (about 2^28 for 26-bit primes).
+
+        linear(ring, torch.tensor([[[2.0, -1.0]]]).double(), torch.tensor([[[0, 1]]]).int(), x)[0, 0]  # 2 x[0] - x[1]
+    """
+    where = "kernels.linear"
+    ring.check(x, f"{where}(x)")
+    if x.dim() < 3:
+        raise InputError(f"x is {tuple(x.shape)}", where=f"{where}(x)", hint="x is (inputs, ..., L, N)")
+    _check_like(f"{where}(weights)", weights, torch.float64, x)
+    _check_like(f"{where}(index)", index, torch.int32, x)
+    if weights.dim() != 3 or index.dim() != 3 or weights.shape[::2] != index.shape[::2]:
+        shapes = f"weights {tuple(weights.shape)}, index {tuple(index.shape)}"
+        raise InputError(shapes, where=where, hint="weights are (groups, rows, K), index is (groups, places, K)")
+    if index.numel() and not -1 <= int(index.min()) <= int(index.max()) < x.shape[0]:
+        what = f"indices from {int(index.min())} to {int(index.max())} of {x.shape[0]} ciphertexts"
+        raise InputError(what, where=f"{where}(index)", hint="0 to inputs - 1, or -1 for none")
+    largest = _check_exact(ring, weights)
+    shape = (weights.shape[0] * weights.shape[1], index.shape[1], *x.shape[1:])
+    if out is None:
+        out = torch.empty(shape, dtype=torch.int32, device=x.device)
+    else:
+        _check_like(f"{where}(out)", out, torch.int32, x)
+        if out.shape != shape or (out.numel() and not out[0, 0].is_contiguous()):
+            raise InputError(f"out is {tuple(out.shape)}, strides {out.stride()}", where=where, hint=f"give {shape}")
+    if not weights.shape[2] or not x.shape[0]:
+        return out.zero_()
+    if out.numel():
+        x, steps = x.contiguous(), 1 if largest < _ONE_STEP else 2
+        best(linear, x)(ring, weights.contiguous(), index.contiguous(), x, out, steps)
+    return out
+
+
+def _check_like(where: str, tensor: Tensor, dtype: torch.dtype, like: Tensor) -> None:
+    if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tensor.device != like.device:
+        got = f"{tensor.dtype} on {tensor.device}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise InputError(f"expected {dtype} on {like.device}, got {got}", where=where, hint="convert it with .to()")
+
+
+def _check_exact(ring: Ring, weights: Tensor) -> int:
+    """The largest sum that can occur; InputError where it is not exact."""
+    if not weights.numel():
+        return 0
+    if not bool((weights == weights.round()).all()):  # NaN differs from itself; infinity fails below
+        raise InputError("weights are not integers", where="kernels.linear(weights)", hint="scale and round them first")
+    prime = max(ring.primes)
+    most = (EXACT - prime) // ((prime - 1) // 2)
+    norms = weights.abs().sum(-1)
+    worst = int(norms.argmax())
+    norm = float(norms.flatten()[worst])
+    if not norm <= most:
+        group, row = divmod(worst, weights.shape[1])
+        raise InputError(
+            f"row {row} of group {group}: the weights' absolute values sum to {norm:.0f}, exact are sums up to {most}",
+            where="kernels.linear(weights)",
+            hint="use a smaller weight scale, or split the inner dimension and add the parts",
+        )
+    return int(norm) * ((prime - 1) // 2)
+
+
+def add(ring: Ring, x: Tensor, y: Tensor, factor: int = 1) -> Tensor:
+    """Add x + factor y mod q, residue by residue.
+
+    x, y: int32 (..., L, N), of one shape. factor: a whole number, at most 2^24 in absolute value. Returns int32 of that
+    shape. InputError for anything else.
+    """
+    ring.check(x, "kernels.add(x)")
+    ring.check(y, "kernels.add(y)")
+    _check_like("kernels.add(y)", y, torch.int32, x)
+    if x.shape != y.shape:
+        raise InputError(f"{tuple(x.shape)} plus {tuple(y.shape)}", where="kernels.add", hint="give equal shapes")
+    if not isinstance(factor, int) or abs(factor) > 1 << 24:
+        raise InputError(f"factor {factor}", where="kernels.add(factor)", hint="a whole number, at most 2^24")
+    x, y = x.contiguous(), y.contiguous()
+    return best(add, x, y)(ring, x, y, factor)
+
+
+def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
+    """Add a constant to every `step`-th residue of part 0 of ciphertexts, modulo each prime, in place.
+
+    x: int32 (rows, places, size, L, N), centred; its first two dimensions may be strided. constants: int32 (rows, L),
+    centred, those of a row's ciphertexts. step: 1 .. N. InputError for anything else.
+    """
+    where, primes = "kernels.shift", len(ring.primes)
+    ring.check(x, f"{where}(x)", 5)
+    _check_like(f"{where}(constants)", constants, torch.int32, x)
+    if constants.shape != (x.shape[0], primes) or not 1 <= step <= ring.degree:
+        what = f"constants {tuple(constants.shape)}, step {step}, x {tuple(x.shape)}"
+        raise InputError(what, where=where, hint="constants are (rows, L), step is from 1 to N")
+    if not x.numel():
+        return
+    if not x[0, 0].is_contiguous():
+        raise InputError(f"x has strides {x.stride()}", where=f"{where}(x)", hint="a ciphertext is contiguous")
+    moduli = torch.tensor(ring.primes, dtype=torch.int32, device=x.device)
+    lifted = constants + (constants >> 31 & moduli)  # 0 .. q - 1: no sum is below -q/2
+    best(shift, lifted)(ring, x, lifted, moduli, step)
+
+
+def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
+    """Multiply ciphertexts, one by one: part k is sum_i x_i y_{k-i} mod q.
+
+    x: int32 (n, a, L, N), y: int32 (n, b, L, N), all parts transformed, 1 <= a, b and the smaller of them at most 8.
+    Returns int32 (n, a + b - 1, L, N). InputError for anything else.
+    """
+    ring.check(x, "kernels.multiply(x)", 4)
+    ring.check(y, "kernels.multiply(y)", 4)
+    _check_like("kernels.multiply(y)", y, torch.int32, x)
+    a, b = x.shape[1], y.shape[1]
+    if x.shape[0] != y.shape[0] or not 1 <= min(a, b) <= _MOST_PRODUCTS:
+        hint = "as many ciphertexts on both sides, at most 8 parts on one"
+        raise InputError(f"{tuple(x.shape)} times {tuple(y.shape)}", where="kernels.multiply", hint=hint)
+    x, y = x.contiguous(), y.contiguous()
+    return best(multiply, x, y)(ring, x, y)
+
+
+def square(ring: Ring, x: Tensor) -> Tensor:
+    """Multiply ciphertexts by themselves: int32 (n, size, L, N), transformed, to (n, 2 size - 1, L, N)."""
+    return multiply(ring, x, x)
+
+
+def switch(ring: Ring, x: Tensor, form: str) -> Tensor:
+    """Divide by the last prime p and drop it: (x - [x]_p) / p, the nearest integer, modulo each other prime.
+
+    x: int32 (n, size, L, N), L >= 2. form: "ntt" where all parts are transformed, "mixed" where part 0 is coefficients.
+    Returns int32 (n, size, L - 1, N) of the same form, of the ring `ring.take(L - 1)`. The rounding adds at most 1/2 in
+    each coefficient of each part. Costs L transforms for each transformed part. InputError for anything else.
+    """
+    ring.check(x, "kernels.switch(x)", 4)
+    if form not in ("mixed", "ntt"):
+        raise InputError(f"form {form!r}", where="kernels.switch(form)", hint='"mixed" or "ntt"')
+    count = len(ring.primes) - 1
+    if not count:
+        raise InputError("one prime is left", where="kernels.switch(ring)", hint="keep more primes until here")
+    inverses = [(pow(ring.primes[count], -1, q) + q // 2) % q - q // 2 for q in ring.primes[:count]]
+    x, plain = x.contiguous(), 1 if form == "mixed" else 0  # parts that are coefficients
+    return best(switch, x)(ring, x, plain, inverses)

@@ -1,0 +1,128 @@
+"""A client's work on polynomials: encrypt, take the phase (decrypt), put residues together, pack them.
+
+With an integer message m, a small error e, a uniform polynomial a and the secret s, a ciphertext is (c_0, c_1) with
+c_1 = a and c_0 = m + e - a s, and its phase c_0 + c_1 s = m + e; a product of ciphertexts has more parts, and the phase
+sum_i c_i s^i. Form "mixed" keeps c_0 as coefficients and c_1 as values of the transform, where a is drawn at once: both
+ways cost one inverse transform per prime. Form "ntt" keeps all parts as values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.ciphertexts.ring import BITS, Ring
+from hummingbird.kernels.registry import best
+
+FORMS = ("mixed", "ntt")
+
+
+def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
+    """Encrypt: c_0 = m + e - a s as coefficients, of form "mixed", int32 (n, L, N).
+
+    message, noise: int32 (n, N), |m + e| < 2^30. a: int32 (n, L, N), secret: int32 (L, N), both transformed. An `a` is
+    for one ciphertext only. InputError for other types, shapes or devices.
+    """
+    inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt")
+    return best(encrypt, *inputs)(ring, *inputs)
+
+
+def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
+    """Encrypt: c_0 = m + e - a s as values, of form "ntt"; arguments and result as for `encrypt`."""
+    inputs = _checked(ring, message, noise, a, secret, "kernels.encrypt_ntt")
+    return best(encrypt_ntt, *inputs)(ring, *inputs)
+
+
+def _check_plain(ring: Ring, x: Tensor, where: str, n: int) -> None:
+    if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.shape != (n, ring.degree):
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        what = f"expected torch.int32 {(n, ring.degree)}, got {got}"
+        raise InputError(what, where=where, hint="one polynomial of N integers for each of a")
+
+
+def _checked(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, where: str) -> list[Tensor]:
+    """The four, contiguous; InputError where one is not as `encrypt` says."""
+    ring.check(a, f"{where}(a)", 3)
+    ring.check(secret, f"{where}(secret)", 2)
+    _check_plain(ring, message, f"{where}(message)", a.shape[0])
+    _check_plain(ring, noise, f"{where}(noise)", a.shape[0])
+    for name, tensor in (("message", message), ("noise", noise), ("secret", secret)):
+        if tensor.device != a.device:
+            what = f"expected device {a.device}, got {tensor.device}"
+            raise InputError(what, where=f"{where}({name})", hint="move all arguments to one device")
+    return [x.contiguous() for x in (message, noise, a, secret)]
+
+
+def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
+    """Decrypt to the message with its error, as coefficients: int32 (n, L, N).
+
+    c: int32 (n, parts, L, N), of form "mixed" (two parts) or "ntt". secret: int32 (L, N), transformed. InputError for
+    another form, type, shape or device.
+    """
+    where = "kernels.phase"
+    ring.check(c, f"{where}(c)", 4)
+    ring.check(secret, f"{where}(secret)", 2)
+    if form not in FORMS:
+        raise InputError(f"form {form!r}", where=f"{where}(form)", hint=f"one of {', '.join(FORMS)}")
+    if c.shape[1] < 2 or (form == "mixed" and c.shape[1] > 2):
+        hint = 'two or more, and of form "mixed" exactly two'
+        raise InputError(f"{c.shape[1]} parts, form {form}", where=f"{where}(c)", hint=hint)
+    if secret.device != c.device:
+        what = f"expected device {c.device}, got {secret.device}"
+        raise InputError(what, where=f"{where}(secret)", hint="move all arguments to one device")
+    c, secret = c.contiguous(), secret.contiguous()
+    return best(phase, c, secret)(ring, c, secret, form)
+
+
+def compose(ring: Ring, x: Tensor) -> Tensor:
+    """Compose residues to integers X: int32 (n, L, N), centred, to float64 (n, N), |X| < Q/2, Q the primes' product.
+
+    By centred mixed-radix digits, X = d_0 + q_0 (d_1 + q_1 (d_2 + ...)) (Garner 1959). Exact where |X| < 2^53, so for
+    all X of two primes; otherwise within 2^-52 L |X|, a rounding for each product and each sum.
+    """
+    ring.check(x, "kernels.compose(x)", 3)
+    x = x.contiguous()
+    return best(compose, x)(ring, x)
+
+
+def packed_bytes(shape: Sequence[int]) -> int:
+    """Size in bytes of `pack` for residues of this shape."""
+    return torch.Size(shape).numel() * BITS // 8
+
+
+def pack(ring: Ring, x: Tensor) -> Tensor:
+    """Pack residues, without sign, in 26 bits each: int32 (..., L, N) -> uint8 (13/4 of their number,).
+
+    Of each polynomial modulo one prime: bits 0..15 of all N residues, two bytes each, low byte first; bits 16..23, a
+    byte each; bits 24 and 25, byte i holding those of residues i, i + N/4, i + N/2, i + 3N/4, lowest first.
+    """
+    ring.check(x, "kernels.pack(x)")
+    x = x.contiguous()
+    return best(pack, x)(ring, x)
+
+
+def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> Tensor:
+    """Read the residues of `pack`: uint8 (bytes,) to int32 of this shape, (..., L, N), centred.
+
+    InputError for another number of bytes, and for a value that is no residue: data may come from anybody.
+    """
+    where = "kernels.unpack"
+    ends = tuple(shape[-2:]) == (len(ring.primes), ring.degree)
+    if not ends or min(shape) < 0 or math.prod(max(size, 1) for size in shape) > 1 << 48:
+        hint = f"a shape ends in {(len(ring.primes), ring.degree)}, and no tensor has more than 2^48 elements"
+        raise InputError(f"shape {tuple(shape)}", where=f"{where}(shape)", hint=hint)
+    wanted = packed_bytes(shape)
+    if not isinstance(data, Tensor) or data.dtype != torch.uint8 or data.shape != (wanted,):
+        got = f"{data.dtype} {tuple(data.shape)}" if isinstance(data, Tensor) else type(data).__name__
+        hint = "13 bytes for every four residues: the data is cut short, or of other parameters"
+        raise InputError(f"expected {wanted} bytes, got {got}", where=f"{where}(data)", hint=hint)
+    data = data.contiguous()
+    out, right = best(unpack, data)(ring, data, shape)
+    if not right:
+        hint = "the data is damaged, or of other parameters"
+        raise InputError("a value is not below its prime", where=f"{where}(data)", hint=hint)
+    return out

@@ -1,0 +1,124 @@
+"""The ring Z[X]/(X^N + 1) modulo several primes, and its number-theoretic transform.
+
+A residue is kept centred, in (-q/2, q/2), as int32; a polynomial modulo q_0 .. q_{L-1} is (L, N). With zeta a primitive
+2N-th root of one mod q, X^N + 1 = prod_p (X - zeta^order[p]), and the transform evaluates: value p is x(zeta^order[p]),
+so that products of polynomials are products of values. order[p] = 2 reversed(p) + 1, the bits of p reversed, and
+zeta = x^((q-1)/2N) for the smallest x >= 2 for which that is primitive: both are part of the format, as transformed
+values cross the network.
+
+reference/ciphertexts/workspace.py has the transform in torch, csrc/ntt.h the one in C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.ciphertexts.roots import exponents
+from hummingbird.kernels.registry import best
+
+DEGREES = tuple(1 << bits for bits in range(10, 16))
+BITS = 26  # every prime is between 2^25 and 2^26
+MOST_PRIMES = 64
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Z[X]/(X^N + 1) modulo each of some primes, made by `Ring.of`.
+
+    degree: N, a power of two from 1024 to 32768. primes: at most 64, distinct, 1 mod 2N, between 2^25 and 2^26.
+    """
+
+    degree: int
+    primes: tuple[int, ...]
+
+    @staticmethod
+    def of(degree: int, primes: Sequence[int]) -> Ring:
+        """The ring of this degree and these primes; InputError where they are not as `Ring` says.
+
+        Ring.of(2048, largest_primes(2048, 2)).ntt(torch.zeros(2, 2048, dtype=torch.int32))
+        """
+        for number in (degree, *primes):
+            if type(number) is not int:  # the cache below takes 2048.0 for 2048
+                hint = "the degree and the primes are whole numbers"
+                raise InputError(f"{number!r} is no whole number", where="kernels.Ring.of", hint=hint)
+        return _checked(degree, tuple(primes))
+
+    def take(self, count: int) -> Ring:
+        """The ring of the first `count` primes."""
+        if not 1 <= count <= len(self.primes):
+            what = f"{count} of {len(self.primes)} primes"
+            raise InputError(what, where="kernels.Ring.take(count)", hint="take at least one, at most all")
+        return Ring(self.degree, self.primes[:count])
+
+    @property
+    def order(self) -> Tensor:
+        """order[p]: value p of a transform is the polynomial at zeta^order[p]; int64 (N,)."""
+        return exponents(self.degree, self.degree)
+
+    def ntt(self, x: Tensor) -> Tensor:
+        """Evaluate: int32 (..., L, N), coefficients of absolute value <= 2^25, to centred values of the same shape.
+
+        InputError for another type or shape.
+        """
+        self.check(x, "kernels.Ring.ntt(x)")
+        return transform(self, x, False)
+
+    def intt(self, x: Tensor) -> Tensor:
+        """Interpolate, the inverse of `ntt`: values of absolute value <= 2^25 to centred coefficients."""
+        self.check(x, "kernels.Ring.intt(x)")
+        return transform(self, x, True)
+
+    def check(self, x: Tensor, where: str, dims: int | None = None) -> None:
+        """InputError unless x is int32 (..., L, N), of `dims` dimensions if given."""
+        shape = (len(self.primes), self.degree)
+        right = isinstance(x, Tensor) and x.dtype == torch.int32 and x.shape[-2:] == shape
+        if not right or dims not in (None, x.dim()):
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            what = f"expected torch.int32 (..., {shape[0]}, {shape[1]}), got {got}"
+            hint = "residues are int32, the primes in the second last dimension"
+            raise InputError(what, where=where, hint=hint)
+
+
+@lru_cache(maxsize=64)
+def _checked(degree: int, primes: tuple[int, ...]) -> Ring:
+    where = "kernels.Ring.of"
+    if degree not in DEGREES:
+        raise InputError(f"degree {degree}", where=where, hint="a power of two from 1024 to 32768")
+    if not 1 <= len(set(primes)) == len(primes) <= MOST_PRIMES:
+        hint = f"give each prime once, at least one and at most {MOST_PRIMES}"
+        raise InputError(f"{len(primes)} primes, {len(set(primes))} of them distinct", where=where, hint=hint)
+    for q in primes:
+        if q >> BITS - 1 != 1 or q % (2 * degree) != 1 or not _is_prime(q):
+            hint = f"a prime between 2^25 and 2^26 that is 1 mod {2 * degree}"
+            raise InputError(f"modulus {q}", where=where, hint=hint)
+    return Ring(degree, primes)
+
+
+def _is_prime(q: int) -> bool:
+    return q % 2 == 1 and all(q % d for d in range(3, 1 << BITS // 2, 2))  # q < 2^26
+
+
+@lru_cache(maxsize=64)
+def largest_primes(degree: int, count: int) -> tuple[int, ...]:
+    """The `count` largest primes below 2^26 that are 1 mod 2N, descending; InputError where there are not so many."""
+    candidates = range((1 << BITS) - 2 * degree + 1, 1 << BITS - 1, -2 * degree)
+    found: list[int] = []
+    for q in candidates:
+        if len(found) < count and _is_prime(q):
+            found.append(q)
+    if not 1 <= count <= len(found):
+        what = f"{count} primes for degree {degree}"
+        raise InputError(what, where="kernels.largest_primes(count)", hint="ask for fewer, or for a smaller degree")
+    return tuple(found)
+
+
+def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
+    """Evaluate, or interpolate: `Ring.ntt` and `Ring.intt` of a checked x."""
+    x = x.contiguous()
+    return best(transform, x)(ring, x, inverse)

@@ -1,0 +1,69 @@
+"""Random polynomials for encryption: the uniform one, the ternary secret, the small error.
+
+All bits come from a `prg.Stream`. Uniform residues and ternary coefficients are exact, by rejection: what is out of
+range is drawn again, in order, after all others. The error is centred binomial, the number of ones among 42 bits less
+21: variance 10.5, as in Microsoft SEAL, in place of a rounded Gaussian of deviation 3.2 (Alkim et al., ePrint
+2015/1092). What is kept of a secret polynomial and of an error is computed without branches on its values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.ciphertexts.ring import BITS, Ring
+from hummingbird.kernels.registry import best
+
+if TYPE_CHECKING:
+    from hummingbird.prg import Stream
+
+WORD = (1 << BITS) - 1  # of a word that is drawn, the bits that count
+ETA = 21  # of the error; its absolute value is at most ETA, its variance ETA / 2
+
+
+def _check_count(n: int, where: str) -> None:
+    if not isinstance(n, int) or n < 0:
+        raise InputError(f"{n!r} is no number of polynomials", where=where, hint="a whole number, 0 or more")
+
+
+def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
+    """Draw uniform residues: int32 (n, L, N), centred.
+
+    First a 32-bit word for each, of which the low 26 bits count; a value r >= q is drawn again, r > q/2 stands for
+    r - q. Those to draw again take words in the order of their places, until none is left. Not for secrets: the time
+    tells how many were drawn again, and where.
+    """
+    _check_count(n, "kernels.uniform(n)")
+    shape = (n, len(ring.primes), ring.degree)
+    x = stream.bytes(4 * torch.Size(shape).numel()).view(torch.int32).view(shape)
+    moduli = torch.tensor(ring.primes, dtype=torch.int32, device=x.device)
+    places = best(uniform, x)(x, moduli)
+    which = moduli[places // ring.degree % len(ring.primes)]
+    while places.numel():
+        drawn = stream.bytes(4 * places.numel()).view(torch.int32) & WORD
+        again = drawn >= which
+        x.view(-1)[places] = drawn - (drawn > which // 2) * which
+        places, which = places[again], which[again]
+    return x
+
+
+def ternary(stream: Stream, degree: int) -> Tensor:
+    """Draw from {-1, 0, 1}: int32 (degree,). A byte for each, 255 is drawn again as in `uniform`; b mod 3 - 1."""
+    _check_count(degree, "kernels.ternary(degree)")
+    x = stream.bytes(degree)
+    places = (x == 255).nonzero().view(-1)  # tells nothing of the bytes that are kept
+    while places.numel():
+        x[places] = drawn = stream.bytes(places.numel())
+        places = places[drawn == 255]
+    return (x % 3).int() - 1
+
+
+def noise(stream: Stream, n: int, degree: int) -> Tensor:
+    """Draw binomial errors: int32 (n, degree). From a 64-bit word each: the ones among its low 42 bits, less 21."""
+    _check_count(n, "kernels.noise(n)")
+    _check_count(degree, "kernels.noise(degree)")
+    words = stream.words(n, degree)
+    return best(noise, words)(words)

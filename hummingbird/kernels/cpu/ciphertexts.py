@@ -1,0 +1,195 @@
+"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp), on torch.get_num_threads() threads."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.ciphertexts import arithmetic, polynomials, sampling
+from hummingbird.kernels.ciphertexts import ring as ring_module
+from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
+from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.ciphertexts.roots import centred, exponents, powers
+from hummingbird.kernels.cpu.library import handle
+from hummingbird.kernels.reference.ciphertexts.polynomials import inverses, moduli
+from hummingbird.kernels.registry import implements
+
+
+@implements(ring_module.transform, "cpu")
+def transform(ring: Ring, x: Tensor, inverse: bool) -> Tensor:
+    """See `ring.transform`."""
+    out, table, (primes, degree) = torch.empty_like(x), _table(ring), x.shape[-2:]
+    arguments = (x.data_ptr(), x.numel() // (primes * degree), not inverse, torch.get_num_threads(), out.data_ptr())
+    handle().hb_transform(table.data_ptr(), primes, degree, *arguments)
+    return out
+
+
+@lru_cache(maxsize=128)
+def _factors(degree: int, q: int, inverse: bool) -> Tensor:
+    """Roots w of all splits X^m - w^2 = (X^{m/2} - w)(X^{m/2} + w), or inverses, in the layout of csrc/ntt.h; (N,)."""
+    table = powers(degree, q)
+
+    def level(groups: int) -> Tensor:
+        e = exponents(degree, groups) // 2
+        return table[-e % (2 * degree) if inverse else e]
+
+    first = torch.cat([torch.ones(1, dtype=torch.int64)] + [level(1 << j) for j in range(degree.bit_length() - 4)])
+    if inverse:
+        first[:2] = centred(first[:2] * pow(degree, -1, q), q)  # the last step divides by N
+    last = torch.cat([level(degree >> 3 - j).view(-1, 8, 1 << j) for j in range(3)], 2)  # (N/64, groups, 7)
+    return torch.cat([first, last.transpose(1, 2).flatten()]).double()
+
+
+@lru_cache(maxsize=32)
+def _table(ring: Ring) -> Tensor:
+    """Table for csrc/ntt.cpp: every prime itself, the factors, those of the inverse; float64 (L, 8 + 2 N)."""
+    rows = []
+    for q in ring.primes:
+        head = torch.zeros(8, dtype=torch.float64)
+        head[0] = q
+        rows.append(torch.cat([head, *(_factors(ring.degree, q, inverse) for inverse in (False, True))]))
+    return torch.stack(rows)
+
+
+@implements(arithmetic.linear, "cpu")
+def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
+    """See `arithmetic.linear`; out may be strided."""
+    lines, degree = x.shape[1:-1].numel(), ring.degree
+    sizes = (*weights.shape, index.shape[1], x.shape[0], lines, len(ring.primes), degree, *out.stride()[:2])
+    numbers = (ctypes.c_int64 * len(sizes))(*sizes)  # struct Sizes of csrc/ciphertexts.cpp
+    pointers = [t.data_ptr() for t in (weights, index, x)]
+    handle().hb_linear(*pointers, numbers, _primes(ring), steps, torch.get_num_threads(), out.data_ptr())
+
+
+def _primes(ring: Ring) -> ctypes.Array[ctypes.c_double]:
+    return (ctypes.c_double * len(ring.primes))(*ring.primes)
+
+
+@implements(arithmetic.add, "cpu")
+def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
+    """See `arithmetic.add`."""
+    return _combine(ring, x, y, [1] * len(ring.primes), [factor] * len(ring.primes))
+
+
+def _combine(ring: Ring, x: Tensor, y: Tensor, a: Sequence[int], b: Sequence[int]) -> Tensor:
+    """Compute a x + b y mod q, a and b for each prime, |a x + b y| < 2^51: (..., L, N); x may have more primes."""
+    out, count = torch.empty_like(y), len(ring.primes)
+    sizes = y.shape[:-2].numel(), count, x.shape[-2], ring.degree
+    factors = [(ctypes.c_double * count)(*values) for values in (a, b, ring.primes)]
+    threads = torch.get_num_threads()
+    handle().hb_combine(x.data_ptr(), y.data_ptr(), *sizes, *factors, threads, out.data_ptr())
+    return out
+
+
+@implements(arithmetic.shift, "cpu")
+def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
+    """See `arithmetic.shift`; constants are residues 0 .. q - 1, moduli int32 (L,)."""
+    sizes = (ctypes.c_int64 * 7)(*x.shape[:2], *x.stride()[:2], len(ring.primes), ring.degree, step)
+    handle().hb_shift(x.data_ptr(), sizes, constants.data_ptr(), moduli.data_ptr(), torch.get_num_threads())
+
+
+@implements(arithmetic.multiply, "cpu")
+def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
+    """See `arithmetic.multiply`."""
+    a, b = x.shape[1], y.shape[1]
+    out = torch.empty((x.shape[0], a + b - 1, *x.shape[2:]), dtype=torch.int32)
+    sizes, threads = (x.shape[0], a, b, len(ring.primes), ring.degree), torch.get_num_threads()
+    handle().hb_multiply(x.data_ptr(), y.data_ptr(), *sizes, _primes(ring), threads, out.data_ptr())
+    return out
+
+
+@implements(arithmetic.switch, "cpu")
+def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
+    """See `arithmetic.switch`; the first `plain` parts are coefficients, `inverses` those of p modulo other primes."""
+    # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
+    return _combine(ring.take(len(inverses)), x, _spread(ring, x, plain), inverses, [-i for i in inverses])
+
+
+def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
+    """Spread [x]_p, the residues modulo the last prime, to the other primes: of the same form."""
+    count = len(ring.primes) - 1
+    dropped = x[:, :, count:].contiguous()
+    if plain < x.shape[1]:
+        last = Ring.of(ring.degree, ring.primes[count:])
+        dropped[:, plain:] = transform(last, dropped[:, plain:].contiguous(), True)
+    spread = dropped.expand(-1, -1, count, -1).contiguous()
+    if plain < x.shape[1]:
+        spread[:, plain:] = transform(ring.take(count), spread[:, plain:].contiguous(), False)
+    return spread
+
+
+@implements(polynomials.encrypt, "cpu")
+def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
+    """See `polynomials.encrypt`."""
+    return _encrypt(ring, message, noise, a, secret, False)
+
+
+@implements(polynomials.encrypt_ntt, "cpu")
+def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
+    """See `polynomials.encrypt_ntt`."""
+    return _encrypt(ring, message, noise, a, secret, True)
+
+
+def _encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor, values: bool) -> Tensor:
+    out, inputs = torch.empty_like(a), [t.data_ptr() for t in (message, noise, a, secret)]
+    settings = (a.shape[0], values, torch.get_num_threads(), out.data_ptr())
+    handle().hb_encrypt(_table(ring).data_ptr(), *a.shape[1:], *inputs, *settings)
+    return out
+
+
+@implements(polynomials.phase, "cpu")
+def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
+    """See `polynomials.phase`."""
+    out = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32)
+    inputs, settings = (c.data_ptr(), c.shape[1], secret.data_ptr()), (c.shape[0], form == "ntt")
+    shape = (_table(ring).data_ptr(), len(ring.primes), ring.degree)
+    handle().hb_phase(*shape, *inputs, *settings, torch.get_num_threads(), out.data_ptr())
+    return out
+
+
+@implements(polynomials.compose, "cpu")
+def compose(ring: Ring, x: Tensor) -> Tensor:
+    """See `polynomials.compose`."""
+    out = torch.empty(x.shape[0], ring.degree, dtype=torch.float64)
+    table = torch.tensor([*ring.primes, *itertools.chain(*inverses(ring.primes))], dtype=torch.float64)
+    handle().hb_compose(x.data_ptr(), *x.shape, table.data_ptr(), out.data_ptr())
+    return out
+
+
+@implements(polynomials.pack, "cpu")
+def pack(ring: Ring, x: Tensor) -> Tensor:
+    """See `polynomials.pack`."""
+    out, (primes, degree) = torch.empty(packed_bytes(x.shape), dtype=torch.uint8), x.shape[-2:]
+    sizes = (x.numel() // (primes * degree), primes, degree)
+    handle().hb_pack(x.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
+    return out
+
+
+@implements(polynomials.unpack, "cpu")
+def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
+    """See `polynomials.unpack`; the second result: all values are residues."""
+    out = torch.empty(tuple(shape), dtype=torch.int32)
+    sizes = (out.numel() // (len(ring.primes) * ring.degree), len(ring.primes), ring.degree)
+    right = handle().hb_unpack(data.data_ptr(), *sizes, moduli(ring).data_ptr(), out.data_ptr())
+    return out, bool(right)
+
+
+@implements(sampling.uniform, "cpu")
+def uniform(x: Tensor, moduli: Tensor) -> Tensor:
+    """Take words x, int32 (n, L, N), to residues in place; returns the places of those to draw again, int64."""
+    places = torch.empty(x.numel(), dtype=torch.int64)  # few of its pages are ever touched
+    count = handle().hb_uniform(x.data_ptr(), *x.shape, moduli.data_ptr(), places.data_ptr())
+    return places[:count]
+
+
+@implements(sampling.noise, "cpu")
+def noise(words: Tensor) -> Tensor:
+    """See `sampling.noise`; of words, int64 (n, degree)."""
+    out = torch.empty(words.shape, dtype=torch.int32)
+    handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
+    return out

@@ -1,0 +1,236 @@
+// Arithmetic on ciphertexts, for CPUs: kernels/ciphertexts/arithmetic.py has the bounds.
+//
+// The linear layer is a matrix product [rows, terms] x [terms, columns] for every place, whose columns are the residues
+// of the ciphertexts that the place reads. Here it is cut into places that share what they read, for panels.h.
+
+#include "panels.h"
+#include "threads.h"
+
+namespace {
+
+constexpr int64_t kPanel = 1 << 16;    // residues in a panel: two panels of 256 KiB in a second-level cache
+constexpr int64_t kStep = 512;         // the most columns of a panel; the degree is a multiple
+constexpr int64_t kWeights = 1 << 16;  // that stay in the cache: 512 KiB
+constexpr int64_t kTerms = 1 << 18;    // in the lists of the places done together: 2 MiB
+constexpr int64_t kStream = 1 << 18;   // residues of a result that no second-level cache holds: 1 MiB
+
+template <typename T>
+T* aligned(T* at) {
+    return (T*)((uintptr_t(at) + 63) / 64 * 64);
+}
+
+// ---- linear
+
+Group pack(const double* weights, const Sizes& s) {
+    Group group;
+    for (int64_t k = 0; k < s.terms; k++)
+        for (int64_t r = 0; r < s.rows; r++)
+            if (weights[r * s.terms + k] != 0) {
+                group.terms.push_back(int32_t(k));
+                break;
+            }
+    const int64_t tiles = (s.rows + kRows - 1) / kRows;
+    for (int64_t i = 0; i < tiles; i++) {  // of nearly one size
+        Rows rows{s.rows * i / tiles, 0, {}};
+        rows.count = int(s.rows * (i + 1) / tiles - rows.first);
+        for (const int32_t k : group.terms)
+            for (int r = 0; r < rows.count; r++) rows.weights.push_back(weights[(rows.first + r) * s.terms + k]);
+        group.tiles.push_back(std::move(rows));
+    }
+    return group;
+}
+
+// Places of one group from `place` on, at least one, that read no more than `most` ciphertexts.
+void gather(const Job& job, int64_t place, int64_t most, int columns, std::vector<int32_t>& slot_of, Chunk& chunk) {
+    chunk.place = place;
+    chunk.terms.clear();
+    chunk.ends.clear();
+    chunk.inputs.clear();
+    const Group& group = *chunk.group;
+    for (; place < job.s.places; place++) {
+        const int32_t* index = job.index + (chunk.number * job.s.places + place) * job.s.terms;
+        const size_t terms = chunk.terms.size(), inputs = chunk.inputs.size();
+        for (size_t j = 0; j < group.terms.size(); j++) {
+            const int32_t input = index[group.terms[j]];
+            if (input < 0) continue;
+            int32_t& slot = slot_of[size_t(input)];
+            if (slot < 0) {
+                slot = int32_t(chunk.inputs.size());
+                chunk.inputs.push_back(input);
+            }
+            chunk.terms.push_back({slot * columns, int32_t(j)});
+        }
+        const bool full = int64_t(chunk.inputs.size()) > most || int64_t(chunk.terms.size()) > kTerms;
+        if (full && !chunk.ends.empty()) {
+            for (size_t i = inputs; i < chunk.inputs.size(); i++) slot_of[size_t(chunk.inputs[i])] = -1;
+            chunk.inputs.resize(inputs);
+            chunk.terms.resize(terms);
+            break;
+        }
+        chunk.ends.push_back(int64_t(chunk.terms.size()));
+    }
+    for (const int32_t input : chunk.inputs) slot_of[size_t(input)] = -1;
+}
+
+// Wide panels read memory in long runs, and long ones read what places share less often: 4 times as wide a panel reads
+// about 1.2 times as fast.
+void choose(const Job& job, int64_t place, int columns, std::vector<int32_t>& slot_of, Chunk& chunk) {
+    constexpr int64_t kWide = kPanel / 256, kNarrow = kPanel / 64;
+    gather(job, place, kNarrow, columns, slot_of, chunk);
+    const double narrow = double(chunk.inputs.size()) / double(chunk.ends.size());
+    if (chunk.inputs.size() > kWide) {
+        gather(job, place, kWide, columns, slot_of, chunk);
+        if (double(chunk.inputs.size()) / double(chunk.ends.size()) > 1.2 * narrow)
+            gather(job, place, kNarrow, columns, slot_of, chunk);
+    }
+    // Weights that do not fit the cache themselves are read again for every panel: fewer panels then.
+    const int64_t slots = std::max<int64_t>(1, int64_t(chunk.inputs.size()));
+    const int64_t most = job.s.rows * job.s.terms > kWeights ? 4 * kPanel : kPanel;
+    chunk.width = kStep;
+    while (chunk.width > kColumns && chunk.width * slots > most) chunk.width /= 2;
+}
+
+template <class Target>
+void linear(Target target, const Job& job, int64_t first, int64_t last) {
+    constexpr int columns = kTileColumns<Target>;
+    std::vector<int32_t> slot_of(size_t(job.s.inputs), -1), panels;
+    Chunk chunk;
+    for (int64_t g = 0; g < job.s.groups; g++) {
+        chunk.group = &job.groups[size_t(g)];
+        chunk.number = g;
+        for (int64_t place = 0; place < job.s.places; place += int64_t(chunk.ends.size())) {
+            choose(job, place, columns, slot_of, chunk);
+            const size_t panel = chunk.inputs.size() * size_t(chunk.width);
+            if (panels.size() < 2 * panel + 16) panels.resize(2 * panel + 16);
+            int32_t* start = aligned(panels.data());
+            target.call(OVERLOADS(run_chunk), job, chunk, first, last, start, start + panel);
+        }
+    }
+}
+
+// ---- residue by residue
+
+template <typename V>
+BODY void widen_columns(const int32_t* from, double* to) {
+    for (int j = 0; j < kColumns; j += int(sizeof(V) / 8)) widen(from + j, *(V*)(to + j));
+}
+
+// out = a x + b y mod q
+template <class Target>
+BODY void combine(Target, const int32_t* x, const int32_t* y, int64_t n, double a, double b, double q,
+                  int32_t* out) {
+    using V = Reals<Target>;
+    const double inverse = 1.0 / q;
+    for (int64_t i = 0; i < n; i += int64_t(sizeof(V) / 8)) {
+        V left, right;
+        widen(x + i, left);
+        widen(y + i, right);
+        V sum = a * left + b * right;
+        reduce(sum, q, inverse);
+        const auto words = __builtin_convertvector(sum, Residues<Target>);
+        memcpy(out + i, &words, sizeof words);
+    }
+}
+
+// x += constant mod q at every `step`-th of n residues; 0 <= constant < q.
+template <class Target>
+BODY void shift(Target, int32_t* x, int64_t n, int64_t step, int32_t constant, int32_t q) {
+    using W = Residues<Target>;
+    const int32_t half = q / 2;
+    if (step > 1) {
+        for (int64_t i = 0; i < n; i += step) {
+            const int32_t sum = x[i] + constant;
+            x[i] = sum > half ? sum - q : sum;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < n; i += int64_t(sizeof(W) / 4)) {
+        W sum;
+        memcpy(&sum, x + i, sizeof sum);
+        sum += constant;
+        sum -= (sum > half) & q;
+        memcpy(x + i, &sum, sizeof sum);
+    }
+}
+
+// `a` parts of x times `b` parts of y, `stride` apart, n residues modulo q each; spare: room for (a + b) * 32 numbers.
+template <class Target>
+BODY void convolve(Target, const int32_t* x, int64_t a, const int32_t* y, int64_t b, int64_t stride, int64_t n,
+                   double q, double* spare, int32_t* out) {
+    using V = Reals<Target>;
+    constexpr int lanes = sizeof(V) / 8;
+    const double inverse = 1.0 / q;
+    double* other = spare + a * kColumns;
+    for (int64_t column = 0; column < n; column += kColumns) {
+        for (int64_t i = 0; i < a; i++) widen_columns<V>(x + i * stride + column, spare + i * kColumns);
+        for (int64_t i = 0; i < b; i++) widen_columns<V>(y + i * stride + column, other + i * kColumns);
+        for (int64_t k = 0; k < a + b - 1; k++)
+            for (int j = 0; j < kColumns; j += lanes) {
+                V sum = {};
+                for (int64_t i = std::max<int64_t>(0, k - b + 1); i <= std::min(k, a - 1); i++)
+                    sum += *(const V*)(spare + i * kColumns + j) * *(const V*)(other + (k - i) * kColumns + j);
+                reduce(sum, q, inverse);  // of at most 8 products below q^2 / 4: 2^53 - q
+                reduce(sum, q, inverse);
+                const auto words = __builtin_convertvector(sum, Residues<Target>);
+                memcpy(out + k * stride + column + j, &words, sizeof words);
+            }
+    }
+}
+
+}  // namespace
+
+// out (groups * rows, places, lines, degree) as `linear` of ../ciphertexts.py says; row_stride, place_stride are
+// the first two strides of out, all else is contiguous; sizes: ten numbers in the order of `Sizes`, none of them 0.
+API void hb_linear(const double* weights, const int32_t* index, const int32_t* x, const int64_t* sizes,
+                   const double* primes, int steps, int threads, int32_t* out) {
+    Job job{index, x, out, primes, {}, steps, false, {}};
+    memcpy(&job.s, sizes, sizeof job.s);
+    const Sizes& s = job.s;
+    for (int64_t g = 0; g < s.groups; g++) job.groups.push_back(pack(weights + g * s.rows * s.terms, s));
+    const int64_t size = s.groups * s.rows * s.places * s.lines * s.degree;
+    job.stream = size > kStream && uintptr_t(out) % 16 == 0 && s.row_stride % 4 == 0 && s.place_stride % 4 == 0;
+    share(s.lines * s.degree / kStep, threads, kProduct * double(size) * double(s.terms),
+          [&](int64_t first, int64_t last) { dispatch(OVERLOADS(linear), job, first * kStep, last * kStep); });
+}
+
+// out (rows, primes, degree) = a x + b y mod q with a, b for each prime, |a x + b y| < 2^51; x (rows, x_primes, degree)
+API void hb_combine(const int32_t* x, const int32_t* y, int64_t rows, int64_t primes, int64_t x_primes, int64_t degree,
+                    const double* a, const double* b, const double* q, int threads, int32_t* out) {
+    share(rows * primes, threads, kProduct * double(rows * primes * degree), [&](int64_t first, int64_t last) {
+        for (int64_t line = first; line < last; line++) {
+            const int64_t prime = line % primes, from = line / primes * x_primes + prime;
+            dispatch(OVERLOADS(combine), x + from * degree, y + line * degree, degree, a[prime], b[prime], q[prime],
+                     out + line * degree);
+        }
+    });
+}
+
+// x (rows, places, .. primes, degree), of strides as given, plus constants (rows, primes) in 0 .. q - 1; sizes: rows,
+// places, their strides, primes, degree, step
+API void hb_shift(int32_t* x, const int64_t* sizes, const int32_t* constants, const int32_t* q, int threads) {
+    const int64_t rows = sizes[0], places = sizes[1], primes = sizes[4], degree = sizes[5], step = sizes[6];
+    share(rows * places, threads, kProduct * double(rows * places * primes * degree), [&](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; i++) {
+            const int64_t row = i / places, place = i % places;
+            int32_t* part = x + row * sizes[2] + place * sizes[3];
+            for (int64_t prime = 0; prime < primes; prime++)
+                dispatch(OVERLOADS(shift), part + prime * degree, degree, step, constants[row * primes + prime],
+                         q[prime]);
+        }
+    });
+}
+
+// out (n, a + b - 1, primes, degree): part k is the sum of x (n, a, primes, degree) i times y (n, b, primes, degree)
+// k - i
+API void hb_multiply(const int32_t* x, const int32_t* y, int64_t n, int64_t a, int64_t b, int64_t primes,
+                     int64_t degree, const double* q, int threads, int32_t* out) {
+    const int64_t size = primes * degree;
+    share(n * primes, threads, kProduct * double(n * a * b * size), [&](int64_t first, int64_t last) {
+        std::vector<double> spare(size_t((a + b) * kColumns) + 8);
+        for (int64_t line = first; line < last; line++) {
+            const int64_t i = line / primes, prime = line % primes, at = prime * degree;
+            dispatch(OVERLOADS(convolve), x + i * a * size + at, a, y + i * b * size + at, b, size, degree, q[prime],
+                     aligned(spare.data()), out + i * (a + b - 1) * size + at);
+        }
+    });
+}

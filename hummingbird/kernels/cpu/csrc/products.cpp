@@ -1,0 +1,257 @@
+// Matrix products and convolutions mod 2^64, for CPUs: the fast twins of kernels/reference/shares/products.py.
+//
+// One algorithm for all. An output channel's values at all places of all images are one row of a matrix product
+// [outputs, terms] x [terms, places]. 24 places at a time, the inputs that they read are copied side by side into a
+// panel [terms, 24] (the unfolding, a piece at a time that stays in the cache), and a tile of 8 outputs x 24 places is
+// summed in registers: 24 sums, 3 vectors of inputs and a weight fill the 32 registers of AVX-512 (K. Goto, R. van de
+// Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 2008). A matrix product is a 1x1 convolution of
+// one image. With one input channel and one or two outputs per group a panel would not be used again: those sum along
+// the rows.
+//
+// Products are of uint64_t, so they wrap by the language's own rule: exact for all operands, without a bound.
+
+#include "eight.h"
+#include "threads.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+// Without 64-bit vector multiplication, one word at a time is faster than what the compiler would make of vectors.
+#define SCALAR __attribute__((optimize("no-tree-vectorize")))
+#else
+#define SCALAR
+#endif
+
+namespace {
+
+typedef uint64_t Loose __attribute__((vector_size(64), aligned(8)));  // Eight at any address
+constexpr int kRows = 8, kVectors = 3, kPlaces = 8 * kVectors;
+
+// ---- tiles: sums[r * kPlaces + j] = sum over p < terms of a[r * stride + p] * panel[p * kPlaces + j], j < 8 * vectors
+
+SCALAR void tile(Portable, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
+                 int64_t terms, uint64_t* sums) {
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < 8 * vectors; j += 8) {
+            uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0, s4 = 0, s5 = 0, s6 = 0, s7 = 0;
+            for (int64_t p = 0; p < terms; p++) {
+                const uint64_t w = a[r * stride + p], *b = panel + p * kPlaces + j;
+                s0 += w * b[0], s1 += w * b[1], s2 += w * b[2], s3 += w * b[3];
+                s4 += w * b[4], s5 += w * b[5], s6 += w * b[6], s7 += w * b[7];
+            }
+            const uint64_t all[8] = {s0, s1, s2, s3, s4, s5, s6, s7};
+            memcpy(sums + r * kPlaces + j, all, sizeof all);
+        }
+}
+
+#if X86
+// 32-bit halves: a b = a0 b0 + 2^32 (a1 b0 + a0 b1) mod 2^64. The middle products are summed apart, shifted once.
+template <int R>
+AVX2 BODY void halves(const uint64_t* a, int64_t stride, const uint64_t* panel, int64_t terms, uint64_t* sums) {
+    __m256i low[R][2], middle[R][2];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 2; v++) low[r][v] = middle[r][v] = _mm256_setzero_si256();
+    for (int64_t p = 0; p < terms; p++) {
+        __m256i b[2], high[2];
+        for (int v = 0; v < 2; v++) {
+            b[v] = _mm256_loadu_si256((const __m256i*)(panel + p * kPlaces + 4 * v));
+            high[v] = _mm256_srli_epi64(b[v], 32);
+        }
+        for (int r = 0; r < R; r++) {
+            const __m256i w = _mm256_set1_epi64x(int64_t(a[r * stride + p])), w_high = _mm256_srli_epi64(w, 32);
+            for (int v = 0; v < 2; v++) {
+                low[r][v] = _mm256_add_epi64(low[r][v], _mm256_mul_epu32(w, b[v]));
+                middle[r][v] = _mm256_add_epi64(middle[r][v], _mm256_mul_epu32(w_high, b[v]));
+                middle[r][v] = _mm256_add_epi64(middle[r][v], _mm256_mul_epu32(w, high[v]));
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 2; v++) {
+            const __m256i all = _mm256_add_epi64(low[r][v], _mm256_slli_epi64(middle[r][v], 32));
+            _mm256_storeu_si256((__m256i*)(sums + r * kPlaces + 4 * v), all);
+        }
+}
+
+AVX2 void tile(Avx2, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
+               uint64_t* sums) {
+    for (int v = 0; v < vectors; v++) {
+        int r = 0;
+        for (; r + 2 <= rows; r += 2)
+            halves<2>(a + r * stride, stride, panel + 8 * v, terms, sums + r * kPlaces + 8 * v);
+        if (r < rows) halves<1>(a + r * stride, stride, panel + 8 * v, terms, sums + r * kPlaces + 8 * v);
+    }
+}
+
+template <int R, int V>
+AVX512 BODY void whole(const uint64_t* a, int64_t stride, const uint64_t* panel, int64_t terms, uint64_t* sums) {
+    Eight sum[R][V] = {};
+    for (int64_t p = 0; p < terms; p++) {
+        Eight b[V];
+        for (int v = 0; v < V; v++) b[v] = *(const Loose*)(panel + p * kPlaces + 8 * v);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) sum[r][v] += a[r * stride + p] * b[v];
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) *(Loose*)(sums + r * kPlaces + 8 * v) = sum[r][v];
+}
+
+template <int R>
+AVX512 BODY void wide(const uint64_t* a, int64_t stride, const uint64_t* panel, int vectors, int64_t terms,
+                      uint64_t* sums) {
+    if (vectors == 1) whole<R, 1>(a, stride, panel, terms, sums);
+    if (vectors == 2) whole<R, 2>(a, stride, panel, terms, sums);
+    if (vectors == 3) whole<R, 3>(a, stride, panel, terms, sums);
+}
+
+AVX512 void tile(Avx512, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
+                 int64_t terms, uint64_t* sums) {
+    if (rows == kRows) return wide<kRows>(a, stride, panel, vectors, terms, sums);
+    for (int r = 0; r < rows; r++) wide<1>(a + r * stride, stride, panel, vectors, terms, sums + r * kPlaces);
+}
+#endif
+
+// ---- the product
+
+struct Shape {  // as ../shares.py fills it in; x is padded already
+    int64_t batch, channels, height, width, outputs, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w,
+        groups, out_h, out_w;
+};
+
+// Inputs of up to 24 places, as offsets `at`; tap[p]: where term p lies from there. The spare places repeat the last.
+void fill(const uint64_t* x, const int64_t* at, int vectors, const int64_t* tap, int64_t terms, uint64_t* panel) {
+    for (int v = 0; v < vectors; v++, at += 8, panel += 8) {
+        int run = 1;  // places that lie side by side in memory, from the first and from the fifth on
+        while (run < 8 && (run == 4 || at[run] == at[run - 1] + 1)) run++;
+        if (run == 8 && at[4] == at[3] + 1) {
+            for (int64_t p = 0; p < terms; p++) memcpy(panel + p * kPlaces, x + at[0] + tap[p], 64);
+        } else if (run == 8) {
+            for (int64_t p = 0; p < terms; p++) {
+                memcpy(panel + p * kPlaces, x + at[0] + tap[p], 32);
+                memcpy(panel + p * kPlaces + 4, x + at[4] + tap[p], 32);
+            }
+        } else {
+            for (int64_t p = 0; p < terms; p++)
+                for (int j = 0; j < 8; j++) panel[p * kPlaces + j] = x[at[j] + tap[p]];
+        }
+    }
+}
+
+struct Part {  // of the work: panels of places and rows of outputs, first to last
+    int64_t panel, panels, row, rows;
+};
+
+template <class Target>
+void multiply(Target target, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part,
+              uint64_t* out) {
+    const int64_t inputs = s.channels / s.groups, outputs = s.outputs / s.groups, plane = s.height * s.width;
+    const int64_t terms = inputs * s.kernel_h * s.kernel_w, length = s.out_h * s.out_w, places = s.batch * length;
+    std::vector<int64_t> tap;
+    for (int64_t c = 0; c < inputs; c++)
+        for (int64_t i = 0; i < s.kernel_h; i++)
+            for (int64_t j = 0; j < s.kernel_w; j++)
+                tap.push_back(c * plane + i * s.dilation_h * s.width + j * s.dilation_w);
+    // Terms at a time: the weights of all outputs should stay in a second-level cache of 1 MiB, the panel too.
+    int64_t block = (1 << 17) / outputs;
+    block = block < 256 ? 256 : block > 1024 ? 1024 : block;
+    std::vector<uint64_t> panel(size_t(block * kPlaces));
+    uint64_t sums[kRows * kPlaces];
+    for (int64_t g = 0; g < s.groups; g++)
+        for (int64_t term = 0; term < terms; term += block) {
+            const int64_t now = terms - term < block ? terms - term : block;
+            for (int64_t first = part.panel * kPlaces; first < part.panels * kPlaces && first < places;
+                 first += kPlaces) {
+                const int here = int(places - first < kPlaces ? places - first : kPlaces), vectors = (here + 7) / 8;
+                int64_t from[kPlaces], to[kPlaces];
+                for (int j = 0; j < kPlaces; j++) {
+                    const int64_t place = first + (j < here ? j : here - 1), b = place / length, l = place % length;
+                    from[j] = (b * s.channels + g * inputs) * plane + l / s.out_w * s.stride_h * s.width +
+                              l % s.out_w * s.stride_w;
+                    to[j] = (b * s.outputs + g * outputs) * length + l;
+                }
+                fill(x, from, vectors, tap.data() + term, now, panel.data());
+                const bool run = to[here - 1] == to[0] + here - 1;  // all in one image
+                for (int64_t m = part.row; m < part.rows; m += kRows) {
+                    const int rows = int(part.rows - m < kRows ? part.rows - m : kRows);
+                    const uint64_t* const a = weight + (g * outputs + m) * terms + term;
+                    tile(target, a, terms, rows, panel.data(), vectors, now, sums);
+                    for (int r = 0; r < rows; r++) {
+                        uint64_t* target = out + (m + r) * length;
+                        const uint64_t* sum = sums + r * kPlaces;
+                        if (run && !term) memcpy(target + to[0], sum, size_t(here) * 8);
+                        else if (run) for (int j = 0; j < here; j++) target[to[0] + j] += sum[j];
+                        else if (!term) for (int j = 0; j < here; j++) target[to[j]] = sum[j];
+                        else for (int j = 0; j < here; j++) target[to[j]] += sum[j];
+                    }
+                }
+            }
+        }
+}
+
+// ---- one input channel, one or two outputs per group: a row of outputs is a sum of scaled rows of inputs
+
+SCALAR void row(Portable, const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out) {
+    for (int64_t l = 0; l < s.out_w; l++) {
+        uint64_t sum = 0;
+        for (int64_t i = 0; i < s.kernel_h; i++)
+            for (int64_t j = 0; j < s.kernel_w; j++)
+                sum += weight[i * s.kernel_w + j] * x[i * s.dilation_h * s.width + j * s.dilation_w + l * s.stride_w];
+        out[l] = sum;
+    }
+}
+
+#if X86
+AVX512 void row(Avx512, const uint64_t* x, const uint64_t* weight, const Shape& s, uint64_t* out) {
+    if (s.stride_w > 2) return row(Portable{}, x, weight, s, out);
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
+    for (int64_t l = 0; l < s.out_w; l += 8) {
+        const int64_t here = s.out_w - l < 8 ? s.out_w - l : 8, span = (here - 1) * s.stride_w + 1;
+        const uint32_t wanted = (1u << span) - 1;  // nothing beyond the last input of the row is touched
+        Eight sum = {};
+        for (int64_t i = 0; i < s.kernel_h; i++)
+            for (int64_t j = 0; j < s.kernel_w; j++) {
+                const uint64_t* at = x + i * s.dilation_h * s.width + j * s.dilation_w + l * s.stride_w;
+                __m512i value = _mm512_maskz_loadu_epi64(__mmask8(wanted), at);
+                if (s.stride_w == 2)
+                    value = _mm512_permutex2var_epi64(value, even,
+                                                      _mm512_maskz_loadu_epi64(__mmask8(wanted >> 8), at + 8));
+                sum += weight[i * s.kernel_w + j] * (Eight)value;
+            }
+        _mm512_mask_storeu_epi64(out + l, __mmask8((1u << here) - 1), (__m512i)sum);
+    }
+}
+#endif
+
+// rows here: of the batch * outputs planes of the result
+template <class Target>
+void depthwise(Target target, const uint64_t* x, const uint64_t* weight, const Shape& s, const Part& part,
+               uint64_t* out) {
+    for (int64_t at = part.row; at < part.rows; at++) {
+        const int64_t output = at % s.outputs;
+        const int64_t channel = at / s.outputs * s.channels + output / (s.outputs / s.channels);
+        for (int64_t i = 0; i < s.out_h; i++)
+            row(target, x + (channel * s.height + i * s.stride_h) * s.width,
+                weight + output * s.kernel_h * s.kernel_w, s, out + (at * s.out_h + i) * s.out_w);
+    }
+}
+
+}  // namespace
+
+// out (batch, outputs, out_h, out_w) = x (batch, channels, height, width) convolved with weight (outputs,
+// channels / groups, kernel_h, kernel_w); all contiguous, nothing empty. shape: 14 numbers in the order of `Shape`.
+API void hb_conv2d(const uint64_t* x, const uint64_t* weight, const int64_t* shape, int threads, uint64_t* out) {
+    Shape s;
+    memcpy(&s, shape, sizeof s);
+    const int64_t outputs = s.outputs / s.groups, panels = (s.batch * s.out_h * s.out_w + kPlaces - 1) / kPlaces;
+    const bool alone = s.groups == s.channels && outputs <= 2;
+    // Threads share the longer side, in whole panels or tiles.
+    const int64_t rows = alone ? s.batch * s.outputs : outputs, step = alone ? 1 : kRows;
+    const bool by_rows = alone || rows / step > panels;
+    const int64_t pieces = by_rows ? (rows + step - 1) / step : panels;
+    const double products = double(s.batch) * double(s.outputs) * double(s.out_h * s.out_w) *
+                            double(s.channels / s.groups * s.kernel_h * s.kernel_w);
+    share(pieces, threads, kProduct * products, [&](int64_t first, int64_t last) {
+        const int64_t end = std::min(last * step, rows);
+        const Part part = by_rows ? Part{0, panels, first * step, end} : Part{first, last, 0, rows};
+        alone ? dispatch(OVERLOADS(depthwise), x, weight, s, part, out)
+              : dispatch(OVERLOADS(multiply), x, weight, s, part, out);
+    });
+}

@@ -1,0 +1,125 @@
+"""The shared library of the kernels in C++ (csrc/*.cpp): found, loaded with ctypes, its functions' types set.
+
+The library is optional: without it, or with HUMMINGBIRD_KERNELS=torch in the environment, `available` is false and the
+torch reference runs. It picks the widest vector instructions of the processor by itself. It checks no arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+from hummingbird.errors import EnvironmentProblem
+
+ISAS = ("portable", "avx2", "avx512")
+_ABI = 6  # the same number as hb_abi() in csrc/dispatch.cpp
+
+_pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "hb_isa": (_int, []),
+    "hb_set_isa": (_int, [_int]),
+    "hb_to_planes": (None, [_pointer, _long, _int, _int, _pointer]),
+    "hb_from_bits": (None, [_pointer, _long, _pointer]),
+    "hb_pack_bits": (None, [_pointer, _long, _pointer]),
+    "hb_select": (None, [_long, *[_pointer] * 7, _int, _int, _long, _pointer, _pointer]),
+    "hb_rescale": (None, [_long, *[_pointer] * 3, _int, _int, _long, _pointer]),
+    "hb_pack_words": (None, [_pointer, _long, _int, _pointer]),
+    "hb_mask_words": (None, [_pointer, _pointer, _long, _int, _int, _pointer]),
+    "hb_open_words": (None, [_pointer, _int, _long, _int, _pointer]),
+    "hb_step_table": (None, [_pointer, _long, _int, _pointer]),
+    "hb_lookup": (None, [_pointer, _long, _pointer, _int, _int, _int, _pointer]),
+    "hb_lift": (None, [_long, *[_pointer] * 7, _int, _int, _pointer, _pointer]),
+    "hb_conv2d": (None, [_pointer, _pointer, _pointer, _int, _pointer]),
+    "hb_twin_relu": (None, [_pointer, _long, _int, _word, *[_int] * 3, _word, _word, _int, _pointer, _pointer]),
+    "hb_linear": (None, [*[_pointer] * 5, _int, _int, _pointer]),
+    "hb_combine": (None, [_pointer, _pointer, *[_long] * 4, *[_pointer] * 3, _int, _pointer]),
+    "hb_shift": (None, [*[_pointer] * 4, _int]),
+    "hb_multiply": (None, [_pointer, _pointer, *[_long] * 5, _pointer, _int, _pointer]),
+    "hb_dpf_check": (_int, [_pointer, *[_long] * 4]),
+    "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),
+    "hb_dpf_generate": (None, [_pointer, _long, *[_pointer] * 5]),
+    "hb_gfni": (_int, []),
+    "hb_set_gfni": (_int, [_int]),
+    "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
+    "hb_rows_update": (None, [_pointer, _long, _long, _pointer, _long, _pointer]),
+    "hb_rows_answer": (None, [_pointer, *[_long] * 3, _int, _pointer, *[_long] * 3, _int, _pointer]),
+    "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
+    "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_compose": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
+    "hb_noise": (None, [_pointer, _long, _pointer]),
+    "hb_uniform": (_long, [_pointer, _long, _long, _long, _pointer, _pointer]),
+    "hb_pack": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
+    "hb_unpack": (_int, [_pointer, _long, _long, _long, _pointer, _pointer]),
+}
+
+
+def _load() -> Any:
+    wanted = os.environ.get("HUMMINGBIRD_KERNELS", "")
+    if wanted not in ("", "torch"):
+        raise EnvironmentProblem(
+            f"HUMMINGBIRD_KERNELS is {wanted!r}, which is no known choice",
+            where="kernels",
+            hint="set it to torch for the plain torch kernels, or unset it for the fastest ones",
+        )
+    paths = [Path(__file__).with_name("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None or wanted:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        if library.hb_abi() != _ABI:
+            raise OSError(f"{path} was built from another version of the sources")
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        # Slower, but right: the reference takes over.
+        message = f"the native kernels are not used, install the package again: {error}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return None
+    return library
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether the shared library was found and loaded."""
+    return _library is not None
+
+
+def handle() -> Any:
+    """The shared library itself, whose functions are `hb_...` of csrc/."""
+    return _library
+
+
+def isa() -> str:
+    """The instruction set in use, one of `ISAS`."""
+    return ISAS[_library.hb_isa()]
+
+
+def set_isa(name: str) -> bool:
+    """Use one of `ISAS` from now on, in the whole process; False, and no change, where the processor lacks it."""
+    return _library.hb_set_isa(ISAS.index(name)) == 0
+
+
+def gfni() -> bool:
+    """Whether products of bit matrices use the instruction for them (GFNI), with AVX2 or AVX-512."""
+    return bool(_library.hb_gfni())
+
+
+def set_gfni(on: bool) -> bool:
+    """Use GFNI from now on, or not, in the whole process; False, and no change, where the processor lacks it."""
+    return bool(_library.hb_set_gfni(on) == 0)
+
+
+def xor_path() -> str:
+    """Name what an XOR of rows runs on: "avx512+gfni", "avx2+gfni", "avx2", "portable", or "torch" (the reference)."""
+    if not available():
+        return "torch"
+    return isa() if isa() == "portable" else f"{isa()}+gfni" if gfni() else "avx2"

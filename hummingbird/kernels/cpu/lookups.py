@@ -1,0 +1,86 @@
+"""Lookups in C++ (csrc/dpf.cpp, rows.cpp): keys, their bits, and tables that are kept bit-sliced."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.cpu.library import handle
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.lookups.dpf import LEAF_BYTES, MOST_ROWS, ROWS, header, key_bytes
+from hummingbird.kernels.lookups.rows import Store
+from hummingbird.kernels.reference.lookups import dpf as reference
+from hummingbird.kernels.reference.lookups.rows import zeros
+from hummingbird.kernels.registry import implements
+
+
+@implements(dpf.check, "cpu")
+def check(keys: Tensor, where: str, rows: int | None, party: int | None) -> int:
+    """See `dpf.check`; a batch that is not valid goes to the reference, which has the reasons."""
+    named = int.from_bytes(keys[0, ROWS : ROWS + 8].numpy().tobytes(), "little") if rows is None else rows
+    whose = -1 if party is None else party
+    if 1 <= named <= MOST_ROWS and handle().hb_dpf_check(keys.data_ptr(), *keys.shape, named, whose):
+        return named
+    return reference.check(keys, where, rows, party)
+
+
+@implements(dpf.expand, "cpu")
+def expand(keys: Tensor, first: int, leaves: int) -> Tensor:
+    """See `dpf.expand`."""
+    out = torch.empty((len(keys), leaves * LEAF_BYTES), dtype=torch.uint8)
+    handle().hb_dpf_expand(keys.data_ptr(), *keys.shape, first, leaves, out.data_ptr())
+    return out
+
+
+@implements(dpf.generate, "cpu")
+def generate(alphas: Tensor, rows: int, prf: int, random: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """See `dpf.generate`; prf is its number, random uint8 (B, 48)."""
+    first, second = (torch.empty((len(alphas), key_bytes(rows)), dtype=torch.uint8) for _ in range(2))
+    signs, out = torch.empty_like(alphas), (first.data_ptr(), second.data_ptr())
+    handle().hb_dpf_generate(
+        alphas.data_ptr(), len(alphas), header(rows, prf), random.data_ptr(), *out, signs.data_ptr()
+    )
+    return first, second, signs
+
+
+@implements(Store, "cpu")
+class SlicedRows(Store):
+    """Rows bit-sliced: 64 bytes for 8 rows of 8 bytes, an even number of groups (csrc/slices.h has the layout)."""
+
+    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
+        self._shape = rows, row_bytes
+        self._data = zeros(-(-rows // 16) * 16 * -(-row_bytes // 8) * 8)
+        self.nbytes = self._data.numel()
+
+    def write(self, start: int, data: Tensor) -> None:
+        handle().hb_rows_write(self._data.data_ptr(), *self._shape, start, len(data), data.data_ptr())
+
+    def replace(self, index: Tensor, rows: Tensor) -> None:
+        handle().hb_rows_update(self._data.data_ptr(), *self._shape, index.data_ptr(), len(rows), rows.data_ptr())
+
+    def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
+        return _answer([self], keys[None], width, leaf)[0]
+
+    def select(self, bits: Tensor, width: int) -> Tensor:
+        return _answer([self], bits[None], width, -1)[0]
+
+    @classmethod
+    def answer_each(cls, stores: Sequence[Store], keys: Tensor, width: int) -> Tensor:
+        return _answer(stores, keys, width, 0)
+
+
+def _answer(stores: Sequence[Any], data: Tensor, width: int, leaf: int) -> Tensor:
+    """Answer from stores of one shape to uint8 (T, B, size): keys that begin at `leaf`, or, for -1, selection bits."""
+    rows, row_bytes = stores[0]._shape
+    data = data.contiguous()
+    out = torch.empty((*data.shape[:2], row_bytes), dtype=torch.uint8)
+    pointers = (ctypes.c_void_p * len(stores))(*(store._data.data_ptr() for store in stores))
+    queries = (data.data_ptr(), *data.shape[1:], leaf)
+    handle().hb_rows_answer(
+        pointers, len(stores), rows, row_bytes, width, *queries, torch.get_num_threads(), out.data_ptr()
+    )
+    return out

@@ -1,0 +1,167 @@
+"""Shares in C++ (csrc/kernels.cpp, masked.cpp, products.cpp): results are made here, filled there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.cpu.library import handle
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import opening, packing, products
+from hummingbird.kernels.shares.packing import bytes_of
+
+
+@implements(packing.to_planes, "cpu")
+def to_planes(x: Tensor, low: int, count: int) -> Tensor:
+    """See `packing.to_planes`."""
+    planes = torch.empty((count, bytes_of(x.numel())), dtype=torch.uint8)
+    handle().hb_to_planes(x.data_ptr(), x.numel(), low, count, planes.data_ptr())
+    return planes
+
+
+@implements(packing.from_bits, "cpu")
+def from_bits(plane: Tensor, n: int) -> Tensor:
+    """See `packing.from_bits`."""
+    out = torch.empty(n, dtype=torch.int64)
+    handle().hb_from_bits(plane.data_ptr(), n, out.data_ptr())
+    return out
+
+
+@implements(packing.pack_bits, "cpu")
+def pack_bits(bits: Tensor) -> Tensor:
+    """See `packing.pack_bits`."""
+    out = torch.empty(bytes_of(bits.numel()), dtype=torch.uint8)
+    handle().hb_pack_bits(bits.data_ptr(), bits.numel(), out.data_ptr())
+    return out
+
+
+@implements(packing.pack_words, "cpu")
+def pack_words(x: Tensor, width: int) -> Tensor:
+    """See `packing.pack_words`."""
+    out = torch.empty(bytes_of(x.numel() * width), dtype=torch.uint8)
+    handle().hb_pack_words(x.data_ptr(), x.numel(), width, out.data_ptr())
+    return out
+
+
+@implements(packing.unpack_words, "cpu")
+def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
+    """See `packing.unpack_words`: the sum of one party's words."""
+    return open_words([data], n, width)
+
+
+@implements(opening.rescale, "cpu")
+def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
+    """See `opening.rescale`."""
+    z = torch.empty_like(opened)
+    inputs = [t.data_ptr() for t in (opened, mask_high, mask_low)]
+    handle().hb_rescale(opened.numel(), *inputs, shift, first, offset, z.data_ptr())
+    return z
+
+
+@implements(opening.select, "cpu")
+def select(
+    opened: Tensor,
+    choice: Tensor,
+    bit: Tensor,
+    mask_high: Tensor,
+    mask_low: Tensor,
+    bit_high: Tensor,
+    bit_low: Tensor,
+    shift: int,
+    first: bool,
+    offset: int,
+) -> tuple[Tensor, Tensor]:
+    """See `opening.select`."""
+    y, z = torch.empty_like(opened), torch.empty_like(opened)
+    inputs = [t.data_ptr() for t in (opened, choice, bit, mask_high, mask_low, bit_high, bit_low)]
+    handle().hb_select(opened.numel(), *inputs, shift, first, offset, y.data_ptr(), z.data_ptr())
+    return y, z
+
+
+@implements(opening.mask_words, "cpu")
+def mask_words(share: Tensor, mask: Tensor, shift: int, width: int) -> Tensor:
+    """See `opening.mask_words`."""
+    out = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8)
+    handle().hb_mask_words(share.data_ptr(), mask.data_ptr(), share.numel(), shift, width, out.data_ptr())
+    return out
+
+
+@implements(opening.open_words, "cpu")
+def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
+    """See `opening.open_words`."""
+    out = torch.empty(n, dtype=torch.int64)
+    pointers = (ctypes.c_void_p * len(frames))(*[frame.data_ptr() for frame in frames])
+    handle().hb_open_words(pointers, len(frames), n, width, out.data_ptr())
+    return out
+
+
+@implements(opening.step_table, "cpu")
+def step_table(x: Tensor, bits: int) -> Tensor:
+    """See `opening.step_table`."""
+    out = torch.empty(bytes_of(x.numel() << bits), dtype=torch.uint8)
+    handle().hb_step_table(x.data_ptr(), x.numel(), bits, out.data_ptr())
+    return out
+
+
+@implements(opening.lookup, "cpu")
+def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
+    """See `opening.lookup`."""
+    n, wanted = opened.numel(), sum(1 << row for row in rows)
+    out = torch.empty((len(rows), bytes_of(n)), dtype=torch.uint8)
+    handle().hb_lookup(opened.data_ptr(), n, table.data_ptr(), low, bits, wanted, out.data_ptr())
+    return out
+
+
+@implements(opening.lift, "cpu")
+def lift(
+    opened: Tensor,
+    choice: Tensor,
+    mask: Tensor,
+    carry: Tensor,
+    bit: Tensor,
+    wrap: Tensor,
+    product: Tensor,
+    k: int,
+    first: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `opening.lift`."""
+    y, z = torch.empty_like(opened), torch.empty_like(opened)
+    inputs = [t.data_ptr() for t in (opened, choice, mask, carry, bit, wrap, product)]
+    handle().hb_lift(opened.numel(), *inputs, k, first, y.data_ptr(), z.data_ptr())
+    return y, z
+
+
+def _not_empty(a: Tensor, b: Tensor) -> bool:
+    return bool(a.numel() and b.numel())
+
+
+def _one_product(a: Tensor, b: Tensor) -> bool:
+    return b.dim() == 2 <= a.dim() and _not_empty(a, b)
+
+
+@implements(products.matmul, "cpu", takes=_one_product)
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """See `products.matmul`: a convolution of 1 x 1, b's columns the places."""
+    left, right = a.view(-1, b.shape[0], 1, 1), b[None, :, None]
+    return conv2d(right, left, (1, 1), (1, 1), 1, (1, b.shape[1])).view(*a.shape[:-1], b.shape[1])
+
+
+@implements(products.conv2d, "cpu", takes=_not_empty)
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+) -> Tensor:
+    """See `products.conv2d`; `size` is the height and width of the result."""
+    out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
+    kernel = (weight.shape[0], *weight.shape[2:])
+    numbers = (*x.shape, *kernel, *stride, *dilation, groups, *size)  # struct Shape of csrc/products.cpp
+    shape = (ctypes.c_int64 * len(numbers))(*numbers)
+    handle().hb_conv2d(x.data_ptr(), weight.data_ptr(), shape, torch.get_num_threads(), out.data_ptr())
+    return out

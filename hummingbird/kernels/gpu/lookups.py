@@ -1,0 +1,58 @@
+"""A table on a GPU: sums of the rows that ChaCha12 keys select.
+
+Selection bits of a piece of the table at a time are expanded on the GPU and multiplied there; the pieces' sums add up
+mod 2^width. XOR and AES have no kernel there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import EnvironmentProblem, InputError
+from hummingbird.kernels.gpu.dpf import expand
+from hummingbird.kernels.gpu.rows import prepare, select_sum
+from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUMBER, leaves_of
+from hummingbird.kernels.lookups.rows import WIDTHS, Store
+from hummingbird.kernels.registry import implements
+
+_MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes and leaves take as much again
+
+
+@implements(Store, "gpu")
+class SignedRows(Store):
+    """Rows of signed bytes on a device; keys, rows that come and answers that go are on the CPU."""
+
+    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
+        try:
+            self._data = prepare(torch.zeros((rows, row_bytes), dtype=torch.uint8, device=device))
+        except torch.OutOfMemoryError as error:
+            message, hint = f"no memory on the GPU for the table: {error}", "serve it from the CPU"
+            raise EnvironmentProblem(message, where="kernels.rows.Table", hint=hint) from None
+        self.nbytes = self._data.numel()
+
+    def write(self, start: int, data: Tensor) -> None:
+        self._data[start : start + len(data)] = prepare(data.to(self._data.device))
+
+    def replace(self, index: Tensor, rows: Tensor) -> None:
+        last = {row: place for place, row in enumerate(index.tolist())}  # a GPU writes equal indices in any order
+        where, places = torch.tensor([*last]), torch.tensor([*last.values()])
+        self._data[where.to(self._data.device)] = prepare(rows[places].to(self._data.device))
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        if not width or not (keys[:, NUMBER] == CHACHA12).all():
+            hint = 'ask with decoder="sum", or for shares, and prf="chacha12"'
+            raise InputError("a table on a GPU answers sums to ChaCha12 keys only", hint=hint)
+
+    def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
+        (rows, row_bytes), device = self._data.shape, self._data.device
+        leaves, step = leaves_of(rows), max(1, _MOST_BITS // (len(keys) * LEAF_BYTES))
+        total = torch.zeros((len(keys), 8 * row_bytes // width), dtype=WIDTHS[width], device=device)
+        for first in range(0, leaves, step):
+            bits = expand(keys, leaf + first, min(step, leaves - first), device)
+            part = self._data[first * LEAF_ROWS : (first + step) * LEAF_ROWS]
+            total += select_sum(bits, part, width).view(WIDTHS[width])  # wraps mod 2^width
+        return total.view(torch.uint8).cpu()
+
+    def select(self, bits: Tensor, width: int) -> Tensor:
+        return select_sum(bits.to(self._data.device), self._data, width).cpu()

@@ -1,0 +1,1 @@
+"""Lookups by distributed point functions: `dpf` makes keys and their selection bits, `rows` holds what they select."""

@@ -1,0 +1,218 @@
+"""Tables of rows, and the rows that many queries select at once: what a server does with the keys of `dpf`.
+
+For selection bits t[q, i] and rows x[i], as bytes or as little-endian words of `width` bits,
+
+    answer[q] = XOR of x[i] where t[q, i] = 1        answer_sum[q] = sum over i of t[q, i] x[i]  mod 2^width.
+
+Bits are packed least significant first: row i is bit i % 8 of byte i // 8. In C++ (csrc/rows.cpp) a table is kept
+bit-sliced, for every eight rows a byte of each bit column; XOR is then a product of bit matrices over GF(2), by
+`gf2p8affineqb` (GFNI) or `pshufb` on x86; sums, and XOR elsewhere, choose among the 16 sums of every four rows
+(V. Arlazarov et al., On economical construction of the transitive closure of a directed graph, 1970). Keys are expanded
+a few leaves at a time, while bits and rows stay in the cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.registry import best_on
+
+WIDTHS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+class Store(ABC):
+    """Rows as one backend's kernels read them, zeros at first: made of rows, row_bytes and a device.
+
+    Arguments are checked by `Table`, and contiguous.
+    """
+
+    nbytes: int
+
+    @abstractmethod
+    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None: ...
+
+    @abstractmethod
+    def write(self, start: int, data: Tensor) -> None:
+        """Write rows from `start` on: uint8 (n, row_bytes)."""
+
+    @abstractmethod
+    def replace(self, index: Tensor, rows: Tensor) -> None:
+        """Replace single rows: index int64 (n,), rows uint8 (n, row_bytes); of two for one index the last."""
+
+    @abstractmethod
+    def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
+        """Answer to keys uint8 (B, key_bytes), whose leaf `leaf` is at row 0: uint8 (B, row_bytes); width 0: XOR."""
+
+    @abstractmethod
+    def select(self, bits: Tensor, width: int) -> Tensor:
+        """Answer to selection bits, uint8 (B, ceil(rows / 8))."""
+
+    def accept(self, keys: Tensor, width: int) -> None:  # noqa: B027 - most take all
+        """Raise InputError for keys, or a width, that have no kernel here."""
+
+    @classmethod
+    def answer_each(cls, stores: Sequence[Store], keys: Tensor, width: int) -> Tensor:
+        """Answer from each store its own keys, uint8 (T, B, key_bytes): uint8 (T, B, row_bytes)."""
+        return torch.stack([store.answer(own, width, 0) for store, own in zip(stores, keys, strict=True)])
+
+
+class Table:
+    """Rows in the layout that the kernels read; made of zeros, then filled.
+
+    rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", which takes ceil(row_bytes / 8) * 8 bytes a row, for
+    rows rounded up to 16, or "cuda", row_bytes bytes a row, for sums by ChaCha12 keys. Keys, rows and answers are on
+    the CPU. Any instruction set reads the same layout. Threads may ask at the same time, while none writes.
+    InputError for wrong shapes, types and ranges in all methods, and for a device that is not there; EnvironmentProblem
+    where the memory is not there.
+
+        table = Table.prepare(torch.arange(8, dtype=torch.uint8).view(4, 2))
+        select_xor(torch.tensor([[0b0110]], dtype=torch.uint8), table).tolist() == [[2 ^ 4, 3 ^ 5]]
+    """
+
+    def __init__(self, rows: int, row_bytes: int, device: str = "cpu") -> None:
+        where = "kernels.rows.Table"
+        if not isinstance(rows, int) or not 1 <= rows <= dpf.MOST_ROWS:
+            raise InputError(f"expected 1 to 2^40 rows, got {rows}", where=f"{where}(rows)")
+        if not isinstance(row_bytes, int) or row_bytes < 1:
+            raise InputError(f"expected rows of at least one byte, got {row_bytes}", where=f"{where}(row_bytes)")
+        self.rows, self.row_bytes = rows, row_bytes
+        self._store = _store_on(device, rows, row_bytes)
+
+    @classmethod
+    def prepare(cls, data: Tensor) -> Table:
+        """Make a table of these rows, uint8 (rows, row_bytes)."""
+        if not isinstance(data, Tensor) or data.dim() != 2:
+            raise InputError("expected rows uint8 (rows, row_bytes)", where="kernels.rows.Table.prepare(data)")
+        table = cls(*data.shape)
+        table.fill(0, data)
+        return table
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the table takes."""
+        return self._store.nbytes
+
+    def fill(self, start: int, data: Tensor) -> None:
+        """Write the rows from `start` on: uint8 (n, row_bytes). Pieces that begin at a multiple of 8 go fastest."""
+        where = "kernels.rows.Table.fill"
+        self._check_rows(data, f"{where}(data)")
+        if not isinstance(start, int) or not 0 <= start <= self.rows - len(data):
+            message = f"rows {start} to {start + len(data)} of a table of {self.rows}"
+            raise InputError(message, where=f"{where}(start)")
+        self._store.write(start, data.contiguous())
+
+    def update(self, index: Tensor, rows: Tensor) -> None:
+        """Replace single rows in place: index int64 (n,), rows uint8 (n, row_bytes); of two for one index the last.
+
+        Touches one bit in each of 8 row_bytes bytes for a row.
+        """
+        where = "kernels.rows.Table.update"
+        self._check_rows(rows, f"{where}(rows)")
+        if not isinstance(index, Tensor) or index.dtype != torch.int64 or index.shape != (len(rows),) or index.is_cuda:
+            raise InputError(f"expected indices int64 ({len(rows)},) on the CPU", where=f"{where}(index)")
+        if len(rows) and not 0 <= int(index.min()) <= int(index.max()) < self.rows:
+            hint = f"they go from 0 to {self.rows - 1}"
+            raise InputError("an index is outside the table", where=f"{where}(index)", hint=hint)
+        self._store.replace(index.contiguous(), rows.contiguous())
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        """Raise InputError for checked keys, or sums (width 0: XOR), that cannot be answered where this table is."""
+        self._store.accept(keys, width)
+
+    def answer(self, keys: Tensor, first_leaf: int | None = None) -> Tensor:
+        """XOR the rows that each key selects: keys uint8 (B, key_bytes) of `dpf` -> uint8 (B, row_bytes).
+
+        first_leaf: None for a table that the keys are for as a whole; else the rows from leaf `first_leaf` on, 1024
+        rows each, of a larger one. Any batch; the table is read once, on torch.get_num_threads() threads.
+        """
+        return self._answer(keys, 0, first_leaf, "kernels.rows.Table.answer")
+
+    def answer_sum(self, keys: Tensor, width: int, first_leaf: int | None = None) -> Tensor:
+        """Add up the rows that each key selects, as words of 8, 16, 32 or 64 bits, mod 2^width; else as `answer`."""
+        self._check_width(width, "kernels.rows.Table.answer_sum(width)")
+        return self._answer(keys, width, first_leaf, "kernels.rows.Table.answer_sum")
+
+    def _answer(self, keys: Tensor, width: int, first_leaf: int | None, where: str) -> Tensor:
+        total = dpf.check(keys, f"{where}(keys)", self.rows if first_leaf is None else None)
+        leaf = first_leaf or 0
+        # A part that does not end with the table has whole leaves.
+        end = leaf * dpf.LEAF_ROWS + self.rows
+        if leaf < 0 or end > total or (end < total and self.rows % dpf.LEAF_ROWS):
+            message = f"{self.rows} rows from leaf {leaf} on are no part of a table of {total}, which the keys are for"
+            raise InputError(message, where=f"{where}(first_leaf)", hint="a leaf is 1024 rows")
+        self.accept(keys, width)
+        return self._store.answer(keys, width, leaf)
+
+    def _check_rows(self, data: Tensor, where: str) -> None:
+        ok = isinstance(data, Tensor) and data.dtype == torch.uint8 and data.device.type == "cpu"
+        if not ok or data.dim() != 2 or data.shape[1] != self.row_bytes:
+            got = f"{data.dtype} {tuple(data.shape)}" if isinstance(data, Tensor) else type(data).__name__
+            hint = "rows of other types: x.view(torch.uint8)"
+            raise InputError(f"expected uint8 (n, {self.row_bytes}) on the CPU, got {got}", where=where, hint=hint)
+
+    def _check_width(self, width: int, where: str) -> None:
+        if width not in WIDTHS or 8 * self.row_bytes % width:
+            hint = "8, 16, 32 or 64, and rows of whole words"
+            raise InputError(f"no words of {width} bits in rows of {self.row_bytes} bytes", where=where, hint=hint)
+
+
+def _store_on(device: str, rows: int, row_bytes: int) -> Store:
+    """Zeros where a device's kernels read them; InputError where it is not there."""
+    where, hint = "kernels.rows.Table(device)", "cpu serves every decoder and PRF"
+    if device not in ("cpu", "cuda"):
+        raise InputError(f"no tables on {device!r}", where=where, hint='"cpu" or "cuda"')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no GPU that PyTorch can use", where=where, hint=hint)
+    there = torch.device(device)
+    try:
+        store = best_on(Store, there)
+    except ImportError as error:
+        raise InputError(f"Triton cannot be imported: {error}", where=where, hint=hint) from None
+    return store(rows, row_bytes, there)
+
+
+def answer_each(tables: Sequence[Table], keys: Tensor, width: int) -> Tensor:
+    """Answer from some tables of one shape, each its own keys; in one call, for small tables on the CPU.
+
+    keys: uint8 (T, B, key_bytes), B for each of the T tables; width: of `answer_sum`, 0 for an XOR. Gives uint8
+    (T, B, row_bytes). InputError as `answer` and `answer_sum`, and for tables of several shapes.
+    """
+    where, first = "kernels.rows.answer_each", tables[0]
+    kind = (first.rows, first.row_bytes, type(first._store))
+    if any((table.rows, table.row_bytes, type(table._store)) != kind for table in tables):
+        raise InputError("tables of several shapes or devices", where=f"{where}(tables)", hint="ask them one by one")
+    if not isinstance(keys, Tensor) or keys.dim() != 3 or len(keys) != len(tables):
+        got = tuple(keys.shape) if isinstance(keys, Tensor) else type(keys).__name__
+        raise InputError(f"expected keys ({len(tables)}, B, key_bytes), got {got}", where=f"{where}(keys)")
+    if width:
+        first._check_width(width, f"{where}(width)")
+    dpf.check(keys.flatten(0, 1), f"{where}(keys)", first.rows)
+    first.accept(keys.flatten(0, 1), width)
+    return first._store.answer_each([table._store for table in tables], keys, width)
+
+
+def select_xor(bits: Tensor, table: Table) -> Tensor:
+    """Answer to given selection bits, as `Table.answer`: uint8 (B, ceil(rows / 8)), packed; spare bits are ignored."""
+    _check_bits(bits, table, "kernels.rows.select_xor(bits)")
+    return table._store.select(bits, 0)
+
+
+def select_sum(bits: Tensor, table: Table, width: int) -> Tensor:
+    """Answer to given selection bits, as `Table.answer_sum`."""
+    _check_bits(bits, table, "kernels.rows.select_sum(bits)")
+    table._check_width(width, "kernels.rows.select_sum(width)")
+    return table._store.select(bits, width)
+
+
+def _check_bits(bits: Tensor, table: Table, where: str) -> None:
+    size = (table.rows + 7) // 8
+    ok = isinstance(bits, Tensor) and bits.dtype == torch.uint8 and bits.device.type == "cpu"
+    if not ok or bits.dim() != 2 or not len(bits) or bits.shape[1] != size:
+        got = f"{bits.dtype} {tuple(bits.shape)}" if isinstance(bits, Tensor) else type(bits).__name__
+        raise InputError(f"expected selection bits uint8 (B, {size}) on the CPU, got {got}", where=where)

@@ -1,0 +1,1 @@
+"""The operations in plain torch: slow, obvious, on any device, and the definition of what is right."""

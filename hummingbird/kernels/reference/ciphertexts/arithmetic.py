@@ -1,0 +1,203 @@
+"""Arithmetic on ciphertexts in plain torch, in float64; kernels/ciphertexts/arithmetic.py has the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.ciphertexts import arithmetic
+from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.reference.ciphertexts.ring import carry
+from hummingbird.kernels.registry import implements
+
+_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 16, 1 << 24  # float64 numbers per buffer: four fit a second-level cache; a full GPU
+_LEAST_WIDTH = 128  # columns of a matrix product: with fewer it is slow
+_FEW_ROWS = 8  # from some 16 on a product is as fast as it gets
+
+
+@implements(arithmetic.linear, "reference")
+def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, steps: int) -> None:
+    """See `arithmetic.linear`; some places and columns at a time, so that all buffers stay in the cache.
+
+    out may be strided. steps: those of `_reduce` that the largest sum needs.
+    """
+    (groups, rows, terms), places = weights.shape, index.shape[1]
+    numbers = _CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS
+    width = ring.degree  # of the columns: wide ones first, as memory is read in long runs
+    while width > _LEAST_WIDTH and width * max(rows, terms) > numbers:
+        width //= 2
+    lines = x.shape[1:-1].numel()
+    flat_x, flat_out = x.view(-1, lines, ring.degree), out.view(groups, rows, places, lines, ring.degree)
+    for group, place, factors, sources in _pieces(weights, index, max(1, numbers // (max(rows, terms) * width))):
+        count, _, across = sources.shape
+        absent = (sources.reshape(-1) < 0).nonzero()[:, 0]
+        read = sources.reshape(-1).clamp(min=0)
+        words = torch.empty((read.numel(), width), dtype=torch.int32, device=x.device)
+        sums = torch.empty((count, factors.shape[1], across * width), dtype=torch.float64, device=x.device)
+        room = sums.new_empty(max(words.numel(), sums.numel()))  # for columns, and quotients when they are done with
+        columns, spare = room[: words.numel()].view(words.shape), room[: sums.numel()].view(sums.shape)
+        results = sums.view(count, -1, rows, across, width).transpose(1, 2).flatten(2, 3)
+        for line in range(lines):
+            prime = float(ring.primes[line % len(ring.primes)])
+            for start in range(0, ring.degree, width):
+                here = slice(start, start + width)
+                torch.index_select(flat_x[:, line, here], 0, read, out=words)
+                columns.copy_(words)
+                if absent.numel():
+                    columns.index_fill_(0, absent, 0.0)
+                torch.bmm(factors, columns.view(count, -1, across * width), out=sums)
+                _reduce(sums, prime, steps, spare)
+                flat_out[group, :, place, line, here].copy_(results)
+
+
+_Piece = tuple[slice, slice, Tensor, Tensor]
+
+
+def _pieces(weights: Tensor, index: Tensor, most: int) -> Iterator[_Piece]:
+    """Cut the work up: groups, their places, matrices (g, n rows, u) and what their columns read, (g, u, p).
+
+    Either up to `most` places stand side by side, n = 1, or n places that share what they read one below the other,
+    p = 1: of a convolution with few filters, a matrix so small that reading its columns would take most of the time.
+    """
+    (groups, rows, _), places = weights.shape, index.shape[1]
+    runs = _runs(index[0]) if index.device.type == "cpu" and rows <= _FEW_ROWS else []
+    if max(runs, default=1) > 1:
+        for group in range(groups):
+            start = 0
+            for count in runs:
+                here = slice(start, start + count)
+                yield slice(group, group + 1), here, *_stacked(weights[group], index[group, here])
+                start += count
+        return
+    group_step, place_step = max(1, most // places), min(places, most)
+    for group in range(0, groups, group_step):
+        for start in range(0, places, place_step):
+            some, here = slice(group, group + group_step), slice(start, start + place_step)
+            yield some, here, weights[some], index[some, here].transpose(1, 2)
+
+
+def _runs(index: Tensor) -> list[int]:
+    """Cut (places, K) into runs of up to 4 places, each of which reads at least half of what those before it read.
+
+    A run of 4 reads at most 2.5 K ciphertexts, so its products are at most 2.5 times as many.
+    """
+    runs: list[int] = []
+    seen: set[int] = set()
+    for read in index.tolist():
+        fresh = set(read) - seen
+        if runs and runs[-1] < 4 and 2 * len(fresh) <= len(read):
+            runs[-1] += 1
+            seen |= fresh
+        else:
+            runs.append(1)
+            seen = set(read)
+    return runs
+
+
+def _stacked(weights: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix for n places at once, (1, n rows, u), of weights (rows, K); which ciphertexts it reads, (1, u, 1)."""
+    used, position = index.reshape(-1).unique(return_inverse=True)
+    places, terms = index.shape
+    matrix = weights.new_zeros(places, weights.shape[0], used.numel())
+    where = position.view(places, 1, terms).expand(-1, weights.shape[0], -1)
+    matrix.scatter_add_(2, where, weights.expand(places, -1, -1))
+    return matrix.view(1, -1, used.numel()), used.view(1, -1, 1)
+
+
+def _reduce(sums: Tensor, prime: float, steps: int, spare: Tensor) -> None:
+    """`sums` modulo the prime, centred, in place: float64 integers, below 2^51 for one step, up to 2^53 - q for two."""
+    for _ in range(steps):
+        torch.mul(sums, 1.0 / prime, out=spare).round_()
+        sums.sub_(spare, alpha=prime)
+
+
+# ---- one residue at a time
+
+
+def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., object], *tensors: Tensor) -> Tensor:
+    """A function of float64 residues modulo one prime (n, ..., N), reduced in `steps`, a few ciphertexts at a time.
+
+    It is given the prime's number, where to write `sizes` parts of each ciphertext, of values that `_reduce` allows,
+    and the residues, which it may overwrite.
+    """
+    like, count = tensors[0], tensors[0].shape[0]
+    out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
+    parts = [t.shape[1] for t in tensors]
+    most = max(sizes, sum(parts))
+    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // (ring.degree * most))
+    room = torch.empty(2, min(step, count) * most * ring.degree, dtype=torch.float64, device=like.device)
+    ends = [0, *accumulate(parts)]
+    for start in range(0, count, step):
+        some = slice(start, min(start + step, count))
+        each = (some.stop - start) * ring.degree
+        # Quotients go where the residues were, which are done with by then.
+        values, spare = (half[: sizes * each].view(-1, sizes, ring.degree) for half in room)
+        residues = [room[1, a * each : b * each].view(-1, b - a, ring.degree) for a, b in pairwise(ends)]
+        for i, prime in enumerate(ring.primes):
+            for residue, t in zip(residues, tensors, strict=True):
+                residue.copy_(t[some, :, i])
+            function(i, values, *residues)
+            _reduce(values, float(prime), steps, spare)
+            out[some, :, i] = values
+    return out
+
+
+@implements(arithmetic.add, "reference")
+def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
+    """See `arithmetic.add`."""
+    flat = (x.shape[:-2].numel(), 1, *x.shape[-2:])
+    left, right = x.view(flat), y.view(flat)  # |x + factor y| < 2^25 + 2^24 2^25 < 2^50
+    sums = _by_residue(ring, 1, 1, lambda _, out, a, b: torch.add(a, b, alpha=factor, out=out), left, right)
+    return sums.view(x.shape)
+
+
+@implements(arithmetic.shift, "reference")
+def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
+    """See `arithmetic.shift`; constants are residues 0 .. q - 1, moduli int32 (L,)."""
+    moduli, part = moduli[:, None], x[:, :, 0, :, ::step]
+    count = max(1, (_CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS) // part[0, 0].numel())
+    for row, constant in zip(part, constants[..., None], strict=True):
+        for piece in row.split(count):
+            piece += constant
+            piece -= (moduli // 2 - piece).bitwise_right_shift_(31).bitwise_and_(moduli)  # q where it is above q/2
+
+
+@implements(arithmetic.multiply, "reference")
+def multiply(ring: Ring, x: Tensor, y: Tensor) -> Tensor:
+    """See `arithmetic.multiply`."""
+    a, b = x.shape[1], y.shape[1]
+    steps = 1 if min(a, b) <= 2 else 2  # two products of residues are below q^2 / 2 < 2^51
+    if x is y:
+        return _by_residue(ring, 2 * a - 1, steps, lambda _, out, part: _products(out, part, part), x)
+    return _by_residue(ring, a + b - 1, steps, lambda _, out, *parts: _products(out, *parts), x, y)
+
+
+def _products(out: Tensor, x: Tensor, y: Tensor) -> None:
+    """Write products of x (n, a, N) and y (n, b, N) to `out`: sums of at most 8, each below q^2 / 4; < 2^53 - q."""
+    a, b = x.shape[1], y.shape[1]
+    torch.mul(x[:, :1], y, out=out[:, :b])
+    torch.mul(x[:, 1:], y[:, b - 1 :], out=out[:, b:])
+    for i in range(1, a):
+        out[:, i : i + b - 1].addcmul_(x[:, i : i + 1], y[:, : b - 1])
+
+
+@implements(arithmetic.switch, "reference")
+def switch(ring: Ring, x: Tensor, plain: int, inverses: list[int]) -> Tensor:
+    """See `arithmetic.switch`; the first `plain` parts are coefficients, `inverses` those of p modulo other primes."""
+    head, spread = ring.take(len(inverses)), _spread(ring, x, plain)  # |spread| <= (p - 1) / 2 < 2^25
+    # |x - spread| < 2^26 and |inverse| < 2^25: the product is below 2^51.
+    return _by_residue(head, x.shape[1], 1, lambda i, out, a, b: torch.mul(a.sub_(b), inverses[i], out=out), x, spread)
+
+
+def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
+    """Spread [x]_p, the residues modulo the last prime, to the other primes: of the same form."""
+    (n, size, _, degree), count = x.shape, len(ring.primes) - 1
+    dropped = x[:, :, count]
+    spread = x.new_empty(n, size, count, degree)
+    spread[:, :plain] = dropped[:, :plain, None]
+    values = carry(dropped[:, plain:].reshape(-1, degree), ring.primes[count], ring.take(count))
+    spread[:, plain:] = values.view(n, size - plain, count, degree)
+    return spread

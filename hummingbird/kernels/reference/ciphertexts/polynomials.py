@@ -1,0 +1,124 @@
+"""Encryption, decryption and packing of residues in plain torch; kernels/ciphertexts/polynomials.py describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.ciphertexts import polynomials
+from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
+from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.reference.ciphertexts.workspace import pieces
+from hummingbird.kernels.registry import implements
+
+
+@implements(polynomials.encrypt, "reference")
+def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
+    """See `polynomials.encrypt`."""
+    out, s = torch.empty_like(a), secret.double()
+    for piece, space in pieces(ring.degree, a.shape[0], a.device):
+        plain = space.keep(message[piece] + noise[piece])
+        for i, q in enumerate(ring.primes):
+            product = space.load(a[piece, i]).mul_(s[i, :, None])  # below 2^50
+            masked = space.transform(space.reduce(product, q), q, True)
+            space.store(space.reduce(torch.sub(plain, masked, out=masked), q), out[piece, i])
+    return out
+
+
+@implements(polynomials.encrypt_ntt, "reference")
+def encrypt_ntt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
+    """See `polynomials.encrypt_ntt`."""
+    out, s = torch.empty_like(a), secret.double()
+    for piece, space in pieces(ring.degree, a.shape[0], a.device):
+        plain = space.keep(message[piece] + noise[piece])
+        for i, q in enumerate(ring.primes):
+            values = space.transform(space.reduce(plain, q), q, False)
+            values.addcmul_(space.beside(values, a[piece, i]), s[i, :, None], value=-1)  # below 2^51
+            space.store(space.reduce(values, q), out[piece, i])
+    return out
+
+
+@implements(polynomials.phase, "reference")
+def phase(ring: Ring, c: Tensor, secret: Tensor, form: str) -> Tensor:
+    """See `polynomials.phase`."""
+    out, s = torch.empty(c.shape[0], *c.shape[2:], dtype=torch.int32, device=c.device), secret.double()
+    for piece, space in pieces(ring.degree, c.shape[0], c.device):
+        for i, q in enumerate(ring.primes):
+            *earlier, last = c[piece, :, i].unbind(1)
+            total = space.load(last)
+            if form == "mixed":
+                space.reduce(total.mul_(s[i, :, None]), q)  # below 2^50
+                total = space.transform(total, q, True).add_(space.keep(earlier[0]))
+            else:
+                for part in reversed(earlier):  # Horner: below 2^50 + 2^25
+                    space.reduce(total.mul_(s[i, :, None]).add_(space.keep(part)), q)
+                total = space.transform(total, q, True)
+            space.store(space.reduce(total, q), out[piece, i])
+    return out
+
+
+@implements(polynomials.compose, "reference")
+def compose(ring: Ring, x: Tensor) -> Tensor:
+    """See `polynomials.compose`."""
+    digits = list(x.double().unbind(1))
+    for k, factors in enumerate(inverses(ring.primes)):
+        later = zip(digits[k + 1 :], factors, ring.primes[k + 1 :], strict=True)
+        for digit, factor, q in later:
+            # |digit - digits[k]| <= 2^26 - 2047 times an inverse of at most q/2: below 2^51, so it is centred again.
+            digit.sub_(digits[k]).mul_(factor)
+            digit.sub_(torch.mul(digit, 1.0 / q).round_(), alpha=q)
+    total = digits[-1]
+    for q, digit in zip(reversed(ring.primes[:-1]), reversed(digits[:-1]), strict=True):
+        total = total.mul(q).add_(digit)
+    return total
+
+
+@lru_cache(maxsize=64)
+def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
+    """Inverses of every prime modulo each of those after it, centred."""
+    rows = []
+    for k, earlier in enumerate(primes):
+        found = [(pow(earlier, -1, q), q) for q in primes[k + 1 :]]
+        rows.append(tuple(float(f - q if f > q // 2 else f) for f, q in found))
+    return tuple(rows)
+
+
+@lru_cache(maxsize=64)
+def moduli(ring: Ring, device: str = "cpu") -> Tensor:
+    """The primes, int32 (L, 1)."""
+    return torch.tensor(ring.primes, dtype=torch.int32, device=device).view(-1, 1)
+
+
+def _planes(ring: Ring, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The three parts of each packed polynomial: int16 (rows, N), uint8 (rows, N), uint8 (rows, N/4)."""
+    low, middle, top = data.view(-1, 13 * ring.degree // 4).tensor_split((2 * ring.degree, 3 * ring.degree), 1)
+    return low.view(torch.int16), middle, top
+
+
+@implements(polynomials.pack, "reference")
+def pack(ring: Ring, x: Tensor) -> Tensor:
+    """See `polynomials.pack`."""
+    out = torch.empty(packed_bytes(x.shape), dtype=torch.uint8, device=x.device)
+    low, middle, top = _planes(ring, out)
+    v = (x + (x >> 31 & moduli(ring, str(x.device)))).view(-1, ring.degree)
+    low.copy_(v)
+    middle.copy_(v >> 16)
+    bits = (v >> 24).view(-1, 4, ring.degree // 4)
+    top.copy_(bits[:, 0] | bits[:, 1] << 2 | bits[:, 2] << 4 | bits[:, 3] << 6)
+    return out
+
+
+@implements(polynomials.unpack, "reference")
+def unpack(ring: Ring, data: Tensor, shape: Sequence[int]) -> tuple[Tensor, bool]:
+    """See `polynomials.unpack`; the second result: all values are residues."""
+    low, middle, top = _planes(ring, data.clone() if data.storage_offset() % 2 else data)
+    x = low.int().bitwise_and_(0xFFFF).add_(middle, alpha=1 << 16)
+    for j, quarter in enumerate(x.chunk(4, 1)):
+        quarter.add_(top >> 2 * j & 3, alpha=1 << 24)
+    x = x.view(tuple(shape))
+    primes = moduli(ring, str(x.device))
+    right = not bool((x >= primes).any())
+    return x.sub_((x > primes // 2) * primes), right

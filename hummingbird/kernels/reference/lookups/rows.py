@@ -1,0 +1,74 @@
+"""Rows and their selection in plain torch, row after row as they came."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hummingbird.errors import EnvironmentProblem
+from hummingbird.kernels.lookups.dpf import leaves_of
+from hummingbird.kernels.lookups.rows import WIDTHS, Store
+from hummingbird.kernels.reference.lookups.dpf import expand
+from hummingbird.kernels.registry import implements
+
+_HUGE = 4 << 20  # bytes from which on a table asks for large pages
+_PIECE = 4096  # rows at a time: sums of so many bits are exact in float32, 4096 < 2^24
+
+
+@implements(Store, "reference")
+class PlainRows(Store):
+    """Rows as bytes, one after the other."""
+
+    def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
+        self._data = zeros(rows * row_bytes).view(rows, row_bytes)
+        self.nbytes = self._data.numel()
+
+    def write(self, start: int, data: Tensor) -> None:
+        self._data[start : start + len(data)] = data
+
+    def replace(self, index: Tensor, rows: Tensor) -> None:
+        for at, row in zip(index.tolist(), rows, strict=True):
+            self._data[at] = row
+
+    def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
+        return self.select(expand(keys, leaf, leaves_of(len(self._data))), width)
+
+    def select(self, bits: Tensor, width: int) -> Tensor:
+        return select(bits, self._data, width)
+
+
+def select(bits: Tensor, data: Tensor, width: int) -> Tensor:
+    """Combine the rows of `data`, uint8 (rows, row_bytes), that packed bits, uint8 (B, n >= ceil(rows / 8)), select:
+    their XOR for width 0, else the sum of words of `width` bits.
+    """
+    total = torch.zeros((len(bits), data.shape[1] * 8 // (width or 1)), dtype=torch.int64)
+    for start in range(0, len(data), _PIECE):
+        part = data[start : start + _PIECE]
+        chosen = _unpack(bits[:, start // 8 : (start + len(part) + 7) // 8])[:, : len(part)]
+        if width:
+            total += chosen.long() @ part.contiguous().view(WIDTHS[width]).long()  # wraps mod 2^64
+        else:
+            total ^= (chosen.float() @ _unpack(part).float()).long()  # the lowest bit counts
+    if width:
+        return total.to(WIDTHS[width]).view(torch.uint8)
+    return ((total & 1).view(len(bits), -1, 8) << torch.arange(8)).sum(2).to(torch.uint8)
+
+
+def _unpack(data: Tensor) -> Tensor:
+    return ((data[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1)
+
+
+def zeros(size: int) -> Tensor:
+    """Take bytes of 0, uint8 (size,), aligned to 64; on large pages where there are such, which halve the misses."""
+    try:
+        if size < _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return torch.zeros(size, dtype=torch.uint8)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        message = f"no memory for a table of {size} bytes: {error}"
+        raise EnvironmentProblem(message, where="kernels.rows.Table", hint="share it among more servers") from None
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))

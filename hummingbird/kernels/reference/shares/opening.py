@@ -1,0 +1,114 @@
+"""The local ends of masked openings in plain torch, on any device: kernels/shares/opening.py has the equations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.reference.shares.packing import (
+    from_bits,
+    logical_shift,
+    low_bits,
+    pack_bits,
+    pack_words,
+    unpack_words,
+)
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import opening
+
+
+@implements(opening.rescale, "reference")
+def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
+    """See `opening.rescale`."""
+    mask = torch.where(opened < 0, mask_high, mask_low)
+    return logical_shift(opened, shift) - (offset >> shift) - mask if first else -mask
+
+
+@implements(opening.select, "reference")
+def select(
+    opened: Tensor,
+    choice: Tensor,
+    bit: Tensor,
+    mask_high: Tensor,
+    mask_low: Tensor,
+    bit_high: Tensor,
+    bit_low: Tensor,
+    shift: int,
+    first: bool,
+    offset: int,
+) -> tuple[Tensor, Tensor]:
+    """See `opening.select`."""
+    z = rescale(opened, mask_high, mask_low, shift, first, offset)
+    value = logical_shift(opened, shift) - (offset >> shift)
+    rz = value * bit - torch.where(opened < 0, bit_high, bit_low)
+    return torch.where(from_bits(choice, opened.numel()).bool(), z - rz, rz), z
+
+
+@implements(opening.mask_words, "reference")
+def mask_words(share: Tensor, mask: Tensor, shift: int, width: int) -> Tensor:
+    """round(share / 2^shift) + mask mod 2^width, packed: two int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    return pack_words(((share + (1 << shift >> 1)) >> shift) + mask, width)
+
+
+@implements(opening.open_words, "reference")
+def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
+    """The sum of packed words mod 2^width, without sign: int64 (n,)."""
+    total = unpack_words(frames[0], n, width)
+    for frame in frames[1:]:
+        total += unpack_words(frame, n, width)
+    return total & low_bits(width)
+
+
+@implements(opening.step_table, "reference")
+def step_table(x: Tensor, bits: int) -> Tensor:
+    """T[v] = [x mod 2^bits <= v] for all v, as bits, the elements one after the other: uint8 (ceil(n 2^bits / 8),)."""
+    step = x & low_bits(bits)
+    if bits < 3:
+        return pack_words(torch.full_like(step, -1) << step, 1 << bits)
+    places = torch.arange(0, 1 << bits, 8, device=x.device)  # of every byte; ones begin 0 to 8 bits above it
+    return ((0xFF << (step[:, None] - places).clamp(0, 8)) & 0xFF).to(torch.uint8).view(-1)
+
+
+@implements(opening.lookup, "reference")
+def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
+    """See `opening.lookup`; T is the step table of L, v bits low..low+bits-1 of an opened word.
+
+    Row 0 is [L < v] = T[v - 1], row 1 [L <= v] = T[v]; 2 and 3 are the same for v with its top bit flipped.
+    """
+    v = (opened >> low) & low_bits(bits)
+    start = torch.arange(opened.numel(), device=opened.device) << bits
+
+    answers = []
+    for row in rows:
+        place = (v ^ (row // 2 << (bits - 1))) - (1 - row % 2)
+        index = start + place.clamp(min=0)
+        bit = (table[index >> 3] >> (index & 7).to(torch.uint8)) & (place >= 0).to(torch.uint8)
+        answers.append(pack_bits(bit))
+    return torch.stack(answers)
+
+
+@implements(opening.lift, "reference")
+def lift(
+    opened: Tensor,
+    choice: Tensor,
+    mask: Tensor,
+    carry: Tensor,
+    bit: Tensor,
+    wrap: Tensor,
+    product: Tensor,
+    k: int,
+    first: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `opening.lift`; protocols/masked.py has the equations."""
+    n, low = opened.numel(), low_bits(k)
+    bits = from_bits(choice[0], n), from_bits(choice[1], n)
+    one = int(first)
+    # Shares of the two bits and of the mask, whose own carries are taken off.
+    b, s = (c * one + (1 - 2 * c) * r for c, r in zip(bits, (bit, wrap), strict=True))
+    carried = carry << k if k < 64 else 0
+    own = (mask & low) - carried
+    below = 1 - ((opened >> (k - 1)) & 1)  # [X < 2^(w-1)]
+    over = (below * one - s) << k if k < 64 else 0
+    z = opened * one - own + over
+    y = opened * b - bits[0] * own - (1 - 2 * bits[0]) * product + over * below
+    return y, z

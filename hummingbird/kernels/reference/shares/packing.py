@@ -1,0 +1,79 @@
+"""Packed bits and words in plain torch, on any device.
+
+Arithmetic is that of Z_2^64: torch's int64 wraps around, and a logical shift is an arithmetic one with the copies of
+the sign cleared.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import packing
+
+
+def logical_shift(x: Tensor, shift: int) -> Tensor:
+    """x >> shift of words without sign."""
+    return x if shift == 0 else (x >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def low_bits(width: int) -> int:
+    """The lowest `width` bits."""
+    return (1 << width) - 1 if width < 64 else -1
+
+
+@implements(packing.pack_bits, "reference")
+def pack_bits(bits: Tensor) -> Tensor:
+    """Bit 0 of every byte, eight to a byte: uint8 (n,) -> uint8 (ceil(n/8),)."""
+    padded = torch.nn.functional.pad(bits & 1, (0, -bits.numel() % 8)).view(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(1, dtype=torch.uint8)
+
+
+@implements(packing.to_planes, "reference")
+def to_planes(x: Tensor, low: int, count: int) -> Tensor:
+    """Row j holds bit low + j of every element: int64 (n,) -> uint8 (count, ceil(n/8))."""
+    planes = torch.empty((count, (x.numel() + 7) // 8), dtype=torch.uint8, device=x.device)
+    for j in range(count):
+        planes[j] = pack_bits(((x >> (low + j)) & 1).to(torch.uint8))
+    return planes
+
+
+@implements(packing.from_bits, "reference")
+def from_bits(plane: Tensor, n: int) -> Tensor:
+    """The first n packed bits as ring elements 0 and 1: uint8 (ceil(n/8),) -> int64 (n,)."""
+    weights = torch.arange(8, dtype=torch.uint8, device=plane.device)
+    return ((plane[:, None] >> weights) & 1).view(-1)[:n].to(torch.int64)
+
+
+@implements(packing.pack_words, "reference")
+def pack_words(x: Tensor, width: int) -> Tensor:
+    """The low `width` bits of every element: int64 (n,) -> uint8 (ceil(n width / 8),)."""
+    n = x.numel()
+    lanes = torch.nn.functional.pad(x & low_bits(width), (0, -n % 8)).view(-1, 8).t().contiguous()
+    out = torch.zeros(width, lanes.shape[1], dtype=torch.uint8, device=x.device)
+    for lane, byte, shift in _overlaps(width):
+        piece = logical_shift(lanes[lane], shift) if shift >= 0 else lanes[lane] << -shift
+        out[byte] |= (piece & 0xFF).to(torch.uint8)
+    return out.t().reshape(-1)[: (n * width + 7) // 8]
+
+
+@implements(packing.unpack_words, "reference")
+def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
+    """The first n words, without sign: uint8 (ceil(n width / 8),) -> int64 (n,)."""
+    count = -(-n // 8)
+    places = torch.nn.functional.pad(data, (0, count * width - data.numel())).view(count, width).t().contiguous()
+    out = torch.zeros(8, count, dtype=torch.int64, device=data.device)
+    for lane, byte, shift in _overlaps(width):
+        piece = places[byte].to(torch.int64)
+        out[lane] |= piece << shift if shift >= 0 else piece >> -shift
+    return (out & low_bits(width)).t().reshape(-1)[:n]
+
+
+def _overlaps(width: int) -> list[tuple[int, int, int]]:
+    """(lane, byte, shift): byte `byte` of a group of eight words holds bits from `shift` on of word `lane`."""
+    return [
+        (lane, byte, 8 * byte - lane * width)
+        for lane in range(8)
+        for byte in range(lane * width // 8, (lane * width + width + 7) // 8)
+    ]

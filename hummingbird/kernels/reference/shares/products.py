@@ -1,0 +1,91 @@
+"""Exact products and convolutions in plain torch.
+
+torch's own int64 `matmul` wraps mod 2^64 on CPUs, on columns built for a few images at a time. CUDA has no integer
+product: there the factors are cut into 16-bit limbs whose products are summed in float64, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import products
+
+LIMB_TERMS = 1 << 21  # the most terms whose sum of limb products is exact in float64
+_COLUMN_BYTES = 4 << 20  # unfolded columns built at a time: they stay in the cache
+
+
+@implements(products.matmul, "reference")
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """`matmul` in plain torch."""
+    return matmul_limbs(a, b) if a.is_cuda else torch.matmul(a, b)
+
+
+def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
+    """`matmul` from float64 products of 16-bit limbs.
+
+    Exact: limbs are below 2^16, so a sum of k products is below k 2^32 <= 2^53 for k <= 2^21, and so is every partial
+    sum, in whatever order the device adds.
+    """
+    if a.shape[-1] > LIMB_TERMS:
+        raise InputError(f"inner dimension {a.shape[-1]} exceeds 2^21, the exactness bound of the float64 product")
+    left = [((a >> (16 * i)) & 0xFFFF).double() for i in range(4)]
+    right = [((b >> (16 * i)) & 0xFFFF).double() for i in range(4)]
+    total: Tensor | None = None
+    for i in range(4):
+        for j in range(4 - i):  # limbs with i + j >= 4 vanish mod 2^64
+            term = torch.matmul(left[i], right[j]).long() << (16 * (i + j))
+            total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+@implements(products.conv2d, "reference")
+def conv2d(
+    x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
+) -> Tensor:
+    """`conv2d` in plain torch: columns by strides, one matrix product per group."""
+    batch, channels = x.shape[:2]
+    outputs, inputs, kh, kw = weight.shape
+    oh, ow = size
+    if groups == channels:
+        return _depthwise(x, weight, stride, dilation, oh, ow)
+    out = torch.empty(batch, outputs, oh, ow, dtype=torch.int64, device=x.device)
+    flat = weight.reshape(groups, outputs // groups, inputs * kh * kw)
+    step = max(1, _COLUMN_BYTES // (8 * max(1, channels * kh * kw * oh * ow)))
+    for start in range(0, batch, step):
+        piece = x[start : start + step]
+        images = piece.shape[0]
+        sb, sc, sh, sw = piece.stride()
+        view = piece.as_strided(
+            (channels, kh, kw, images, oh, ow),
+            (sc, sh * dilation[0], sw * dilation[1], sb, sh * stride[0], sw * stride[1]),
+        )
+        columns = view.reshape(groups, inputs * kh * kw, images * oh * ow)
+        for group in range(groups):
+            product = matmul(flat[group], columns[group]).view(-1, images, oh, ow)
+            first = group * (outputs // groups)
+            out[start : start + images, first : first + product.shape[0]] = product.transpose(0, 1)
+    return out
+
+
+def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:
+    """One input channel per group: a sum of shifted, scaled copies; nothing is unfolded."""
+    channels, outputs = x.shape[1], weight.shape[0]
+    x = x.repeat_interleave(outputs // channels, dim=1) if outputs != channels else x
+    out = torch.zeros(x.shape[0], outputs, oh, ow, dtype=torch.int64, device=x.device)
+    for i in range(weight.shape[2]):
+        for j in range(weight.shape[3]):
+            top, left = i * dilation[0], j * dilation[1]
+            tap = x[
+                :,
+                :,
+                top : top + (oh - 1) * stride[0] + 1 : stride[0],
+                left : left + (ow - 1) * stride[1] + 1 : stride[1],
+            ]
+            out.addcmul_(tap, weight[:, 0, i, j].view(1, -1, 1, 1))
+    return out

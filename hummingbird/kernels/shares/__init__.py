@@ -1,0 +1,25 @@
+"""Operations on shares, ring elements mod 2^64: their bits and words, masked openings, exact products.
+
+All of them raise InputError for a wrong type, shape, device or range, and send nothing.
+"""
+
+from hummingbird.kernels.shares.opening import lift, lookup, mask_words, open_words, rescale, select, step_table
+from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
+from hummingbird.kernels.shares.products import conv2d, matmul
+
+__all__ = [
+    "conv2d",
+    "from_bits",
+    "lift",
+    "lookup",
+    "mask_words",
+    "matmul",
+    "open_words",
+    "pack_bits",
+    "pack_words",
+    "rescale",
+    "select",
+    "step_table",
+    "to_planes",
+    "unpack_words",
+]

@@ -1,0 +1,159 @@
+"""The local ends of masked openings: what a party computes between the messages of a ReLU or a truncation.
+
+`select` is the end of a ReLU, `rescale` that of a truncation alone. All parties have opened e = x + offset + mask and
+c = b xor r, with b the wanted bit and r a random bit, shared. The sum wraps past 2^64 if and only if the mask has its
+top bit and e has not, as long as x + offset < 2^63: the dealer, who knows the mask, deals one share for each top bit of
+e, `high` and `low`. With E = (e >> shift) - (offset >> shift), public, and A, RA the shares chosen so (of the shifted
+mask a, and of r a):
+
+    z = [first] E - A        rz = E R - RA        y = c z + (1 - 2c) rz = (z - rz if c else rz)
+
+with R the share of r (`bit`), and [first] 1 for the one party that adds public constants, else 0.
+
+The others are the masked comparison's (protocols/masked.py has its equations): `mask_words` and `open_words` open the
+window, `step_table` is dealt, `lookup` reads it, `lift` ends the ReLU.
+
+Source: public openings of masked wires with dealt corrections, E. Boyle, N. Gilboa, Y. Ishai, "Secure Computation with
+Preprocessing via Function Secret Sharing", TCC 2019; the equations above are derived here, none is a paper's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.checks import check_range, check_tensor
+from hummingbird.kernels.registry import best
+from hummingbird.kernels.shares.packing import bytes_of
+
+
+def _size(x: Tensor) -> int:
+    return x.numel() if isinstance(x, Tensor) else 0
+
+
+def rescale(opened: Tensor, mask_high: Tensor, mask_low: Tensor, shift: int, first: bool, offset: int) -> Tensor:
+    """Shift an opened value right and take the mask off: this party's share z.
+
+    opened: int64 (n,), public. mask_high, mask_low: int64 (n,), this party's shares of the shifted mask, for a set and
+    a clear top bit of `opened`. 0 <= shift <= 62. first: True for exactly one party. 0 <= offset < 2^63, public.
+    Returns z: int64 (n,).
+    """
+    function, n = "kernels.rescale", _size(opened)
+    for name, tensor in (("opened", opened), ("mask_high", mask_high), ("mask_low", mask_low)):
+        check_tensor(f"{function}({name})", tensor, torch.int64, opened, n)
+    check_range(f"{function}(shift)", shift, 0, 62)
+    check_range(f"{function}(offset)", offset, 0, 2**63 - 1)
+    return best(rescale, opened, mask_high, mask_low)(opened, mask_high, mask_low, shift, first, offset)
+
+
+def select(
+    opened: Tensor,
+    choice: Tensor,
+    bit: Tensor,
+    mask_high: Tensor,
+    mask_low: Tensor,
+    bit_high: Tensor,
+    bit_low: Tensor,
+    shift: int,
+    first: bool,
+    offset: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute this party's shares of y = b z and of z, from the opened value and c = b xor r.
+
+    opened, mask_high, mask_low, shift, first, offset: as for `rescale`. choice: uint8 (ceil(n/8),), public, packed c.
+    bit: int64 (n,), shares of r. bit_high, bit_low: int64 (n,), shares of r times the shifted mask, as for the mask.
+    Returns (y, z): int64 (n,) each.
+    """
+    function, n = "kernels.select", _size(opened)
+    words = {"opened": opened, "bit": bit, "mask_high": mask_high, "mask_low": mask_low}
+    for name, tensor in (words | {"bit_high": bit_high, "bit_low": bit_low}).items():
+        check_tensor(f"{function}({name})", tensor, torch.int64, opened, n)
+    check_tensor(f"{function}(choice)", choice, torch.uint8, opened, bytes_of(n))
+    check_range(f"{function}(shift)", shift, 0, 62)
+    check_range(f"{function}(offset)", offset, 0, 2**63 - 1)
+    tensors = (opened, choice, bit, mask_high, mask_low, bit_high, bit_low)
+    return best(select, *tensors)(*tensors, shift, first, offset)
+
+
+def mask_words(share: Tensor, mask: Tensor, shift: int, width: int) -> Tensor:
+    """Round a share to a coarser scale, add a mask and pack: what a party opens.
+
+    share, mask: int64 (n,). 0 <= shift <= 62. Returns round(share / 2^shift) + mask mod 2^width, packed:
+    uint8 (ceil(n width / 8),).
+    """
+    function = "kernels.mask_words"
+    check_tensor(f"{function}(share)", share, torch.int64, share)
+    check_tensor(f"{function}(mask)", mask, torch.int64, share, share.numel())
+    check_range(f"{function}(shift)", shift, 0, 62)
+    check_range(f"{function}(width)", width, 0, 64)
+    return best(mask_words, share, mask)(share, mask, shift, width)
+
+
+def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
+    """Sum packed words of all parties mod 2^width: a list of uint8 (ceil(n width / 8),) -> int64 (n,), without sign."""
+    check_range("kernels.open_words(width)", width, 0, 64)
+    check_range("kernels.open_words(n)", n, 0, 2**56)
+    if not frames:
+        raise InputError("no frame to open", where="kernels.open_words(frames)", hint="give every party's, the own too")
+    for frame in frames:
+        check_tensor("kernels.open_words(frames)", frame, torch.uint8, frames[0], bytes_of(n * width))
+    return best(open_words, *frames)(frames, n, width)
+
+
+def step_table(x: Tensor, bits: int) -> Tensor:
+    """Make a table of a step at each element: bit v of table i is [x_i mod 2^bits <= v].
+
+    x: int64 (n,). 1 <= bits <= 8. Returns uint8 (ceil(n 2^bits / 8),), one table of 2^bits bits after the other.
+
+        step_table(torch.tensor([1, 3]), 2).tolist() == [0b1000_1110]
+    """
+    check_tensor("kernels.step_table(x)", x, torch.int64, x)
+    check_range("kernels.step_table(bits)", bits, 1, 8)
+    return best(step_table, x)(x, bits)
+
+
+def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, ...] = (0, 1)) -> Tensor:
+    """Read (shares of) step tables at v, bits low..low+bits-1 of opened words.
+
+    opened: int64 (n,), public. table: uint8 (ceil(n 2^bits / 8),), as `step_table` makes them, or xor shares of such.
+    1 <= bits <= 8, low + bits <= 64. rows: the wanted ones, ascending, of 0 [L < v], 1 [L <= v], and 2 and 3, the same
+    for v with its top bit flipped. Returns uint8 (len(rows), ceil(n/8)), packed.
+    """
+    function = "kernels.lookup"
+    check_tensor(f"{function}(opened)", opened, torch.int64, opened)
+    check_range(f"{function}(bits)", bits, 1, 8)
+    check_range(f"{function}(low)", low, 0, 64 - bits)
+    check_tensor(f"{function}(table)", table, torch.uint8, opened, bytes_of(opened.numel() << bits))
+    if not rows or list(rows) != [row for row in range(4) if row in rows]:
+        hint = "name at least one of the rows 0 to 3, in ascending order"
+        raise InputError(f"no choice of rows: {rows}", where=f"{function}(rows)", hint=hint)
+    return best(lookup, opened, table)(opened, table, low, bits, rows)
+
+
+def lift(
+    opened: Tensor,
+    choice: Tensor,
+    mask: Tensor,
+    carry: Tensor,
+    bit: Tensor,
+    wrap: Tensor,
+    product: Tensor,
+    k: int,
+    first: bool,
+) -> tuple[Tensor, Tensor]:
+    """Compute this party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k.
+
+    opened: int64 (n,), public, z + lambda mod 2^k, without sign. choice: uint8 (2, ceil(n/8)), public, packed c_b and
+    c_s. mask: int64 (n,), this party's summand of lambda, of which the low k bits count; carry, bit, wrap, product:
+    int64 (n,), its shares of the summands' carry, r_b, r_s and r_b lambda. 1 <= k <= 64. first: True for exactly one
+    party. Returns (y, z): int64 (n,) each.
+    """
+    function, n = "kernels.lift", _size(opened)
+    words = {"opened": opened, "mask": mask, "carry": carry, "bit": bit, "wrap": wrap, "product": product}
+    for name, tensor in words.items():
+        check_tensor(f"{function}({name})", tensor, torch.int64, opened, n)
+    check_tensor(f"{function}(choice)", choice, torch.uint8, opened, bytes_of(n), rows=2)
+    check_range(f"{function}(k)", k, 1, 64)
+    tensors = (opened, choice, mask, carry, bit, wrap, product)
+    return best(lift, *tensors)(*tensors, k, first)

@@ -1,0 +1,139 @@
+"""The operations that an activation's formula is written in.
+
+A formula stands once, as `formula(n, x)` of its layer: hardtanh is
+
+    y, _ = n.above(x, (low, high))              relu(x - low), relu(x - high)
+    return n.constant(low) + y[0] - y[1]
+
+and `n` is an arithmetic. On `Shares` (comparing.py) the operations send messages: that is private inference. On
+`Prices` they add up what those messages cost. On `Reals` they are plain torch; the plaintext twin
+(simulation/layers.py) takes these, with comparisons that decide as the protocol does.
+
+Sums and differences of values, and reshaping, are torch's own on all of them. A product with a public number is not:
+on shares it adds bits of fraction, and a formula says how many, so that terms of a sum have the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+Values = Sequence[Tensor] | Tensor  # several values of one shape, or one tensor of them along dimension 0
+
+
+class Arithmetic(ABC):
+    """One kind of numbers. Values at rest have 16 bits of fraction; `scale` is that of the values compared."""
+
+    scale: int = SCALE
+
+    @abstractmethod
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """relu(x) and x itself, both at rest."""
+
+    def relu(self, x: Tensor) -> Tensor:
+        """relu(x) at rest."""
+        return self.compare(x)[0]
+
+    @abstractmethod
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        """relu(x - t) for every public knot t, in the rounds of one comparison, and x - t_0 itself; all at rest."""
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b); one comparison less than places."""
+        while x.shape[0] > 1:
+            pairs = x.shape[0] // 2
+            a, b = x[:pairs], x[pairs : 2 * pairs]
+            x = torch.cat([b + self.relu(a - b), x[2 * pairs :]])
+        return x[0]
+
+    @abstractmethod
+    def with_comparison(self, comparison: Comparison) -> Arithmetic:
+        """The same numbers, at rest, with another comparison."""
+
+    @abstractmethod
+    def constant(self, value: float, fraction: int = 0) -> float:
+        """A public real to add to values with `fraction` bits of fraction beside 16."""
+
+    @abstractmethod
+    def units(self, numbers: Tensor) -> Tensor:
+        """Public whole numbers, int64, to add to values in units of their last bit."""
+
+    @abstractmethod
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        """x times number 2^-fraction; the result has `fraction` bits of fraction more than x."""
+
+    @abstractmethod
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        """start + sum of values[j] numbers[j] 2^-fraction; the result has `fraction` bits of fraction more."""
+
+    @abstractmethod
+    def per_channel(self, x: Tensor, weight: Any) -> Tensor:
+        """x times the weight of its channel (dimension 1), which adds the weight's bits of fraction."""
+
+    @abstractmethod
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """x times y, element by element, with broadcasting."""
+
+    @abstractmethod
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        """x (x + shift) for a public shift and x at rest: a product for the price of a square."""
+
+    @abstractmethod
+    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
+        """The values with `bits` fewer bits of fraction, all in one opening."""
+
+    def precise(self, x: Tensor, fraction: int) -> Tensor:
+        """x in a type for sums that have `fraction` bits of fraction beside 16, and terms that cancel."""
+        return x
+
+
+class Reals(Arithmetic):
+    """Real numbers, any floating-point type, and exact comparisons."""
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clamp(min=0), x
+
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        return [self.relu(x - knot) for knot in knots], x - knots[0]
+
+    def with_comparison(self, comparison: Comparison) -> Arithmetic:
+        return self
+
+    def constant(self, value: float, fraction: int = 0) -> float:
+        return value
+
+    def units(self, numbers: Tensor) -> Tensor:
+        return numbers * 2.0**-SCALE
+
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        factor = number * 2.0**-fraction
+        return x if factor == 1 else x * factor
+
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        out = start
+        for value, number in zip(values, numbers, strict=True):
+            out = out + value * (number * 2.0**-fraction)
+        assert isinstance(out, Tensor), "a sum of no values"
+        return out
+
+    def per_channel(self, x: Tensor, weight: Any) -> Tensor:
+        return x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        return x * (x + shift)
+
+    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
+        return list(values)
+
+
+REALS = Reals()

@@ -1,0 +1,191 @@
+"""A layer that compares: a formula (arithmetic.py) and the window of its comparisons.
+
+On `Shares` the formula runs between parties; on `Prices` the same formula gives its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.cost import FREE, Cost
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.arithmetic import Arithmetic, Values
+from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
+from hummingbird.mpc.protocols import beaver
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.protocols.weight_mask import FixedWeight
+from hummingbird.mpc.session import Session
+from hummingbird.mpc.weights import times
+from hummingbird.ring import SCALE
+
+
+class Shares(Arithmetic):
+    """A party's additive shares mod 2^64, int64; public numbers are added by party 0."""
+
+    def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
+        self.session, self.comparison, self.scale = session, comparison, scale
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.comparison.relu(self.session, x, self.scale)
+
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        y, z = self.compare(torch.stack([x - self._encoded(knot, self.scale) for knot in knots]))
+        return y, z[0]
+
+    def with_comparison(self, comparison: Comparison) -> Arithmetic:
+        return Shares(self.session, comparison, SCALE)
+
+    def _encoded(self, value: float, scale: int) -> int:
+        code = ring.encode(torch.tensor(value, dtype=torch.float64), scale, where="constant")
+        return int(code) if self.session.rank == 0 else 0
+
+    def constant(self, value: float, fraction: int = 0) -> int:
+        return self._encoded(value, SCALE + fraction)
+
+    def units(self, numbers: Tensor) -> Tensor:
+        return numbers if self.session.rank == 0 else torch.zeros_like(numbers)
+
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        return x if number == 1 else x * number
+
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        assert isinstance(values, Tensor)
+        codes = torch.tensor(numbers, device=values.device).view(-1, *[1] * (values.dim() - 1))
+        return (values * codes).sum(0) + start
+
+    def per_channel(self, x: Tensor, weight: Tensor | FixedWeight) -> Tensor:
+        # torch: one slope for values without channels
+        view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
+        return times(self.session, "mul", x, weight, {}, view)
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        return beaver.product(self.session, "mul", x, y, {})
+
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        return beaver.square(self.session, x) + x * int(ring.encode(torch.tensor(shift, dtype=torch.float64)))
+
+    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
+        flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
+        parts = truncate(self.session, flat, bits).split([value.numel() for value in values])
+        return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
+
+
+class Prices(Arithmetic):
+    """Shapes, as tensors on the meta device: a formula adds up its cost, and notes how many values it compares."""
+
+    def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
+        self.comparison, self.scale, self.parties = comparison, scale, parties
+        self._paid: list[Cost] = []
+        self._compared: list[int] = []
+
+    @property
+    def total(self) -> Cost:
+        """The cost of all operations so far."""
+        return sum(self._paid, FREE)
+
+    @property
+    def breadth(self) -> int:
+        """The largest number of values compared at once."""
+        return max(self._compared, default=0)
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._paid.append(self.comparison.cost(x.numel(), self.scale, self.parties))
+        self._compared.append(x.numel())
+        return x, x
+
+    def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
+        y, _ = self.compare(x.expand(len(knots), *x.shape))
+        return y, x
+
+    def with_comparison(self, comparison: Comparison) -> Arithmetic:
+        other = Prices(comparison, SCALE, self.parties)
+        other._paid, other._compared = self._paid, self._compared  # one bill
+        return other
+
+    def constant(self, value: float, fraction: int = 0) -> float:
+        return 0
+
+    def units(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def times(self, x: Tensor, number: int, fraction: int) -> Tensor:
+        return x
+
+    def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
+        return values[0]
+
+    def per_channel(self, x: Tensor, weight: Tensor | FixedWeight) -> Tensor:
+        if isinstance(weight, FixedWeight):
+            self._paid.append(cost.fixed_product(x.numel(), x.numel(), self.parties))
+        return x
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        out = x * y
+        self._paid.append(cost.product(x.numel(), y.numel(), out.numel(), self.parties))
+        return out
+
+    def shifted_square(self, x: Tensor, shift: float) -> Tensor:
+        self._paid.append(cost.square(x.numel(), self.parties))
+        return x
+
+    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
+        self._paid.append(cost.truncate(sum(value.numel() for value in values), self.parties))
+        return list(values)
+
+
+class Comparing(Layer):
+    """Base of the layers with a window. A window of no bits (w = 0) makes them identities, or `dropped`."""
+
+    comparison: Comparison
+    input_limit = MAX_SCALE
+    fraction = 0  # bits of fraction of the result beside 16
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        """The layer's function of x, in the operations of `n`; on shares the result has scale 2^(16 + fraction)."""
+        raise NotImplementedError
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """The layer's result without comparisons."""
+        return x
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x)
+        if self.comparison.drops:
+            return from_share(self.dropped(share), scale)
+        return from_share(self.formula(Shares(self.session(), self.comparison, scale), share), SCALE + self.fraction)
+
+    def _prices(self, x: Spec, parties: int) -> Prices:
+        prices = Prices(self.comparison, x.scale, parties)
+        self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+        return prices
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return FREE if self.comparison.drops else self._prices(inputs[0], parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return inputs[0].numel if self.comparison.drops else self._prices(inputs[0], 2).breadth
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] if self.comparison.drops else SCALE + self.fraction
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return valid[0] if self.comparison.drops else 64
+
+    def reads(self, later: int | None) -> int | None:
+        return later if self.comparison.drops else self.comparison.reads
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return later if self.comparison.drops else self.comparison.needs(scales[0])
+
+    def label(self) -> str:
+        window = self.comparison.window
+        return "no bits: identity" if self.comparison.drops else f"window {window}, {window.w} bits"

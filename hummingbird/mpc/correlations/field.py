@@ -1,0 +1,90 @@
+"""One tensor of a correlation: how it is shared, drawn from a stream, and corrected at party 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird import kernels
+from hummingbird.cost import packed
+from hummingbird.prg import Stream
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a correlation: additive shares in Z_2^64 (`ring`), or xor shares of words, packed bits or 0/1
+    words.
+    """
+
+    kind: str  # "ring" | "words" | "packed" | "bit"
+    shape: tuple[int, ...]
+    owner: int | None = None  # the only party with a share that is not zero
+    width: int = 64  # of "ring": shares add up mod 2^width, and a correction travels with that many bits per element
+    key: int | None = None  # of a mask that outlives the request: the same values for the same key, in every request
+    earlier: bool = False  # such a mask that the parties have from a request before
+    apart: bool = False  # `Request.derive` gets the list of the parties' shares, not the value that they stand for
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of a share."""
+        return torch.uint8 if self.kind == "packed" else torch.int64
+
+    @property
+    def layout(self) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape of a correction on the wire."""
+        if self.width < 64:
+            return torch.uint8, (packed(math.prod(self.shape) * self.width),)
+        return self.dtype, self.shape
+
+    @property
+    def bits(self) -> int:
+        """Size of a correction on the wire."""
+        dtype, shape = self.layout
+        return 8 * dtype.itemsize * math.prod(shape)
+
+    @property
+    def share_bytes(self) -> int:
+        """Size of a share in memory."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def draw(self, stream: Stream, rank: int) -> Tensor:
+        """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""
+        if self.owner is not None and self.owner != rank:
+            return torch.zeros(self.shape, dtype=self.dtype, device=stream.device)
+        if self.kind == "packed":
+            return stream.bytes(math.prod(self.shape)).view(self.shape)
+        if self.kind == "bit":
+            return stream.bits(*self.shape).long()
+        return stream.words(*self.shape)
+
+    def combine(self, shares: Sequence[Tensor]) -> Tensor:
+        """The value that all shares stand for."""
+        total = shares[0].clone()
+        for share in shares[1:]:
+            total = total.add_(share) if self.kind == "ring" else total.bitwise_xor_(share)
+        return total
+
+    def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
+        """Party 0's share of `value` when the others hold `shares`, as it travels (`layout`)."""
+        subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
+        for share in shares:  # into the share's own memory, which nobody looks at again
+            value = subtract(value, share, out=share)
+        return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
+
+    def received(self, correction: Tensor) -> Tensor:
+        """Party 0's share from its correction."""
+        if self.width == 64:
+            return correction
+        return kernels.unpack_words(correction, math.prod(self.shape), self.width).view(self.shape)
+
+
+Fields = dict[str, Field]  # by name, in the order in which they are drawn and sent
+
+
+def planes(number: int, count: int, owner: int | None = None) -> Field:
+    """Packed bits, xor-shared: `number` planes of `count` bits, each plane padded to whole bytes."""
+    return Field("packed", (number, packed(count)), owner)

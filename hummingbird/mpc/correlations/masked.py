@@ -1,0 +1,88 @@
+"""The dealer's side of the masked opening: a mask lambda mod 2^k, two bits, and what protocols/masked.py needs of them.
+
+lambda is the sum of the low k bits of the parties' words, and the parties hold these as integers, not mod 2^k: their
+carry is dealt, with as many bits as `ring` has beyond k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, kernels
+from hummingbird.cost import packed
+from hummingbird.mpc.correlations.field import Field, Fields, planes
+from hummingbird.mpc.correlations.parameters import number
+from hummingbird.mpc.correlations.request import Request
+
+
+class MaskedShares(NamedTuple):
+    """A party's part of a masked opening.
+
+    mask: its summand of lambda in the low k bits, int64 (count,). bits: xor shares of r_b and r_s, uint8 (2,
+    ceil(count/8)). carry: (sum of the summands - lambda) / 2^k. choice, wrap: r_b and r_s as numbers. product: r_b
+    lambda. tables: xor shares of the step tables, lowest first, uint8 (ceil(count 2^c / 8),).
+    """
+
+    mask: Tensor
+    bits: Tensor
+    carry: Tensor
+    choice: Tensor
+    wrap: Tensor
+    product: Tensor
+    tables: list[Tensor]
+
+
+@dataclass(frozen=True)
+class MaskedOpening(Request[MaskedShares]):
+    """`count` masks for a window [k:m) that is cut into `tables`; results are wanted mod 2^ring, k <= ring <= 64."""
+
+    kind = "masked"
+    count: int = number()
+    k: int = number(most=64)
+    m: int = number(most=64)
+    tables: int = number(most=64)
+    ring: int = number(most=64)
+
+    def check(self) -> None:
+        if self.k > self.ring:
+            raise ValueError(f"k {self.k} exceeds ring {self.ring}")
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bits of the window that each table covers, lowest first."""
+        return cost.chunks(self.k - self.m, self.tables)
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"mask": Field("ring", (self.count,), apart=True), "bits": planes(2, self.count)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        whole = Field("ring", (self.count,), width=self.ring)
+        high = Field("ring", (self.count,), width=self.ring - self.k)  # is used times 2^k
+        tables = {f"table_{place}": Field("packed", (packed(self.count << c),)) for place, c in enumerate(self.sizes)}
+        return {"carry": high, "choice": whole, "wrap": high, "product": whole, **tables}
+
+    def derive(self, mask: list[Tensor], bits: Tensor) -> dict[str, Tensor]:
+        low = (1 << self.k) - 1 if self.k < 64 else -1
+        total = mask[0] & low
+        for summand in mask[1:]:
+            total = total + (summand & low)
+        lambda_ = total & low
+        # Only the carry's low ring - k bits are used.
+        carry = (total - lambda_) >> self.k if self.k < 64 else torch.zeros_like(lambda_)
+        choice, wrap = (kernels.from_bits(plane, self.count) for plane in bits)
+        out, at = {"carry": carry, "choice": choice, "wrap": wrap, "product": choice * lambda_}, self.m
+        for place, size in enumerate(self.sizes):
+            out[f"table_{place}"] = kernels.step_table(lambda_ >> at, size)
+            at += size
+        return out
+
+    def shares(self, **tensors: Tensor) -> MaskedShares:
+        tables = [tensors.pop(f"table_{place}") for place in range(self.tables)]
+        return MaskedShares(**tensors, tables=tables)

@@ -1,0 +1,23 @@
+"""A party's shares for one request, and what they have cost it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Material:
+    """This party's shares for one request, by the names of its fields, and what they have cost.
+
+    offline_bits: corrections that came from the dealer, without framing. waiting_seconds: for which this party has
+    waited for the shares. expanding_seconds: spent on its own seed, in the background where that worked ahead.
+    dealer_seconds: the dealer's own work, where it has told of it with this piece.
+    """
+
+    shares: dict[str, Tensor]
+    offline_bits: int = 0
+    waiting_seconds: float = 0.0
+    expanding_seconds: float = 0.0
+    dealer_seconds: float = 0.0

@@ -1,0 +1,71 @@
+"""Limits of a request's parameters: tried before anything is computed from them, as they may come from anywhere.
+
+@dataclass(frozen=True)
+class Truncation(Request[...]):
+    count: int = number()
+    shift: int = number(most=62)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+LIMIT = 1 << 28  # elements of one request: 2 GiB of masks
+DIMENSIONS = 8
+_OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of torch's convolutions
+
+
+def number(*, least: int = 0, most: int = LIMIT) -> Any:
+    """A whole number in least..most."""
+    return _parameter(lambda value: _natural(value) and least <= value <= most, f"a whole number in {least}..{most}")
+
+
+def shape() -> Any:
+    """A tuple of sizes."""
+    return _parameter(
+        lambda value: isinstance(value, tuple) and _sizes(value), f"at most {DIMENSIONS} sizes in 0..{LIMIT}"
+    )
+
+
+def one_of(names: Sequence[str]) -> Any:
+    """One of these names."""
+    return _parameter(lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}")
+
+
+def options() -> Any:
+    """Keyword arguments of torch's convolutions, as JSON has them: numbers, or lists of numbers."""
+
+    def good(value: Any) -> bool:
+        return isinstance(value, dict) and all(key in _OPTIONS and _option(item) for key, item in value.items())
+
+    return _parameter(good, f"options of {', '.join(_OPTIONS)}")
+
+
+def faults(request: Any) -> str:
+    """The first parameter of a dataclass made of these that is not as it must be, in words; "" if all are."""
+    for item in dataclasses.fields(request):
+        value = getattr(request, item.name)
+        if not item.metadata["good"](value):
+            return f"{item.name} {str(value)[:_SHOWN]} is not {item.metadata['expected']}"
+    return ""
+
+
+_SHOWN = 200  # characters of what another process sent
+
+
+def _parameter(good: Callable[[Any], bool], expected: str) -> Any:
+    return dataclasses.field(metadata={"good": good, "expected": expected})
+
+
+def _natural(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LIMIT
+
+
+def _sizes(values: Sequence[Any]) -> bool:
+    return len(values) <= DIMENSIONS and all(_natural(value) for value in values)
+
+
+def _option(value: Any) -> bool:
+    return _sizes(value) if isinstance(value, list) else _natural(value)

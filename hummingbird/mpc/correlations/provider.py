@@ -1,0 +1,104 @@
+"""Correlations for CrypTen's own functions, which ask for them through mpc/provider.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import shape
+from hummingbird.mpc.correlations.products import TripleShares
+from hummingbird.mpc.correlations.request import Request
+
+
+@dataclass(frozen=True)
+class WordTriple(Request[TripleShares]):
+    """a, b uniform words; c = a & b, all xor-shared."""
+
+    kind = "binary"
+    size0: tuple[int, ...] = shape()
+    size1: tuple[int, ...] = shape()
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"a": Field("words", self.size0), "b": Field("words", self.size1)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return {"c": Field("words", tuple(torch.broadcast_shapes(self.size0, self.size1)))}
+
+    def derive(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"c": a & b}
+
+    def shares(self, **tensors: Tensor) -> TripleShares:
+        return TripleShares(**tensors)
+
+
+class SharedBitShares(NamedTuple):
+    """Shares of the same random bits: xor-shared in 0/1 words, and additively shared in the ring."""
+
+    binary: Tensor
+    arithmetic: Tensor
+
+
+@dataclass(frozen=True)
+class SharedBit(Request[SharedBitShares]):
+    """One random bit per element, shared in both ways."""
+
+    kind = "b2a"
+    shape: tuple[int, ...] = shape()
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"binary": Field("bit", self.shape)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return {"arithmetic": Field("ring", self.shape)}
+
+    def derive(self, binary: Tensor) -> dict[str, Tensor]:
+        return {"arithmetic": binary}
+
+    def shares(self, **tensors: Tensor) -> SharedBitShares:
+        return SharedBitShares(**tensors)
+
+
+class WrapShares(NamedTuple):
+    """Additive shares of r, and of the number of wraps of these very shares."""
+
+    r: Tensor
+    wraps: Tensor
+
+
+@dataclass(frozen=True)
+class Wraps(Request[WrapShares]):
+    """r uniform; how often the signed sum of the parties' shares of r leaves [-2^63, 2^63), counted with sign (Knott
+    et al., appendix C).
+    """
+
+    kind = "wraps"
+    shape: tuple[int, ...] = shape()
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"r": Field("ring", self.shape, apart=True)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        return {"wraps": Field("ring", self.shape)}
+
+    def derive(self, r: list[Tensor]) -> dict[str, Tensor]:
+        count, total = torch.zeros(self.shape, dtype=torch.int64), r[0]
+        for part in r[1:]:
+            after = total + part
+            count -= ((total < 0) & (part < 0) & (after >= 0)).long()
+            count += ((total >= 0) & (part >= 0) & (after < 0)).long()
+            total = after
+        return {"wraps": count}
+
+    def shares(self, **tensors: Tensor) -> WrapShares:
+        return WrapShares(**tensors)

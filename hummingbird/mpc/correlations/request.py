@@ -1,0 +1,156 @@
+"""Requests for correlated randomness, and how every party gets its share of it from a seed.
+
+A request is two lists of named fields and one function. The *free* fields are uniform: party i expands its own share of
+them from its own 128-bit seed. The *derived* fields are a function of the free ones: parties 1..N-1 expand their
+shares of those as well, and only party 0 needs a message, the correction
+
+    derived - (sum or xor of the other parties' shares),
+
+which is uniform from its point of view. So a request costs party 0 the bits of the derived fields and everyone else
+nothing. The dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; the
+"corrections to one party" layout is that of CrypTen's trusted third party, Knott et al. 2021, section 3).
+
+Every request has an index. Its seed is derive(party seed, index, kind), so no two requests share a bit of randomness.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.correlations.field import Field, Fields
+from hummingbird.mpc.correlations.parameters import LIMIT, faults
+from hummingbird.prg import Stream, derive
+
+Shares = TypeVar("Shares", covariant=True)
+
+
+@dataclass(frozen=True)
+class Request(ABC, Generic[Shares]):
+    """One piece of correlated randomness; a subclass has its parameters as fields (`parameters`), JSON values only.
+
+    A request that exists is within the limits: making one with other parameters is a DealerError.
+    `Shares`: the named tuple of tensors that a party gets (`Session.correlation`).
+    """
+
+    kind: ClassVar[str]  # its name on the wire
+
+    @cached_property
+    def free(self) -> Fields:
+        """The uniform fields, in the order in which they are drawn."""
+        raise NotImplementedError
+
+    @cached_property
+    def derived(self) -> Fields:
+        """The fields that the free ones decide, in the order in which they are drawn and sent."""
+        return {}
+
+    def derive(self, *args: Any, **free: Any) -> dict[str, Tensor]:
+        """The derived values by name, from the free values by name: the dealer's work.
+
+        A free field that is `apart` is the list of the parties' shares instead.
+        """
+        return {}
+
+    @abstractmethod
+    def shares(self, **tensors: Tensor) -> Shares:
+        """A party's shares of all fields, from tensors by name."""
+
+    def check(self) -> None:
+        """Raise ValueError for parameters that do not fit each other, or need more memory than the fields do."""
+
+    def __post_init__(self) -> None:
+        malformed = f"malformed request for {self.kind!r}"
+        if fault := faults(self):
+            raise DealerError(f"{malformed}: {fault}", hint="run smaller batches, if a size is too large")
+        try:
+            self.check()
+            fields = [*self.free.values(), *self.derived.values()]
+        except Exception as error:  # sizes that no product has
+            raise DealerError(f"{malformed}: {str(error)[:200]}") from None
+        if any(n < 0 for item in fields for n in item.shape):
+            raise DealerError(f"{malformed}: a negative size")
+        if max(math.prod(item.shape) for item in fields) > LIMIT:
+            raise DealerError(f"a request for {self.kind!r} exceeds {LIMIT} elements", hint="run smaller batches")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+    @property
+    def parts(self) -> Fields:
+        """The fields of which a party gets its share, in order."""
+        return {**{name: item for name, item in self.free.items() if not item.earlier}, **self.derived}
+
+    @property
+    def correction_bits(self) -> int:
+        """Offline bits that party 0 receives."""
+        return sum(item.bits for item in self.derived.values())
+
+    @property
+    def share_bytes(self) -> int:
+        """Size of one party's shares in memory."""
+        return sum(item.share_bytes for item in self.parts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The request as JSON values, for `registry.from_json`."""
+        return {"kind": self.kind, "params": self.params}
+
+    def __str__(self) -> str:
+        """Text that is equal for equal requests (a tuple is a list in JSON)."""
+        return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
+
+
+def _stream(seed: bytes, index: int, request: Request[Any], device: torch.device | str = "cpu") -> Stream:
+    return Stream(derive(seed, "request", index, request.kind), device)
+
+
+def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Tensor:
+    """A free field's share: from the request's stream, or from its own if it outlives the request."""
+    return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
+
+
+def expand(
+    request: Request[Any], index: int, seed: bytes, rank: int, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0, on `device`."""
+    stream = _stream(seed, index, request, device)
+    shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
+    return {**shares, **{name: item.draw(stream, rank) for name, item in request.derived.items() if rank}}
+
+
+def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Types and shapes of a request's corrections."""
+    return [item.layout for item in request.derived.values()]
+
+
+def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Party 0's shares of the derived fields, from its corrections."""
+    pairs = zip(request.derived.items(), corrections, strict=True)
+    return {name: item.received(correction) for (name, item), correction in pairs}
+
+
+def corrections(request: Request[Any], index: int, seeds: Sequence[bytes]) -> list[Tensor]:
+    """The dealer's work: what party 0 must receive (`layout`), from all parties' seeds."""
+    streams = [_stream(seed, index, request) for seed in seeds]
+    free: dict[str, Any] = {}
+    for name, item in request.free.items():
+        parties = enumerate(zip(seeds, streams, strict=True))
+        shares = [_draw(item, seed, stream, rank) for rank, (seed, stream) in parties]
+        free[name] = shares if item.apart else item.combine(shares)
+    values, out = request.derive(**free), []
+    for name, item in request.derived.items():
+        others = [item.draw(stream, rank) for rank, stream in enumerate(streams) if rank]
+        out.append(item.correction(values[name], others))
+    return out

@@ -1,0 +1,118 @@
+"""Max pooling: a tree of max(a, b) = b + relu(a - b) over every pooling window (`Arithmetic.maximum`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.mpc.arithmetic import Arithmetic
+from hummingbird.mpc.averaging import equal_windows
+from hummingbird.mpc.comparing import Comparing
+from hummingbird.mpc.layer import Spec
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+
+class _MaxPooling(Comparing):
+    """Base of the pooling layers, for values at rest: the inputs pass through, with their valid bits."""
+
+    input_limit = SCALE
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return valid[0]
+
+    def reads(self, later: int | None) -> int | None:
+        here = self.comparison.reads
+        return later if self.comparison.drops else None if here is None or later is None else max(here, later)
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return later if self.comparison.drops else max(later, self.comparison.needs(scales[0]))
+
+
+class MaxPool(_MaxPooling):
+    """Maximum over windows of the last dimensions, one dimension after the other (fewer comparisons than all at once).
+
+    Padding never wins in torch, and the maximum of a set does not change when an element is repeated: a place in the
+    padding is replaced by the nearest one of the same pooling window that is not, so no "minus infinity" has to fit
+    the ring.
+    """
+
+    def __init__(
+        self,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        comparison: Comparison,
+    ) -> None:
+        super().__init__(comparison)
+        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
+        self.ceil_mode = ceil_mode
+
+    def places(self, size: int, d: int) -> Tensor:
+        """Indices (kernel, out) along spatial dimension d of `size` places: what each pooling window looks at."""
+        kernel, stride, padding, dilation = self.kernel[d], self.stride[d], self.padding[d], self.dilation[d]
+        reach = size + 2 * padding - dilation * (kernel - 1) - 1
+        out = (-(-reach // stride) if self.ceil_mode else reach // stride) + 1
+        if self.ceil_mode and (out - 1) * stride >= size + padding:
+            out -= 1  # torch: the last window must begin inside the input or the left padding
+        start = torch.arange(out) * stride - padding
+        first = (-start + dilation - 1).div(dilation, rounding_mode="floor").clamp(min=0)  # first tap inside
+        last = (size - 1 - start).div(dilation, rounding_mode="floor").clamp(max=kernel - 1)  # last tap inside
+        taps = torch.arange(kernel)[:, None].clamp(min=first[None]).minimum(last[None])
+        return start[None] + taps * dilation
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        shape, most = list(inputs[0].shape), inputs[0].numel
+        for d in reversed(range(len(self.kernel))):
+            axis = len(shape) - len(self.kernel) + d
+            kernel, shape[axis] = self.places(shape[axis], d).shape
+            most = max(most, kernel * torch.Size(shape).numel())  # a copy of the input for each place of the kernel
+        return most
+
+    def reduced(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """x with `reduce`, over dimension 0, of what every pooling window holds: one dimension after the other."""
+        for d in reversed(range(len(self.kernel))):
+            axis = x.dim() - len(self.kernel) + d
+            places = self.places(x.shape[axis], d).to(x.device)
+            x = reduce(torch.stack([x.index_select(axis, row) for row in places]))
+        return x
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        return self.reduced(x, n.maximum)
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """The first place of every window."""
+        return self.reduced(x, lambda taps: taps[0])
+
+    def label(self) -> str:
+        return f"kernel {tuple(self.kernel)}, stride {tuple(self.stride)}, window {self.comparison.window}"
+
+
+class AdaptiveMaxPool(_MaxPooling):
+    """Maximum over equal windows, `output_size` of them per dimension; the size must divide the input's."""
+
+    def __init__(self, output_size: Sequence[int | None], comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.output_size = output_size
+
+    def pool(self, shape: Sequence[int]) -> MaxPool:
+        """The plain pooling layer for inputs of this shape."""
+        kernel = equal_windows(shape, self.output_size)
+        zeros, ones = [0] * len(kernel), [1] * len(kernel)
+        return MaxPool(kernel, kernel, zeros, ones, False, self.comparison)
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        return self.pool(x.shape).formula(n, x)
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return self.pool(x.shape).dropped(x)
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return self.pool(inputs[0].shape).breadth(inputs)
+
+    def label(self) -> str:
+        return f"output {tuple(self.output_size)}, window {self.comparison.window}"

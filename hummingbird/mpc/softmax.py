@@ -1,0 +1,96 @@
+"""Layers over the places of one dimension: softmax and argmax, both by a tree of maxima (`Arithmetic.maximum`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import BitWindow
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.mpc import splines
+from hummingbird.mpc.arithmetic import Arithmetic
+from hummingbird.mpc.comparing import Comparing
+from hummingbird.mpc.layer import FLOOR
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+
+class Softmax(Comparing):
+    """exp(x - max) / sum along `dim`: a maximum tree, two splines and a product; error below 2^-7 of each result.
+
+    Both splines are made for the number of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is
+    at least 1, and 1/sum errs by 2^-9 of itself. InputError for more than 2^17 places.
+    """
+
+    input_limit = SCALE
+    whole_ring = True
+    fraction = splines.RECIPROCAL_FRACTION
+
+    def __init__(self, dim: int, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.dim = dim
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return later if self.comparison.drops else max(later, self.comparison.needs(scales[0]))
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0] if self.comparison.drops else 1
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        values = n.precise(x, SCALE).movedim(self.dim, 0)
+        length = len(values)
+        if length > splines.LONGEST:
+            raise InputError(f"softmax over {length} places", hint=f"at most {splines.LONGEST}")
+        exp = splines.evaluate(splines.exponential(length), values - n.maximum(values), n)
+        # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
+        (total,) = n.cut(SCALE, exp.sum(0))
+        inverse = splines.evaluate(splines.reciprocal(length), total, n)
+        # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
+        numerator, inverse = n.cut(SCALE, exp, inverse)
+        return n.product(numerator, inverse.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
+
+
+class Argmax(Comparing):
+    """The place of the maximum along `dim`, the first one where it is there several times, as a number: 3 is 3.0.
+
+    With n places and 2^c >= n, the integers v_i = 2^c x_i + n - 1 - i are all different and keep x's order. A maximum
+    tree finds their largest, M, and relu(v_i - M + 1) is 1 at its place and 0 elsewhere. Only the upper end k of the
+    window is used: every bit below decides.
+    """
+
+    input_limit = SCALE
+    whole_ring = True
+
+    def __init__(self, dim: int, keepdim: bool, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        self.dim, self.keepdim = dim, keepdim
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if self.comparison.drops:
+            raise ConfigError("argmax needs bits to compare", hint="give it a window, or leave it out of the net")
+        return 64
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return FLOOR
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64  # the window is widened: simpler than to say by how much
+
+    def _widened(self, bits: int) -> Comparison:
+        """The comparison of the integers: c bits more, and one for their differences."""
+        known = self.comparison
+        valid = min(64, known.valid + bits)
+        return type(known)(BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0), valid)
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        values = x.movedim(self.dim, 0)
+        length = len(values)
+        bits = (length - 1).bit_length()
+        n = n.with_comparison(self._widened(bits))
+        places = torch.arange(length, device=x.device).view(-1, *[1] * (values.dim() - 1))
+        values = n.times(values, 1 << bits, 0) + n.units(length - 1 - places)
+        at = n.relu(values - n.maximum(values) + n.units(torch.ones_like(places[:1])))
+        index = n.times((at * places).sum(0), 1 << SCALE, 0)
+        return index.unsqueeze(self.dim) if self.keepdim else index

@@ -1,0 +1,93 @@
+"""The embedding layer of a plan: the same keys for every inference, whatever rows it wants.
+
+The rows are at two servers that hold the plan's buckets (serving/bucket_server.py), one client for each of its codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hummingbird.errors import AgreementError, ConfigError, InputError
+from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.client import Client
+from hummingbird.pir.link import Link
+from hummingbird.pir.messages import keys_in_a_query
+from hummingbird.pir.table import DTYPES
+
+
+class BatchedEmbedding(nn.Module):
+    """nn.Embedding over a table at two servers, with the same keys for every inference; without gradients.
+
+    plan: public, the servers' own. clients: one for each of its codes. Calls take int32 or int64 (N,), one inference,
+    or (B, N), B of them, and return (N, dim) or (B, N, dim). A row that finds no key is zeros, and so are positions of
+    padding_idx, which need none. `dropped` counts the positions that were dropped, so far; it stays here.
+    Raises what `Client.rows` raises, and AgreementError for servers of another plan.
+
+        servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
+        net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)
+    """
+
+    def __init__(self, plan: Plan, clients: Sequence[Client], *, padding_idx: int | None = None) -> None:
+        super().__init__()
+        if len(clients) != len(plan.codes):
+            what, hint = f"{len(clients)} clients, {len(plan.codes)} tables", "the hot table's, then the full table's"
+            raise ConfigError(what, where="BatchedEmbedding", hint=hint)
+        self.plan, self.clients, self.padding_idx, self.dropped = plan, list(clients), padding_idx, 0
+        first = clients[0].facts
+        self.dim, self.dtype = first.dim // plan.parts, DTYPES[first.dtype]
+        self._together = []  # inferences in one query of each code
+        for code, client in zip(plan.codes, clients, strict=True):
+            if client.facts != plan.facts(code, self.dim, first.dtype):
+                hint = "client and servers need the same plan"
+                raise AgreementError(f"servers of {client.facts.text()}, not of {code}", where="plan", hint=hint)
+            fit = keys_in_a_query(client.facts) // code.keys
+            if not fit:
+                raise ConfigError(f"{code.keys} keys are too many for a message", where="plan", hint="fewer buckets")
+            self._together.append(fit)
+
+    @classmethod
+    def from_torch(
+        cls, embedding: nn.Embedding, plan: Plan, zero: Sequence[str | Link], one: Sequence[str | Link], **options: Any
+    ) -> BatchedEmbedding:
+        """The layer in place of `embedding`, whose data are not used. zero, one: the servers of party 0 and of party 1,
+        for each of the plan's codes, as `Client` takes them; options: of `Client`.
+        """
+        clients = [Client(pair, **options) for pair in zip(zero, one, strict=True)]
+        private = cls(plan, clients, padding_idx=embedding.padding_idx)
+        own, theirs = (*embedding.weight.shape, embedding.weight.dtype), (plan.full.rows, private.dim, private.dtype)
+        if own != theirs:
+            what, hint = f"the layer is {own}, the servers' table {theirs}", "lay this layer's weight out at both"
+            raise AgreementError(what, where="BatchedEmbedding", hint=hint)
+        return private
+
+    @torch.no_grad()
+    def forward(self, input: Tensor) -> Tensor:
+        """Embeddings (*, dim) of rows int32 or int64 (N,) or (B, N)."""
+        if input.dim() not in (1, 2) or input.dtype not in (torch.int32, torch.int64):
+            hint = "(N,) for one inference, (B, N) for B of them"
+            raise InputError(f"indices {input.dtype} {tuple(input.shape)}", where="BatchedEmbedding", hint=hint)
+        lines = torch.atleast_2d(input.detach().cpu().to(torch.int64))
+        wanted = torch.ones_like(lines, dtype=torch.bool) if self.padding_idx is None else lines != self.padding_idx
+        lookups = [self.plan.look_up(line[mask]) for line, mask in zip(lines, wanted, strict=True)]
+        out = torch.zeros(*lines.shape, self.dim, dtype=self.dtype)
+        for number, records in enumerate(self._records([lookup.inside for lookup in lookups])):
+            found = lookups[number].key >= 0
+            places = wanted[number].nonzero().flatten()[found]
+            out[number, places] = records[lookups[number].key[found], lookups[number].part[found]]
+            self.dropped += int((~found).sum())
+        return out.view(*input.shape, self.dim).to(input.device)
+
+    def _records(self, inside: Sequence[Tensor]) -> Tensor:
+        """The records that the keys of every inference bring: (B, keys, parts, dim)."""
+        if not inside:
+            return torch.empty(0)
+        parts = torch.stack(list(inside)).split([code.keys for code in self.plan.codes], 1)
+        brought = []
+        for client, together, asked in zip(self.clients, self._together, parts, strict=True):
+            rows = [client.rows(some.flatten()) for some in asked.split(together)]
+            brought.append(torch.cat(rows).view(*asked.shape, self.plan.parts, self.dim))
+        return torch.cat(brought, 1)

@@ -1,0 +1,105 @@
+"""Servers that hold the buckets of a plan, for the lookups of whole inferences (the layer: batching/embedding.py).
+
+Each code of a plan is a table of its own to `Server` and `Client`: its facts are those of one bucket, and a query holds
+the keys of whole inferences, which `Buckets` hands to the buckets. So batching windows, signed answers, states and
+errors are the same as for one table. Traffic follows from the plan and the number of inferences alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.lookups import rows as kernel
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.plan import Plan
+from hummingbird.pir.serving.server import Answer, Server
+from hummingbird.pir.table import Source, State, leaf_digests
+
+
+class Buckets:
+    """The buckets of a code, made ready for queries: a `shards.Shard` whose queries are of whole inferences.
+
+    records: uint8 (buckets, bucket_rows, record_bytes).
+    """
+
+    def __init__(self, code: BatchCode, records: Tensor) -> None:
+        self._code = code
+        self._tables = [kernel.Table(*part.shape) for part in records]
+        self.digests: list[bytes] = []
+        for table, part in zip(self._tables, records, strict=True):
+            self.digests += leaf_digests(part.numpy())
+            table.fill(0, part)
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        """Take all keys and widths."""
+
+    def answer(self, keys: Tensor, width: int) -> Tensor:
+        """Answers to the keys of whole inferences, in their order (`BucketServer` has checked that)."""
+        code = self._code
+        by_bucket = keys.view(-1, code.buckets, code.rounds, keys.shape[1]).transpose(0, 1)
+        records = kernel.answer_each(self._tables, by_bucket.flatten(1, 2), width)
+        return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
+
+    def write(self, indices: Tensor, records: Tensor) -> None:
+        """Refuse an update, InputError: rows of a plan are in several buckets, whose places it does not name."""
+        raise InputError("a table served by a plan takes no updates", hint="lay it out anew, at both servers")
+
+    def check(self) -> None:
+        """Do nothing: buckets have no process that could end."""
+
+    def close(self) -> None:
+        """Do nothing: buckets hold memory only."""
+
+
+class BucketServer(Server):
+    """A server of a code's buckets. A query that is not of whole inferences is refused before it waits with others.
+
+    table: facts of one bucket; options: of `Server`.
+    """
+
+    def __init__(self, table: Source, party: int, code: BatchCode, records: Tensor, **options: Any) -> None:
+        super().__init__(table, party, shard=Buckets(code, records), **options)
+        self._code = code
+
+    def handle(self, query: bytes, answer: Answer | None = None) -> bytes:
+        """Answer as `Server.handle` does; InputError unless every bucket and round gets a key, equally often."""
+
+        def whole(keys: Tensor, decoder: str) -> tuple[State, Tensor]:
+            if len(keys) % self._code.keys:
+                hint = "client and servers need the same plan"
+                raise InputError(f"an inference has {self._code.keys} keys here, the query {len(keys)}", hint=hint)
+            return (answer or self.answer)(keys, decoder)
+
+        return super().handle(query, whole)
+
+
+def plan_servers(
+    table: Source | Tensor | nn.Module, plan: Plan, party: int, *, identity: bytes | None = None
+) -> list[Server]:
+    """One server of party 0 or 1 for each of the plan's codes, in their order; put them on the wire as any other.
+
+    table: a Source of plain rows, a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. Memory: 3 times the
+    table for a cuckoo code, and that times 1 + C with C companions. InputError for signed rows and rows for shares,
+    and for a table of another number of rows than the plan's.
+    """
+    source = table if isinstance(table, Source) else Source.of(table)
+    if source.facts.table_id or source.facts.shares:
+        hint = "lay plain rows out"
+        raise InputError(f"{source.facts.text()}: a plan is of plain rows", where="pir.plan_servers", hint=hint)
+    if source.facts.rows != plan.full.rows:
+        what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
+        raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")
+    # Place -1, an empty one, is the zeros behind the last row.
+    rows = torch.from_numpy(np.concatenate([source.records, np.zeros_like(source.records[:1])]))
+    servers: list[Server] = []
+    for code, places in zip(plan.codes, plan.layouts(), strict=True):
+        records = rows[places].flatten(2)  # (buckets, bucket_rows, parts * row_bytes)
+        facts = plan.facts(code, source.facts.dim, source.facts.dtype)
+        whole = Source(facts, source.version, np.empty((0, facts.record_bytes), np.uint8))
+        servers.append(BucketServer(whole, party, code, records, identity=identity))
+    return servers

@@ -1,0 +1,151 @@
+"""Formulas of activations on real numbers are torch's functions; on shapes they cost what is written out here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from hummingbird import convert, cost, graph
+from hummingbird.bits import EXACT, BitWindow
+from hummingbird.cost import FREE, Cost
+from hummingbird.graph import OPS, Step
+from hummingbird.mpc import builders, smooth, splines
+from hummingbird.mpc import softmax as places
+from hummingbird.mpc.activations import EvenSmooth, PReLU
+from hummingbird.mpc.arithmetic import REALS
+from hummingbird.mpc.comparing import Comparing
+from hummingbird.mpc.layer import Spec
+from hummingbird.mpc.pooling import MaxPool
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols.registry import PROTOCOLS, named
+from hummingbird.ring import SCALE
+from tests.support.operations import cases
+
+UNIT = 2.0**-SCALE
+# Errors of splines, and of slopes and of a sixth that are rounded to 2^-20 and 2^-24, times values below 16.
+BOUNDS = {
+    **dict.fromkeys(("sigmoid", "tanh", "silu", "gelu"), smooth.TOLERANCE),
+    **dict.fromkeys(("leaky_relu", "prelu", "hardsigmoid"), 16 * UNIT),
+    "hardswish": 18 * 2.0**-24,
+    "softmax": 2.0**-7,
+}
+
+
+def layers() -> Iterator[tuple[str, Step, Comparing, Tensor]]:
+    """Every layer of the small nets that compares the net's own input, with its step and that input."""
+    for name, case in cases().items():
+        steps = {step.name: step for step in graph.trace(case.net.eval())}
+        plan = convert.build(case.net, EXACT).plan
+        for step in plan:
+            if isinstance(step.layer, Comparing) and plan[step.inputs[0].index].op == "input":
+                yield name, steps[step.name], step.layer, case.x.double()
+
+
+def test_on_real_numbers_a_formula_is_the_function_of_torch() -> None:
+    seen = set()
+    for name, step, layer, x in layers():
+        weight = [step.attrs["weight"]] if isinstance(layer, PReLU) else []
+        got, wanted = layer.formula(REALS, x, *weight), OPS[step.op](step.attrs, x)
+        assert got.shape == wanted.shape and got.dtype == torch.float64, name
+        assert float((got - wanted).abs().max()) <= BOUNDS.get(step.op, 0) + 1e-12, name
+        seen.add(step.op)
+    assert seen == set(builders.COMPARING)
+
+
+def test_a_window_of_no_bits_leaves_the_identity_or_the_first_place() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    comparison = named("masked")(BitWindow(0, 0))
+    assert torch.equal(EvenSmooth("silu", smooth.even("silu"), comparison).dropped(x), x)
+    pool = MaxPool([2, 2], [2, 2], [0, 0], [1, 1], False, comparison)
+    assert torch.equal(pool.dropped(x), x[..., ::2, ::2])
+    assert pool.cost([Spec((2, 3, 6, 6), SCALE)], 2) == FREE
+
+
+# Prices ---------------------------------------------------------------------------------------------------------------
+
+N, LENGTH = 40, 7
+SHAPE = (N, LENGTH)
+ALL = N * LENGTH
+
+
+def tree(compare: Comparison, results: int, length: int, parties: int) -> Cost:
+    """Pairs at a time; an odd one out waits."""
+    total = FREE
+    while length > 1:
+        total += compare.cost(results * (length // 2), SCALE, parties)
+        length -= length // 2
+    return total
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("window", [EXACT, BitWindow(20, 12)])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: BitWindow, parties: int) -> None:
+    compare = named(protocol)(window, 64)
+
+    def price(layer: Comparing, scale: int = SCALE) -> Cost:
+        return layer.cost([Spec(SHAPE, scale)], parties)
+
+    def made(op: str, **attrs: object) -> Comparing:
+        layer = builders.BUILDERS[op](Step("", op, (), attrs), compare, None)
+        assert isinstance(layer, Comparing)
+        return layer
+
+    for scale in (SCALE, SCALE + 4):
+        once, twice = compare.cost(ALL, scale, parties), compare.cost(2 * ALL, scale, parties)
+        assert price(made("relu"), scale) == price(made("leaky_relu", slope=0.1), scale) == once
+        assert price(made("hardtanh", low=-1.0, high=2.0), scale) == price(made("hardsigmoid"), scale) == twice
+        after = cost.square(ALL, parties) + cost.truncate(ALL, parties)
+        assert price(made("hardswish"), scale) == twice + after
+        knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties)
+        assert price(made("tanh"), scale) == (
+            compare.cost(knots * ALL, scale, parties) + joined + cost.truncate(ALL, parties)
+        )
+        silu = made("silu")
+        assert isinstance(silu, EvenSmooth)
+        knots = len(silu.curve.knots)
+        second = silu.again(scale).cost(knots * ALL, SCALE, parties)
+        assert price(silu, scale) == once + second + joined + cost.truncate(ALL, parties)
+    slopes = PReLU(torch.rand(LENGTH), compare, 0)
+    assert price(slopes) == compare.cost(ALL, SCALE, parties) + cost.fixed_product(ALL, ALL, parties)
+    assert price(PReLU(torch.rand(LENGTH), compare, None)) == compare.cost(ALL, SCALE, parties)
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol: str, parties: int) -> None:
+    compare = named(protocol)(BitWindow(20, 12), 64)
+    softmax, argmax = places.Softmax(1, compare), places.Argmax(1, False, compare)
+    spec = Spec(SHAPE, SCALE)
+    exp, inverse = (len(curve(LENGTH).knots) for curve in (splines.exponential, splines.reciprocal))
+    assert softmax.cost([spec], parties) == (
+        tree(compare, N, LENGTH, parties)
+        + compare.cost(exp * ALL, SCALE, parties)
+        + cost.truncate(N, parties)
+        + compare.cost(inverse * N, SCALE, parties)
+        + cost.truncate(ALL + N, parties)
+        + cost.product(ALL, N, ALL, parties)
+    )
+    assert softmax.breadth([spec]) == max(exp * ALL, inverse * N)
+    wider = type(compare)(BitWindow(20 + 3 + 1, 0), 64)
+    assert argmax.cost([spec], parties) == tree(wider, N, LENGTH, parties) + wider.cost(ALL, SCALE, parties)
+    pool = MaxPool([3, 2], [3, 2], [0, 0], [1, 1], False, compare)
+    rows, columns = tree(compare, 2 * 6 * 4, 2, parties), tree(compare, 2 * 2 * 4, 3, parties)
+    assert pool.cost([Spec((1, 2, 6, 8), SCALE)], parties) == rows + columns
+
+
+def test_another_formula_has_another_price() -> None:
+    """The comparison above can fail: a square costs less than a product, and comparisons are counted."""
+    compare = named("masked")(BitWindow(20, 12), 64)
+
+    class Swish(Comparing):
+        def formula(self, n: object, x: Tensor) -> Tensor:
+            y, z = n.compare(x)  # type: ignore[attr-defined]
+            return n.product(y, z)  # type: ignore[attr-defined,no-any-return]
+
+    spec = [Spec(SHAPE, SCALE)]
+    once = compare.cost(ALL, SCALE, 2)
+    assert Swish(compare).cost(spec, 2) == once + cost.product(ALL, ALL, ALL, 2) != once + cost.square(ALL, 2)
