@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from hummingbird.wire.prefetch import Prefetch
+from tests.support.patience import HANG
 
 
 def test_items_come_in_order_then_the_error() -> None:
@@ -17,21 +18,21 @@ def test_items_come_in_order_then_the_error() -> None:
         raise KeyError("done")
 
     with Prefetch(numbers(), 2) as items:
-        assert [items.next(5) for _ in range(5)] == list(range(5))
+        assert [items.next(HANG) for _ in range(5)] == list(range(5))
         with pytest.raises(KeyError):
-            items.next(5)
+            items.next(HANG)
 
 
 def test_a_reader_waits_as_long_as_it_says() -> None:
     block = threading.Event()
-    with Prefetch((block.wait(10) for _ in range(3)), 2, block.set) as items:
+    with Prefetch((block.wait(HANG) for _ in range(3)), 2, block.set) as items:
         with pytest.raises(TimeoutError):
             items.next(0.05)
 
 
 def test_nothing_follows_the_last_item() -> None:
     with Prefetch(iter([1]), 2) as items:
-        assert (items.next(5), items.next(5)) == (1, None)
+        assert (items.next(HANG), items.next(HANG)) == (1, None)
 
 
 def test_no_more_are_made_than_may_wait() -> None:
@@ -45,5 +46,5 @@ def test_no_more_are_made_than_may_wait() -> None:
     with Prefetch(numbers(), 3) as items:
         time.sleep(0.3)
         assert len(made) <= 4  # three wait, one is in the thread's hands
-        assert items.next(20) == 0
+        assert items.next(HANG) == 0
     assert len(made) <= 5 and not items._thread.is_alive()

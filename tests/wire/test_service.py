@@ -119,7 +119,8 @@ def test_certificate_of_another_authority_is_refused(secure):
     with pytest.raises(DealerError, match="connection is refused") as caught:  # the dealer dislikes ours
         joined(address, 0, Tls(stranger.cert, stranger.key, ours.path))
     assert "another authority" in caught.value.hint and address in str(caught.value)
-    with pytest.raises(DealerError, match="TLS failed.*CERTIFICATE_VERIFY_FAILED"):  # we dislike the dealer's
+    # We dislike the dealer's; or gRPC, which allows a handshake 100 ms, ends it first on a busy machine.
+    with pytest.raises(DealerError, match="TLS failed.*(CERTIFICATE_VERIFY_FAILED|Handshake read failed)"):
         joined(address, 0, stranger)
 
 
