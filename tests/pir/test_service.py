@@ -22,8 +22,7 @@ import torch
 from hummingbird import ring
 from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS
-from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers
-from hummingbird.pir import client as client_module
+from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers, pair
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
@@ -141,7 +140,7 @@ def test_updates_reach_both_programs(programs, monkeypatch):
         late = OWNER.update(client.facts, client.state, indices[:1], rows[:1])
         client.links[0].begin(late, "Update")()  # one of the two only
         with pytest.raises(AgreementError, match=r"server 0.*version 2.*server 1.*version 1"):
-            monkeypatch.setattr(client_module, "_SETTLE", 0.1)
+            monkeypatch.setattr(pair, "_SETTLE", 0.1)
             with connected(programs):
                 pass
         forged = Owner().update(client.facts, client.state, indices[:1], rows[:1])
@@ -243,7 +242,7 @@ def test_mutual_tls(tmp_path):
 
 
 def test_servers_that_disagree_over_the_wire(monkeypatch):
-    monkeypatch.setattr(client_module, "_SETTLE", 0.1)
+    monkeypatch.setattr(pair, "_SETTLE", 0.1)
     zero = Server(TABLE[:50], 0)
     for other, what in (
         (Server(TABLE[:51], 1), "different tables.*50 rows of 8 float32.*51 rows of 8 float32"),
