@@ -20,7 +20,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.dealer.ahead import OnDemand, Requests
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel

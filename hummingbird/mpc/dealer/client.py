@@ -2,7 +2,7 @@
 
 Only party 0 talks to the dealer after joining; all others compute their shares from their seed. All parties must make
 the same reservations and requests in the same order: indices, which select the randomness, are given out in that order.
-What is reserved is made by a background thread ahead of time (`ahead`); what is not, by the same thread on demand.
+What is reserved is made by a background thread ahead of time (`supplies`); what is not, by the same thread on demand.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch import Tensor
 from hummingbird.errors import DealerError, InputError, PeerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand, layout, received
-from hummingbird.mpc.dealer import ahead
-from hummingbird.mpc.dealer.ahead import Ahead, OnDemand, Requests, Supply
+from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.server import SESSION_BYTES
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
 from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION
 from hummingbird.wire import service
@@ -56,7 +56,7 @@ class DealerClient:
         timeout: float = 60.0,
         cipher: str = "aes-128-ctr",
         device: torch.device | str = "cpu",
-        buffer_bytes: int = ahead.BUFFER_BYTES,
+        buffer_bytes: int = supplies.BUFFER_BYTES,
     ) -> None:
         if len(session) != SESSION_BYTES:
             raise InputError(f"a session id has {SESSION_BYTES} bytes, got {len(session)}", where="DealerClient")
@@ -66,7 +66,7 @@ class DealerClient:
         self._index = 0
         self._call: Any = None  # the stream of corrections under way
         self._told = 0.0  # the dealer's seconds for all answers that have come
-        self._ahead = Ahead(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
+        self._supplies = Supplies(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
         try:
             self._channel = service.connect(address, tls, timeout)
         except PeerError as error:
@@ -94,7 +94,7 @@ class DealerClient:
         if requests is None:
             return OnDemand(self.correlation)
         first, self._index = self._index, self._index + len(requests)
-        return self._ahead.reserve(first, requests)
+        return self._supplies.reserve(first, requests)
 
     def bind(self, name: str, digest: bytes) -> None:
         """Nothing to keep: no run sees another run's masks."""
@@ -106,7 +106,7 @@ class DealerClient:
         """Leave the session (party 0) and disconnect; never raises, may be called twice."""
         if not self._channel:
             return
-        self._ahead.close()
+        self._supplies.close()
         if self.rank == 0:
             try:
                 service.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))

@@ -15,7 +15,7 @@ import torch
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, corrections, expand, received
-from hummingbird.mpc.dealer.ahead import OnDemand, Requests
+from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
 class LocalDealer:

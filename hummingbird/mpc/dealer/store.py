@@ -22,10 +22,10 @@ from torch import Tensor
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand, received
-from hummingbird.mpc.dealer import ahead
-from hummingbird.mpc.dealer.ahead import Ahead, Requests
+from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import Corrections, find, read_header
 from hummingbird.mpc.dealer.ledger import Ledger
+from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
 
 _REGIONS = 3  # mapped at a time: two slices under way, and the next one
@@ -48,7 +48,7 @@ class StoreDealer:
         parties: int,
         timeout: float = 60.0,
         device: torch.device | str = "cpu",
-        buffer_bytes: int = ahead.BUFFER_BYTES,
+        buffer_bytes: int = supplies.BUFFER_BYTES,
     ) -> None:
         self.folder, self.rank, self._device = find(path, rank), rank, torch.device(device)
         self.header, self._seed = read_header(self.folder)
@@ -72,8 +72,8 @@ class StoreDealer:
         self._setup_at = 0
         self._reading = threading.Lock()
         self._regions: dict[int, list[list[Tensor]]] = {}
-        self._ahead = Ahead(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
-        self._upcoming: ahead.Supply | None = None  # of slot `_next`, when its making has begun
+        self._supplies = Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
+        self._upcoming: supplies.Supply | None = None  # of slot `_next`, when its making has begun
 
     # What the parties agree on ----------------------------------------------------------------------------------------
 
@@ -172,16 +172,16 @@ class StoreDealer:
 
     def close(self) -> None:
         """End the thread and give the store back; never raises, may be called twice."""
-        self._ahead.close("the store is closed")
+        self._supplies.close("the store is closed")
         if self._corrections is not None:
             self._corrections.close()
         self._ledger.close()
 
     # In the background ------------------------------------------------------------------------------------------------
 
-    def _begin(self, slot: int) -> ahead.Supply:
+    def _begin(self, slot: int) -> supplies.Supply:
         batch = self.header.batch
-        return self._ahead.reserve(len(self.header.setup) + slot * len(batch), batch)
+        return self._supplies.reserve(len(self.header.setup) + slot * len(batch), batch)
 
     def _patience(self, size: int) -> float:
         slot = sum(request.correction_bits for request in self.header.batch) // 8  # is checked as a whole first
@@ -213,7 +213,7 @@ class StoreDealer:
 class Slot:
     """The material of one slice: `correlation(request)` in the order it was dealt in."""
 
-    def __init__(self, store: StoreDealer, number: int, supply: ahead.Supply) -> None:
+    def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply
         self._marked = False
 

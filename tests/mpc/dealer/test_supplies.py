@@ -15,7 +15,7 @@ from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.request import Request, corrections, expand, received
-from hummingbird.mpc.dealer.ahead import Ahead, Supply
+from hummingbird.mpc.dealer.supplies import Supplies, Supply
 from tests.support.correlation_checks import CASES
 from tests.support.patience import HANG, NEVER, until
 
@@ -48,8 +48,8 @@ class Maker:
         return [index for first, count in self.calls for index in range(first, first + count)]
 
 
-def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = NEVER, **options: Any) -> Ahead:
-    return Ahead(maker, "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options)
+def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = NEVER, **options: Any) -> Supplies:
+    return Supplies(maker, "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options)
 
 
 def number(supply: Supply, request: Request[Any]) -> int:
@@ -57,95 +57,95 @@ def number(supply: Supply, request: Request[Any]) -> int:
 
 
 def test_in_order_and_with_its_cost() -> None:
-    ahead = begin(Maker())
-    first, second = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)] * 3)
+    supplies = begin(Maker())
+    first, second = supplies.reserve(0, [square(1)] * 5), supplies.reserve(5, [square(1)] * 3)
     taken = [first.correlation(square(1)) for _ in range(5)]
     assert [int(material.shares["r"]) for material in taken] == [0, 1, 2, 3, 4]
     for material in taken:
         assert (material.offline_bits, material.expanding_seconds, material.dealer_seconds) == (3, 0.5, 0.25)
         assert material.waiting_seconds > 0
     assert [number(second, square(1)) for _ in range(3)] == [5, 6, 7]
-    ahead.close()
+    supplies.close()
 
 
 def test_the_buffer_is_filled_and_never_exceeded() -> None:
     maker = Maker()
-    ahead = begin(maker, units=10, call=4)
-    supply = ahead.reserve(0, [square(1)] * 100)
+    supplies = begin(maker, units=10, call=4)
+    supply = supplies.reserve(0, [square(1)] * 100)
     until(lambda: len(maker.made) == 10)
     time.sleep(0.1)
     assert maker.made == list(range(10)) and max(count for _, count in maker.calls) <= 4
     for index in range(100):
         assert number(supply, square(1)) == index
         assert len(maker.made) <= index + 11
-    assert ahead.most_held <= 10 * UNIT
-    ahead.close()
+    assert supplies.most_held <= 10 * UNIT
+    supplies.close()
 
 
 def test_a_request_beyond_the_bound_is_made_when_somebody_waits_for_it() -> None:
     maker = Maker()
-    ahead = begin(maker, units=10)
-    supply = ahead.reserve(0, [square(2), square(50), square(2)])
+    supplies = begin(maker, units=10)
+    supply = supplies.reserve(0, [square(2), square(50), square(2)])
     until(lambda: maker.made == [0])
     time.sleep(0.1)
     assert maker.made == [0]
     assert [number(supply, request) for request in (square(2), square(50), square(2))] == [0, 1, 2]
-    ahead.close()
+    supplies.close()
 
 
 @pytest.mark.parametrize("units", [1, 3, 10, 1000])
 def test_two_supplies_in_turns_cannot_block_each_other(units: int) -> None:
     """Whatever the bound: the first one's material must not fill it while somebody waits for the second one's."""
-    ahead = begin(Maker(), units=units)
-    supplies = [ahead.reserve(start, [square(1)] * 60) for start in (0, 60, 120)]
+    supplies = begin(Maker(), units=units)
+    parts = [supplies.reserve(start, [square(1)] * 60) for start in (0, 60, 120)]
     for step in range(60):
         for place in (1, 0):
-            assert number(supplies[place], square(1)) == 60 * place + step
-    assert ahead.most_held <= (units + 1) * UNIT  # and the one that somebody waits for
-    assert [number(supplies[2], square(1)) for _ in range(60)] == list(range(120, 180))
-    ahead.close()
+            assert number(parts[place], square(1)) == 60 * place + step
+    assert supplies.most_held <= (units + 1) * UNIT  # and the one that somebody waits for
+    assert [number(parts[2], square(1)) for _ in range(60)] == list(range(120, 180))
+    supplies.close()
 
 
 def test_another_request_than_the_reserved_one_is_refused_and_costs_nothing() -> None:
-    ahead = begin(Maker())
-    supply = ahead.reserve(0, [square(1), square(2)])
+    supplies = begin(Maker())
+    supply = supplies.reserve(0, [square(1), square(2)])
     with pytest.raises(DealerError, match=r"for square .*\[3\].*, but square .*\[1\].* was reserved") as caught:
         supply.correlation(square(3))
     assert caught.value.where == "here" and caught.value.hint
     assert [number(supply, request) for request in (square(1), SquarePair((2,)))] == [0, 1]
     with pytest.raises(DealerError, match="but nothing more was reserved"):
         supply.correlation(square(1))
-    ahead.close()
+    supplies.close()
 
 
 def test_an_error_surfaces_where_its_material_is_missing() -> None:
-    ahead = begin(Maker(fail_at=2))
-    supply, other = ahead.reserve(0, [square(1)] * 5), ahead.reserve(5, [square(1)])
+    supplies = begin(Maker(fail_at=2))
+    supply, other = supplies.reserve(0, [square(1)] * 5), supplies.reserve(5, [square(1)])
     assert [number(supply, square(1)) for _ in range(2)] == [0, 1]
     with pytest.raises(DealerError, match="no material 2"):
         supply.correlation(square(1))
-    for later in (supply, other, ahead.reserve(6, [square(1)])):
+    for later in (supply, other, supplies.reserve(6, [square(1)])):
         with pytest.raises(DealerError, match="an earlier request failed"):
             later.correlation(square(1))
-    ahead.close()
-    assert ahead._thread is not None and not ahead._thread.is_alive()
+    supplies.close()
+    assert supplies._thread is not None and not supplies._thread.is_alive()
 
 
 def test_a_take_waits_only_while_something_is_made() -> None:
     gate = threading.Event()
-    ahead = begin(Maker(gate=gate), patience=0.3)
+    supplies = begin(Maker(gate=gate), patience=0.3)
     started = time.monotonic()
     with pytest.raises(DealerError, match="no correlated randomness for 0 s") as caught:
-        ahead.reserve(0, [square(1)]).correlation(square(1))
+        supplies.reserve(0, [square(1)]).correlation(square(1))
     assert time.monotonic() - started >= 0.3 and caught.value.hint
     gate.set()
-    ahead.close()
+    supplies.close()
 
 
 def test_closing_ends_the_thread_and_those_who_wait() -> None:
     gate = threading.Event()
-    ahead = begin(Maker(gate=gate), cancel=gate.set)
-    supply, errors = ahead.reserve(0, [square(1)] * 3), []
+    supplies = begin(Maker(gate=gate), cancel=gate.set)
+    supply, errors = supplies.reserve(0, [square(1)] * 3), []
 
     def wait() -> None:
         try:
@@ -157,21 +157,21 @@ def test_closing_ends_the_thread_and_those_who_wait() -> None:
     waiting = threading.Thread(target=wait)
     waiting.start()
     time.sleep(0.05)
-    ahead.close()
-    ahead.close()
+    supplies.close()
+    supplies.close()
     waiting.join(HANG)
     assert "the client is closed" in errors[0]
-    assert ahead._thread is not None and not ahead._thread.is_alive()
+    assert supplies._thread is not None and not supplies._thread.is_alive()
 
 
 def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
     gate = threading.Event()
     maker = Maker(gate=gate)
-    ahead = begin(maker)
-    supply = ahead.reserve(0, [square(1)])
+    supplies = begin(maker)
+    supply = supplies.reserve(0, [square(1)])
     until(lambda: maker.made == [0])
-    ahead.close()
-    assert ahead._thread is not None and ahead._thread.is_alive()
+    supplies.close()
+    assert supplies._thread is not None and supplies._thread.is_alive()
     with pytest.raises(DealerError, match="the client is closed"):
         supply.correlation(square(1))
     gate.set()
@@ -179,15 +179,15 @@ def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
 
 def test_a_slice_that_was_given_up_holds_no_memory() -> None:
     maker = Maker()
-    ahead = begin(maker, units=4)
-    given_up = ahead.reserve(0, [square(1)] * 4)
+    supplies = begin(maker, units=4)
+    given_up = supplies.reserve(0, [square(1)] * 4)
     until(lambda: len(maker.made) == 4)
     del given_up
     gc.collect()
-    supply = ahead.reserve(4, [square(1)] * 4)
+    supply = supplies.reserve(4, [square(1)] * 4)
     until(lambda: maker.made == list(range(8)))
     assert [number(supply, square(1)) for _ in range(4)] == [4, 5, 6, 7]
-    ahead.close()
+    supplies.close()
 
 
 def test_the_size_of_shares_in_memory() -> None:

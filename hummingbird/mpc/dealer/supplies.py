@@ -48,7 +48,7 @@ class _Work:
         self.dropped = True  # no lock: the garbage collector may call this anywhere
 
 
-class Ahead:
+class Supplies:
     """`reserve(first, requests)` makes a `Supply`.
 
     make: the material of requests at consecutive indices, one after the other; called in the thread, never twice at a
@@ -83,7 +83,7 @@ class Ahead:
         with self._changed:
             self._queue.append(work)
             if self._thread is None and not self._over:
-                self._thread = threading.Thread(target=self._run, name="hummingbird-ahead", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="hummingbird-supplies", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         return Supply(self, work)
@@ -197,14 +197,14 @@ class Ahead:
 class Supply:
     """The material of one slice: `correlation(request)` in the order of the reservation."""
 
-    def __init__(self, ahead: Ahead, work: _Work) -> None:
-        self._ahead, self._work = ahead, work
+    def __init__(self, supplies: Supplies, work: _Work) -> None:
+        self._supplies, self._work = supplies, work
         weakref.finalize(self, work.drop)  # a slice that was given up does not hold memory
 
     def correlation(self, request: Request[Any]) -> Material:
-        """This party's shares. DealerError for another request than the reserved one, and as `Ahead` has it."""
+        """This party's shares. DealerError for another request than the reserved one, and as `Supplies` has it."""
         started = time.perf_counter()
-        material = self._ahead.correlation(self._work, request)
+        material = self._supplies.correlation(self._work, request)
         return replace(material, waiting_seconds=time.perf_counter() - started)
 
 
