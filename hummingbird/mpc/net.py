@@ -178,8 +178,10 @@ class PrivateNet(nn.Module):
         return out
 
     def __call__(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
-        """`forward`, after `set_up` where this session has not had it yet."""
-        self.set_up()
+        """`forward`, after `set_up` where this session has not had it yet; a wrong input is told before that."""
+        if self._set_up_for is not sessions.current():
+            self._check(x, progress)
+            self.set_up()
         result: MPCTensor = super().__call__(x, progress)
         return result
 
@@ -192,21 +194,7 @@ class PrivateNet(nn.Module):
         session = sessions.current()
         if self._set_up_for is not session:
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
-        if progress is not None and not callable(progress):
-            raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
-        most = self.images_per_slice
-        if most is not None and (type(most) is not int or most < 1):
-            raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
-        if not isinstance(x, MPCTensor):
-            raise InputError(
-                f"a private net takes a CrypTen tensor, got {type(x).__name__}",
-                where="input",
-                hint="hummingbird.cryptensor(x, src=RANK)",
-            )
-        if scale_of(x) != SCALE:
-            raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
-        shape = tuple(x.size())
-        self.costs(shape, session.parties)  # says at once if the net cannot take such an input
+        shape = self._check(x, progress)
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
         supplies = [session.dealer.reserve(self._requests.get((part.shape, session.parties))) for part in parts]
@@ -223,6 +211,25 @@ class PrivateNet(nn.Module):
         together = min(microbatch.IN_FLIGHT, len(parts))
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
         return microbatch.join(outputs, parts)
+
+    def _check(self, x: MPCTensor, progress: object) -> tuple[int, ...]:
+        """Shape of a batch that the net can take; InputError for any other argument."""
+        if progress is not None and not callable(progress):
+            raise InputError(f"progress={progress!r}", where="progress", hint="a function of the number of images")
+        most = self.images_per_slice
+        if most is not None and (type(most) is not int or most < 1):
+            raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
+        if not isinstance(x, MPCTensor):
+            raise InputError(
+                f"a private net takes a CrypTen tensor, got {type(x).__name__}",
+                where="input",
+                hint="hummingbird.cryptensor(x, src=RANK)",
+            )
+        if scale_of(x) != SCALE:
+            raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
+        shape = tuple(x.size())
+        self.costs(shape, sessions.current().parties)  # says at once if the net cannot take such an input
+        return shape
 
     def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
         """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""

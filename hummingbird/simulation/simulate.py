@@ -188,4 +188,8 @@ class ExactTwin(nn.Module):
             self._running[x.device] = Parties(self._parties, self._seed, x.device)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             private = convert.build(self.net, self._bits, protocol=self._protocol)
-            return self._running[x.device].run(private, x)
+            try:
+                return self._running[x.device].run(private, x)
+            except BaseException:  # parties that were stopped at different places cannot go on together
+                del self._running[x.device]
+                raise
