@@ -41,7 +41,7 @@ def test_the_encrypted_example_runs(tmp_path: Path) -> None:
     (snippet,) = blocks(ENCRYPTED, "python")
     (tmp_path / "example.py").write_text(snippet)
     out = run([sys.executable, "example.py"], tmp_path)
-    # The report's own prediction is tested in tests/he/test_convert.py; here it is that logits of size 10 agree.
+    # tests/he/compile/test_convert.py tests the report's own prediction; here it is that logits of size 10 agree.
     assert float(out.rpartition("largest error ")[2]) < 1e-3 and "encrypted" in out
 
 

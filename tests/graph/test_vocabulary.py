@@ -167,7 +167,7 @@ def test_every_spelling_is_one_step(op: str, shape: tuple[int, ...], forms: list
 
 
 def test_every_op_has_a_spelling_here() -> None:
-    """affine, int, size and custom have tests of their own below, elementwise in tests/he/test_elementwise.py."""
+    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py."""
     assert OPS.keys() - {op for op, _, _ in FORMS} == {
         "input",
         "affine",

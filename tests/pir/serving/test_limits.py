@@ -26,7 +26,7 @@ from hummingbird.pir.messages import (
 from hummingbird.pir.serving.service import MAX_WAITING
 from hummingbird.wire.frame import unpack_tensors
 from hummingbird.wire.service import MAX_MESSAGE, WORKERS
-from tests.pir.test_service import served
+from tests.pir.serving.test_service import served
 from tests.support.patience import HANG, NEVER
 
 ROWS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))

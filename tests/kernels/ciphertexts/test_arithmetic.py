@@ -26,7 +26,7 @@ from hummingbird.kernels.cpu import ciphertexts as cpu
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.reference.ciphertexts import arithmetic as reference
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_ntt import schoolbook
+from tests.kernels.ciphertexts.test_polynomials import schoolbook
 
 DEGREE = 1024
 RINGS = {count: Ring.of(DEGREE, largest_primes(DEGREE, count)) for count in (1, 2, 3)}

@@ -15,7 +15,7 @@ from hummingbird.errors import InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.reference.shares import opening, packing
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_shares import signed
+from tests.kernels.shares.test_packing import signed
 
 RING = 1 << 64
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 1000]

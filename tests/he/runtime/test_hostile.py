@@ -1,6 +1,6 @@
 """Bytes and descriptions from anybody: errors of this library only, no hang, no memory beyond what was allowed.
 
-python -m tests.he.test_hostile 20000        # so many inputs for each parser
+python -m tests.he.runtime.test_hostile 20000        # so many inputs for each parser
 """
 
 from __future__ import annotations

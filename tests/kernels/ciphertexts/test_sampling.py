@@ -24,7 +24,7 @@ from hummingbird.kernels.ciphertexts import (
 from hummingbird.kernels.ciphertexts.roots import centred
 from hummingbird.kernels.cpu import library
 from hummingbird.prg import Stream, derive
-from tests.kernels.test_ntt import low_prime, ring_of, stream
+from tests.kernels.ciphertexts.test_polynomials import low_prime, ring_of, stream
 
 # ---- sampling
 

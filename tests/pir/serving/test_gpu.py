@@ -13,7 +13,7 @@ from hummingbird.kernels import registry
 from hummingbird.kernels.lookups.rows import Store
 from hummingbird.pir import Server, Source, local_servers
 from hummingbird.pir.serving.server import open_server
-from tests.kernels.test_triton_dpf import run
+from tests.kernels.lookups.test_triton_dpf import run
 
 # Pieces of one leaf, the last one cut; a part of a larger table; updates; wrong queries beside others.
 PROGRAM = """
