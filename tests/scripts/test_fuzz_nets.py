@@ -51,9 +51,9 @@ def test_a_bound_worked_out_by_hand() -> None:
     layer = nn.Linear(2, 1)
     layer.weight.data, layer.bias.data = torch.tensor([[0.5, -2.0]]), torch.tensor([1.0])
     out, bound = values(nn.Sequential(layer, nn.ReLU()), torch.tensor([[3.0, 1.0]]))
-    # Inputs are half a unit off, and so are weights (float32: 2^-24 of 2) and the bias; at rest 2 units, twice.
-    weights = (UNIT / 2 + 2.0**-23) * (3 + 1 + UNIT)
-    expected = (0.5 + 2) * UNIT / 2 + weights + UNIT / 2 + 2.0**-24 + 2 * UNIT + 2 * UNIT
+    # Inputs are half a unit off, weights 2^-21 and float32's 2^-24 of 2, the bias float32's; at rest 2 units, twice.
+    weights = (2.0**-21 + 2.0**-23) * (3 + 1 + UNIT)
+    expected = (0.5 + 2) * UNIT / 2 + weights + 2.0**-24 + 2 * UNIT + 2 * UNIT
     assert float(out) == 0.5 and float(bound) == pytest.approx(expected, rel=1e-9)
 
 
