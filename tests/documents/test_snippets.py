@@ -42,12 +42,12 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
         if name := FILE.match(script):
             (tmp_path / name[1]).write_text(script)
     prepare, launch = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[0].splitlines())
-    assert run([sys.executable, *prepare[1:]], tmp_path, 250) == "[]\n"
-    out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path, 250)
+    assert run([sys.executable, *prepare[1:]], tmp_path) == "[]\n"
+    out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path)
     images, right, agree = map(int, re.findall(r"(\d+) images: (\d+) right, (\d+) as in the clear", out)[0])
     find, infer = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[1].splitlines())
-    run([sys.executable, *find[1:]], tmp_path, 250)
-    told = run([sys.executable, "-m", "torch.distributed.run", *infer[1:]], tmp_path, 250)
+    run([sys.executable, *find[1:]], tmp_path)
+    told = run([sys.executable, "-m", "torch.distributed.run", *infer[1:]], tmp_path)
     assert float(re.findall(r"agreement percent\s+([\d.]+)", told)[0]) >= 95
     assert images == 497 and right > images / 2 and agree >= 0.95 * images and "predicted kB" in out
 

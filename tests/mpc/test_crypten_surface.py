@@ -1,6 +1,6 @@
 """CrypTen's public surface on our tensors: every function, module and message is right, or refused with a reason.
 
-The programs are in tests/jobs/crypten.py, the functions with their bounds in tests/support/crypten_cases.py.
+The programs are in tests/jobs/crypten_surface.py, the functions with their bounds in tests/support/crypten_cases.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.patience import PROGRAM
 
 
 def run(job: str, parties: int) -> Any:
-    ended = succeed(["-W", "ignore", "-m", "tests.jobs.crypten", job], parties)
+    ended = succeed(["-W", "ignore", "-m", "tests.jobs.crypten_surface", job], parties)
     return json.loads(ended[0].out.strip().splitlines()[-1])
 
 

@@ -1,4 +1,4 @@
-"""Programs that tests run as parties, on CrypTen's public surface: `python -m tests.jobs.crypten NAME`."""
+"""Programs that tests run as parties, on CrypTen's public surface: `python -m tests.jobs.crypten_surface NAME`."""
 
 from __future__ import annotations
 
