@@ -247,7 +247,8 @@ def connect(address: str, tls: Tls | None = None, timeout: float = 60.0) -> grpc
     check_address(address, tls)
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # a proxy from the environment must not get in between
-        ("grpc.initial_reconnect_backoff_ms", 100),  # the least is left: it bounds an attempt, with its TLS handshake
+        # No min_reconnect_backoff_ms: gRPC ends an attempt after that time too, in the middle of its TLS handshake.
+        ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.http2.max_pings_without_data", 0),
         *_KEEPALIVE,
