@@ -31,7 +31,7 @@ def handed_out(party: Party) -> list[int]:
 
 
 def marked(out: Path, rank: int) -> list[int]:
-    entries = map(json.loads, (out / f"party-{rank}" / "ledger").read_text().splitlines())
+    entries = map(json.loads, (out / f"party-{rank}" / "lane-0" / "ledger").read_text().splitlines())
     return [entry["used"] for entry in entries if "used" in entry]
 
 
