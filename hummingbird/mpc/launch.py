@@ -26,11 +26,13 @@ import torch
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
 from hummingbird.mpc import _crypten, fixed_point, functions, refusals
+from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
+from hummingbird.mpc.lanes import Place, close_group, environment, refuse_other_group
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.provider import DealerProvider
-from hummingbird.mpc.rendezvous import environment, join_dealer, meet, open_store, zero_sharing_seeds
+from hummingbird.mpc.rendezvous import check_dealer, join_dealer, meet, open_store, zero_sharing_seeds
 from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
 from hummingbird.mpc.sharing import cryptensor
 from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
@@ -44,6 +46,7 @@ _START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SC
 
 def init(
     *,
+    lanes: int | None = None,
     dealer: str | None = None,
     store: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
@@ -52,6 +55,10 @@ def init(
 ) -> Session:
     """Join the run that torchrun describes, or, with a warning, make a session of one party.
 
+    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. torchrun then starts
+        parties x lanes processes, party = RANK // lanes, and the lanes of a party are on one host. Lane g of all
+        parties is a session of its own; `session.rank` is the party. With several lanes, torch.distributed's default
+        process group is that of the party's lanes.
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
         collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
         for runs on one host.
@@ -61,12 +68,12 @@ def init(
         is plain: use it on one host or on a network that encrypts.
     timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
     device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
-        expanded (prg.py).
+        expanded (prg.py). "cuda" is card LOCAL_RANK of this host, or that number modulo the cards.
 
     Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
     CrypTen's validation mode.
     """
-    global _leaving
+    global _here, _leaving
     if is_initialized():
         raise EnvironmentProblem(
             "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
@@ -77,49 +84,70 @@ def init(
         )
     refusals.refuse_foreign_session()
     _crypten.refuse_validation()
-    rank, parties = environment()
+    _here = here = environment(lanes)
     device = _checked_options(dealer, tls, timeout, device)
-    if parties == 1 and dealer is not None:
+    if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
+    refuse_other_group(here)
+    starting = here.parties > 1 and dealer is None and store is None
+    if starting:
+        check_dealer(here)
     heap.keep()
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    device = _on_card(device)
     cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
     size = CIPHERS[cipher]
+    channel, meeting = Channel(0, 1, {}, {}, timeout), None
+    if here.world > 1:
+        try:
+            channel, meeting = meet(here, tls, timeout, starting)
+        except BaseException:
+            close_group()
+            raise
+        _watch()
     seeds: dict[str, bytes]
     client: Dealer
-    if parties == 1:
-        warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
-        channel = Channel(0, 1, {}, {}, timeout)
-        own = new_seed(size)
-        seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
-        if store is None:
+    try:
+        if here.parties == 1 or meeting is None:
+            warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
+            own = new_seed(size)
+            seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
+        else:
+            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
+            agree(channel, "init", {"hummingbird version": VERSION, **facts, "cipher": cipher})
+            seeds = zero_sharing_seeds(channel, size)
+        if store is not None:
+            client = open_store(channel, store, timeout, device)
+        elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
         else:
-            client = open_store(channel, store, timeout, device)
-    else:
-        channel, token = meet(rank, parties, tls, timeout)
-        _watch()
-        try:
-            session = Session(rank, parties, channel, None)  # type: ignore[arg-type]
-            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
-            facts["cipher"] = cipher
-            session.agree("init", {"hummingbird version": VERSION, **facts})
-            seeds = zero_sharing_seeds(channel, size)
-            if store is None:
-                client = join_dealer(channel, dealer, token, tls, timeout, cipher, device)
-            else:
-                client = open_store(channel, store, timeout, device)
-        except BaseException as error:
-            _leave(error, channel)
-            raise
-    made, _leaving = Session(rank, parties, channel, client, device), False
+            where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
+            client = join_dealer(channel, where, meeting, security, timeout, cipher, device)
+    except BaseException as error:
+        _leave(error, channel)
+        raise
+    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes)
+    _leaving = False
     enter(made)
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
     _mend()
     _crypten.install(channel, seeds, DealerProvider(made), partial(_divide_shared, made), device)
     return made
+
+
+def _on_card(device: torch.device) -> torch.device:
+    """The device itself, or for "cuda" the card of this process: processes of one host take its cards in turn."""
+    if device.type != "cuda":
+        return device
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not cards:
+        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    index = int(os.environ.get("LOCAL_RANK", "0")) % cards if device.index is None else device.index
+    if index >= cards:
+        hint = 'device="cuda" takes the cards in turn'
+        raise EnvironmentProblem(f"this host has {cards} CUDA devices, and no cuda:{index}", where="init", hint=hint)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def _mend() -> None:
@@ -148,6 +176,16 @@ def _checked_options(dealer: object, tls: object, timeout: object, device: objec
     return found
 
 
+def name() -> str:
+    """The name of this process in errors."""
+    if _here is None:
+        try:
+            return environment().name
+        except HummingbirdError:
+            return f"rank {os.environ.get('RANK', '?')}"
+    return _here.name
+
+
 def uninit() -> None:
     """Leave the run in an orderly way; `init` may be called again."""
     if is_initialized():
@@ -169,6 +207,7 @@ def _leave(error: BaseException | None, channel: Channel) -> None:
         if is_initialized():
             current().close()
         channel.close()
+        close_group()
     finally:
         enter(None)
         _leaving = error is not None
@@ -206,6 +245,7 @@ def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
 
 # Ending -------------------------------------------------------------------------------------------------------------
 
+_here: Place | None = None  # where the last `init` was called
 _watching = False
 _leaving = False  # set while this party leaves, and after it has left because of an error
 
@@ -233,9 +273,8 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process at once
     if _leaving:
         return  # the reason is known already, and must reach the other parties and the user
-    rank = current().rank if is_initialized() else os.environ.get("RANK", "?")
     raise PeerError(
         "this party was told to stop (SIGTERM)",
-        where=f"party {rank}",
+        where=name(),
         hint="launchers do so when another party has failed: see its message",
     )

@@ -57,13 +57,19 @@ _slice: contextvars.ContextVar[tuple[Supply, list[Request[Any]]] | None] = conte
 
 @dataclass
 class Session:
-    """This party's place in a run: its rank, the channel to the others, and the dealer."""
+    """This party's place in a run: its rank, the channel to the others, and the dealer.
+
+    A party with several GPUs has a session for each, a lane: `rank` and `parties` count parties, and the channel leads
+    to the same lane of the others.
+    """
 
     rank: int
     parties: int
     channel: Channel
     dealer: Dealer
     device: torch.device = torch.device("cpu")  # where this party's shares are
+    lane: int = 0
+    lanes: int = 1
     fixed_keys: Iterator[int] = field(default_factory=itertools.count, repr=False)  # one for each private weight
 
     def correlation(self, request: Request[Shares]) -> Shares:

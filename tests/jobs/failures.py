@@ -215,7 +215,7 @@ def deal(version: str) -> None:
     server.VERSION = version or server.VERSION
     command.main(
         argparse.Namespace(
-            listen=os.environ["DEALER"], tls_cert=None, tls_key=None, tls_ca=None, parties=None, once=False
+            listen=os.environ["DEALER"], tls_cert=None, tls_key=None, tls_ca=None, parties=None, sessions=None
         )
     )
 

@@ -299,7 +299,13 @@ def parties(root: Path) -> dict[str, Parser]:
     def said(function: Callable[[Any], object]) -> Callable[[bytes], object]:
         """A function of a channel on which the other party has sent this text."""
         return lambda data: function(
-            SimpleNamespace(rank=0, parties=2, exchange_text=lambda _: {1: data.decode(errors="replace")})
+            SimpleNamespace(
+                rank=0,
+                parties=2,
+                name="party 0",
+                names=["party 0", "party 1"],
+                exchange_text=lambda _: {1: data.decode(errors="replace")},
+            )
         )
 
     class Store:
