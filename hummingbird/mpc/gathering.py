@@ -103,12 +103,12 @@ def arrive(session: Session) -> None:
 def gather(session: Session, tensor: Tensor) -> list[Tensor]:
     """The tensors of all lanes of this party, by lane, at lane 0; none at the others, and only its own with one lane.
 
-    tensor: of any shape of at most 8 dimensions; the others' come on its device. Waits for the slowest lane. Raises
-    InputError for what is no such tensor, PeerError when a lane is lost.
+    tensor: of 1 to 8 dimensions; the others' come on its device. Waits for the slowest lane. Raises InputError for
+    what is no such tensor, PeerError when a lane is lost.
     """
-    if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or tensor.dim() > _DIMENSIONS:
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
         got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise InputError(f"cannot gather {got}", where="gather", hint="a tensor of numbers, at most 8 dimensions")
+        raise InputError(f"cannot gather {got}", where="gather", hint="a tensor of numbers, of 1 to 8 dimensions")
     if session.lanes == 1:
         return [tensor]
     arrive(session)

@@ -80,7 +80,7 @@ class Meter:
         pass at all lanes at once, are those of the lane whose meter ran longest.
         """
         slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
-        caption = f"sums over {len(meters)} lanes, but seconds (dealer s apart) of lane {slowest}, the slowest"
+        caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
         out = cls(seconds=meters[slowest].seconds, caption=caption)
         for lane, meter in enumerate(meters):
             for name, row in meter.rows.items():

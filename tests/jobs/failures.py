@@ -29,7 +29,7 @@ from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
-from tests.jobs import stores
+from tests.jobs import gathering, stores
 from tests.support.patience import HANG, NEVER
 
 SECRET = "4711.25"  # party 0's, in the text of an exception that no other party may read
@@ -271,6 +271,7 @@ JOBS: dict[str, Callable[..., None]] = {
     "forever": forever,
     "meet": meet,
     "recommend": recommend,
+    **gathering.JOBS,
     **stores.JOBS,
 }
 

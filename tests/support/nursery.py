@@ -125,7 +125,7 @@ def error_of(party: Party, code: int) -> str:
     text = party.err.read_text()
     assert code == 1, (code, text)
     assert "Traceback" not in text and text.count("] error: ") == 1, text
-    assert re.search(r"^\[party \d\] error: .+ \(at .+\)\nhint: .+$", text, re.MULTILINE), text
+    assert re.search(r"^\[party \d(, lane \d)?\] error: .+ \(at .+\)\nhint: .+$", text, re.MULTILINE), text
     return text
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
+import signal
 from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
 
 from hummingbird.__main__ import main
 from hummingbird.errors import DealerError
@@ -14,6 +18,10 @@ from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.store import StoreDealer
+from tests.jobs.stores import net, rows, write_store
+from tests.mpc.dealer.test_store_deaths import handed_out, marked
+from tests.support.nursery import Nursery
+from tests.support.patience import until
 
 PARTIES, LANES, SLOTS = 2, 2, 2
 REQUEST = SquarePair((64,))
@@ -99,3 +107,28 @@ def test_the_command_splits_the_images_over_lanes(tmp_path: Path, capsys: pytest
         store = opened(out, lane=lane, lanes=3)
         assert (store.header.lane, store.header.lanes, store.header.slots) == (lane, 3, 2)
         store.close()
+
+
+def test_a_killed_run_goes_on_with_slots_that_no_lane_has_used(nursery: Nursery, tmp_path: Path) -> None:
+    """Two parties of two lanes, killed while each lane is at a slot of its own; then 8 rows in every lane."""
+    write_store(tmp_path, 1000, lanes=LANES)
+    places = [(rank, lane) for rank in range(PARTIES) for lane in range(LANES)]
+    run = nursery.start(["stored", str(tmp_path), "0"], len(places), HUMMINGBIRD_LANES=str(LANES))
+    until(lambda: all(len(handed_out(party)) > 2 for party in run), "three slots of every lane")
+    for party in run:
+        os.kill(party.pid, signal.SIGKILL)
+    assert {party.wait() for party in run} == {-signal.SIGKILL}
+    used = {place: handed_out(party) for place, party in zip(places, run, strict=True)}
+    again = nursery.start(["stored", str(tmp_path), "8"], len(places), HUMMINGBIRD_LANES=str(LANES))
+    assert [party.wait() for party in again] == [0] * len(places), [party.err.read_text() for party in again]
+    with torch.no_grad():
+        plain = net()(rows(8))
+    for (rank, lane), party in zip(places, again, strict=True):
+        new = handed_out(party)
+        # From the first slot that neither party has marked in this lane, whatever the other lane has used.
+        start = max(slot for peer in range(PARTIES) for slot in marked(tmp_path, peer, lane) if slot not in new) + 1
+        assert new == [start, start + 1] and not set(new) & set(used[rank, lane])
+        entries = marked(tmp_path, rank, lane)
+        assert len(set(entries)) == len(entries) and {*new, *used[rank, lane]} <= set(entries)
+        out = torch.tensor(json.loads(party.out.read_text().splitlines()[-1]))
+        assert float((out - plain).abs().max()) < (16 * 2 + PARTIES) * (1 + 4 + 16) * 2.0**-16  # as in test_store.py
