@@ -281,7 +281,8 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     if _leaving:
         return  # the reason is known already, and must reach the other parties and the user
     _told_to_stop = True
-    why = _board.first_failure(_GRACE) if _board is not None else None
+    seen = current().channel.loss if is_initialized() else str
+    why = _board.first_failure(_GRACE, seen) if _board is not None else None
     raise PeerError(
         "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
         where=name(),
