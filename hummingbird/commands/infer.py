@@ -26,7 +26,7 @@ from hummingbird.commands.sources import add_images_argument, add_model_argument
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.mpc.gathering import Tally, arrive, gather_meter, gather_rows, part
+from hummingbird.mpc.gathering import Tally, arrive, part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
 
@@ -100,8 +100,8 @@ def run(args: argparse.Namespace) -> None:
     # Only party 0 has the images, so it tells the others how many there are, and their shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
-    parts = [part(total, lane, session.lanes) for lane in range(session.lanes)]
-    counts, mine = [places.stop - places.start for places in parts], images[parts[session.lane]]
+    parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
+    counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
     # Says at once if the net cannot take such images.
     private.costs((min(args.batch, max(counts)), *shape), session.parties)
     if session.lanes > 1 and not private.rowwise((total, *shape)):
@@ -111,10 +111,10 @@ def run(args: argparse.Namespace) -> None:
 
     first = session.rank == 0 and session.lane == 0
     session.channel.exchange_text("ready")
-    arrive(session)
+    arrive(session.place)
     started, busy, outputs = time.perf_counter(), time.process_time(), torch.empty(0)
     with tqdm(total=total, unit="image", disable=not first) as bar:
-        tally = Tally(session, counts)
+        tally = Tally(session.place, counts)
         with hummingbird.meter() as meter:
             if counts[session.lane]:
                 shared = hummingbird.cryptensor(mine if session.rank == 0 else None, src=0)
@@ -125,8 +125,8 @@ def run(args: argparse.Namespace) -> None:
     busy += sum(map(float, session.channel.exchange_text(repr(busy)).values()))
     if session.rank > 0:
         return
-    logits, merged = gather_rows(session, outputs.cpu()), gather_meter(session, meter)
-    by_lane = gather_rows(session, torch.tensor([[meter.seconds, busy]], dtype=torch.float64))
+    logits, merged = session.gather(outputs.cpu()), session.gather_meter(meter)
+    by_lane = session.gather(torch.tensor([[meter.seconds, busy]], dtype=torch.float64))
     if logits is None or merged is None or by_lane is None:  # at all lanes but the first
         return
     with torch.no_grad():

@@ -12,17 +12,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from hummingbird.errors import InputError, PeerError
+from hummingbird.mpc.lanes import Place
 from hummingbird.wire.meter import Meter, Row
-
-if TYPE_CHECKING:
-    from hummingbird.mpc.session import Session
 
 PATIENCE = 3600.0  # seconds for which the slower lanes may do nothing that is counted: more than a slice takes
 _POLL = 0.02  # seconds between two looks
@@ -33,8 +30,8 @@ _DTYPES = tuple(
 _numbers = itertools.count()  # of tallies; the same at all lanes, which make them in the same order
 
 
-def part(count: int, lane: int, lanes: int) -> slice:
-    """The images of one lane, of `count`: parts in the order of lanes, the first ones larger by one where they differ.
+def part(place: Place, count: int) -> slice:
+    """The images of this lane, of `count`: parts in the order of lanes, the first ones larger by one where they differ.
 
     InputError unless `count` is a whole number from 0.
     """
@@ -42,9 +39,9 @@ def part(count: int, lane: int, lanes: int) -> slice:
         raise InputError(
             f"{count!r} images", where="part", hint="the number of images of all lanes, such as len(images)"
         )
-    size, more = divmod(count, lanes)
-    start = lane * size + min(lane, more)
-    return slice(start, start + size + (lane < more))
+    size, more = divmod(count, place.lanes)
+    start = place.lane * size + min(place.lane, more)
+    return slice(start, start + size + (place.lane < more))
 
 
 class Tally:
@@ -53,9 +50,9 @@ class Tally:
     goals: by lane, such as the number of its images.
     """
 
-    def __init__(self, session: Session, goals: Sequence[int]) -> None:
-        self._session, self._goals = session, goals
-        store = dist.HashStore() if session.lanes == 1 else dist.distributed_c10d._get_default_store()
+    def __init__(self, place: Place, goals: Sequence[int]) -> None:
+        self._place, self._goals = place, goals
+        store = dist.HashStore() if place.lanes == 1 else dist.distributed_c10d._get_default_store()
         self._store = dist.PrefixStore(f"tally/{next(_numbers)}", store)
 
     def add(self, number: int) -> int:
@@ -80,27 +77,27 @@ class Tally:
             if time.monotonic() - since > PATIENCE:
                 raise PeerError(
                     f"lane {' and '.join(map(str, behind))} of this party did nothing for {PATIENCE:g} s",
-                    where=self._session.channel.name,
+                    where=self._place.name,
                     hint="a lane may take that long for a slice of images: give smaller ones",
                 )
             time.sleep(_POLL)
 
     def _counts(self, number: int = 0) -> list[int]:
-        mine = self._session.lane
+        mine = self._place.lane
         try:
             return [self._store.add(str(lane), number if lane == mine else 0) for lane in range(len(self._goals))]
         except RuntimeError as error:
-            raise _lost(self._session, error) from None
+            raise _lost(self._place, error) from None
 
 
-def arrive(session: Session) -> None:
+def arrive(place: Place) -> None:
     """Wait until all lanes of this party are here."""
-    here = Tally(session, [1] * session.lanes)
+    here = Tally(place, [1] * place.lanes)
     here.add(1)
     here.wait()
 
 
-def gather(session: Session, tensor: Tensor) -> list[Tensor]:
+def gather(place: Place, tensor: Tensor) -> list[Tensor]:
     """The tensors of all lanes of this party, by lane, at lane 0; none at the others, and only its own with one lane.
 
     tensor: of 1 to 8 dimensions; the others' come on its device. Waits for the slowest lane. Raises InputError for
@@ -109,17 +106,17 @@ def gather(session: Session, tensor: Tensor) -> list[Tensor]:
     if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES or not 1 <= tensor.dim() <= _DIMENSIONS:
         got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InputError(f"cannot gather {got}", where="gather", hint="a tensor of numbers, of 1 to 8 dimensions")
-    if session.lanes == 1:
+    if place.lanes == 1:
         return [tensor]
-    arrive(session)
+    arrive(place)
     mine = tensor.detach().cpu().contiguous()
     head = torch.zeros(2 + _DIMENSIONS, dtype=torch.int64)
     head[: 2 + mine.dim()] = torch.tensor([_DTYPES.index(mine.dtype), mine.dim(), *mine.shape])
-    heads = [torch.zeros_like(head) for _ in range(session.lanes)]
+    heads = [torch.zeros_like(head) for _ in range(place.lanes)]
     out = [tensor.detach()]
     try:
         dist.all_gather(heads, head)
-        if session.lane > 0:
+        if place.lane > 0:
             if mine.numel():
                 dist.send(mine, dst=0)
             return []
@@ -129,17 +126,17 @@ def gather(session: Session, tensor: Tensor) -> list[Tensor]:
                 if out[lane].numel():
                     dist.recv(out[lane], src=lane)
     except RuntimeError as error:
-        raise _lost(session, error) from None
+        raise _lost(place, error) from None
     return [found.to(tensor.device) for found in out]
 
 
-def gather_rows(session: Session, rows: Tensor) -> Tensor | None:
+def gather_rows(place: Place, rows: Tensor) -> Tensor | None:
     """The rows of all lanes of this party, in the order of lanes, at lane 0; None at the others. See `gather`.
 
     rows: (N, ...), N images of this lane; a lane without images gives a tensor of no elements.
     """
-    found = [part for part in gather(session, rows) if part.numel()]
-    if session.lane > 0:
+    found = [part for part in gather(place, rows) if part.numel()]
+    if place.lane > 0:
         return None
     if any((other.dtype, other.shape[1:]) != (found[0].dtype, found[0].shape[1:]) for other in found):
         shapes = ", ".join(f"{other.dtype} {tuple(other.shape)}" for other in found)
@@ -147,19 +144,17 @@ def gather_rows(session: Session, rows: Tensor) -> Tensor | None:
     return torch.cat(found) if found else rows
 
 
-def gather_meter(session: Session, meter: Meter) -> Meter | None:
+def gather_meter(place: Place, meter: Meter) -> Meter | None:
     """One meter for all lanes of this party at lane 0, as `Meter.over_lanes` says; None at the others."""
-    if session.lanes == 1:
+    if place.lanes == 1:
         return meter
     text = json.dumps({"seconds": meter.seconds, "rows": [asdict(row) for row in meter.rows.values()]})
-    told = gather(session, torch.tensor(list(text.encode()), dtype=torch.uint8))
+    told = gather(place, torch.tensor(list(text.encode()), dtype=torch.uint8))
     meters = [json.loads(bytes(words.tolist())) for words in told]
     made = [Meter({row["layer"]: Row(**row) for row in m["rows"]}, m["seconds"]) for m in meters]
     return Meter.over_lanes(made) if made else None
 
 
-def _lost(session: Session, error: RuntimeError) -> PeerError:
+def _lost(place: Place, error: RuntimeError) -> PeerError:
     reason = str(error).partition("\n")[0][:200]
-    return PeerError(
-        f"another lane of this party is lost: {reason}", where=session.channel.name, hint="see that lane's message"
-    )
+    return PeerError(f"another lane of this party is lost: {reason}", where=place.name, hint="see that lane's message")

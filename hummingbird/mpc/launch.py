@@ -27,12 +27,13 @@ from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.mpc import _crypten, fixed_point, functions, refusals
 from hummingbird.mpc.agreement import agree
+from hummingbird.mpc.board import Board
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
 from hummingbird.mpc.lanes import Place, close_group, environment, refuse_other_group
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.provider import DealerProvider
-from hummingbird.mpc.rendezvous import check_dealer, join_dealer, meet, open_store, zero_sharing_seeds
+from hummingbird.mpc.rendezvous import check_dealer, connect, join_dealer, meet, open_store, zero_sharing_seeds
 from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
 from hummingbird.mpc.sharing import cryptensor
 from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
@@ -41,6 +42,7 @@ from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
+_GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
 _START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py"
 
 
@@ -74,7 +76,7 @@ def init(
     Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
     CrypTen's validation mode.
     """
-    global _here, _leaving
+    global _board, _here, _leaving
     if is_initialized():
         raise EnvironmentProblem(
             "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
@@ -97,17 +99,15 @@ def init(
     device = _on_card(device)
     cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
     size = CIPHERS[cipher]
-    channel, meeting = Channel(0, 1, {}, {}, timeout), None
-    if here.world > 1:
-        try:
-            channel, meeting = meet(here, tls, timeout, starting)
-        except BaseException:
-            close_group()
-            raise
-        _watch()
     seeds: dict[str, bytes]
     client: Dealer
+    channel, meeting = Channel(0, 1, {}, {}, timeout), None
     try:
+        if here.world > 1:
+            meeting, server = meet(here, timeout, starting)
+            _board = Board(meeting.store, here, timeout) if here.lanes > 1 else None
+            channel = connect(meeting, server, here, tls, timeout)
+            _watch()
         if here.parties == 1 or meeting is None:
             warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
             own = new_seed(size)
@@ -200,15 +200,19 @@ def abort(error: BaseException) -> None:
 
 
 def _leave(error: BaseException | None, channel: Channel) -> None:
-    global _leaving
-    _leaving = True
+    global _board, _leaving
+    _leaving, board, _board = True, _board, None
     try:
+        if board is not None and error is not None and not _told_to_stop:
+            board.failed(reason_of(error))
         if error is not None:
             channel.abort(reason_of(error))
         if is_initialized():
             current().close()
         channel.close()
         close_group()
+        if board is not None and error is None:
+            board.left()  # the last thing that needs the dealer above is over
     finally:
         enter(None)
         _leaving = error is not None
@@ -247,7 +251,9 @@ def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
 # Ending -------------------------------------------------------------------------------------------------------------
 
 _here: Place | None = None  # where the last `init` was called
+_board: Board | None = None  # where lanes leave notes for each other
 _watching = False
+_told_to_stop = False
 _leaving = False  # set while this party leaves, and after it has left because of an error
 
 
@@ -271,11 +277,15 @@ def _watch() -> None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
+    global _told_to_stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process at once
     if _leaving:
         return  # the reason is known already, and must reach the other parties and the user
+    _told_to_stop = True
+    seen = current().channel.loss if is_initialized() else str
+    why = _board.first_failure(_GRACE, seen) if _board is not None else None
     raise PeerError(
-        "this party was told to stop (SIGTERM)",
+        "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
         where=name(),
         hint="launchers do so when another party has failed: see its message",
     )

@@ -33,13 +33,13 @@ _DIGITS = 20  # of a slot's number
 _run: list[dist.Store] = []  # torchrun's store, once it is open; the process of rank 0 may be its server
 
 
-def meet(place: Place, tls: Tls | None, timeout: float, dealing: bool) -> tuple[Channel, Meeting]:
-    """Meet all processes of the run in torchrun's store (env://), then connect this lane of all parties.
+def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.socket]:
+    """Meet all processes of the run in torchrun's store (env://); returns where this one listens, too.
 
     dealing: rank 0 starts a dealer on this host, for all lanes. Raises PeerError, AgreementError, DealerError and
     EnvironmentProblem.
     """
-    contexts, deadline = tls.contexts() if tls else None, time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     try:
         if not _run:
             _run.append(run_store(place.rank, place.world, timeout))
@@ -60,10 +60,14 @@ def meet(place: Place, tls: Tls | None, timeout: float, dealing: bool) -> tuple[
             where=place.name,
             hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
         ) from None
+    return replace(meeting, token=derive(meeting.token, "lane", place.lane)), server
+
+
+def connect(meeting: Meeting, server: socket.socket, place: Place, tls: Tls | None, timeout: float) -> Channel:
+    """Connect this lane of all parties. Raises PeerError, and InputError for certificates."""
     mates = [card.endpoint for card in meeting.cards[place.lane :: place.lanes]]
-    token = derive(meeting.token, "lane", place.lane)
-    lane = place.lane if place.lanes > 1 else None
-    return wire.connect(place.party, mates, server, token, timeout, contexts, lane), replace(meeting, token=token)
+    contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
+    return wire.connect(place.party, mates, server, meeting.token, timeout, contexts, lane)
 
 
 def _agree_on_lanes(meeting: Meeting, place: Place) -> None:

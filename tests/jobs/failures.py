@@ -30,6 +30,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from tests.jobs import gathering, stores
+from tests.jobs.lanes import lanes
 from tests.support.patience import HANG, NEVER
 
 SECRET = "4711.25"  # party 0's, in the text of an exception that no other party may read
@@ -269,6 +270,7 @@ JOBS: dict[str, Callable[..., None]] = {
     "deal": deal,
     "failures": failures,
     "forever": forever,
+    "lanes": lanes,
     "meet": meet,
     "recommend": recommend,
     **gathering.JOBS,

@@ -51,7 +51,7 @@ def gathers() -> None:
         assert total.elements == sum(range(lanes)) and merged.table().startswith(f"{lanes} lanes: ")
 
     goals = [3, 2, 2]
-    images, seen = Tally(session, goals), list[int]()
+    images, seen = Tally(session.place, goals), list[int]()
     for _ in range(goals[session.lane]):
         images.add(1)
     images.wait(seen.append)
