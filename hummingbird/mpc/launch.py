@@ -1,9 +1,9 @@
 """How a party joins a run of the parties, and every way in which it leaves.
 
-`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties, agrees
-pairwise on seeds for zero sharings (X25519, so that a listener on the wire cannot derive them), joins the dealer, and
-puts our parts in place of CrypTen's. Without torchrun's variables it makes a session of one party, which computes the
-same and hides nothing.
+`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
+party has several lanes, the same lane of each), agrees pairwise on seeds for zero sharings (X25519, so that a listener
+on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without torchrun's variables
+it makes a session of one party, which computes the same and hides nothing.
 """
 
 from __future__ import annotations
