@@ -12,6 +12,7 @@ These modules declare: an operation's description and checks stand there, once. 
 
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares import (
+    Factor,
     conv2d,
     from_bits,
     lift,
@@ -31,6 +32,7 @@ from hummingbird.kernels.twin import Cut, twin_relu
 
 __all__ = [
     "Cut",
+    "Factor",
     "active",
     "conv2d",
     "from_bits",
