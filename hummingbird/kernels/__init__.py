@@ -13,6 +13,7 @@ These modules declare: an operation's description and checks stand there, once. 
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares import (
     Factor,
+    compare_opened,
     conv2d,
     from_bits,
     lift,
@@ -34,6 +35,7 @@ __all__ = [
     "Cut",
     "Factor",
     "active",
+    "compare_opened",
     "conv2d",
     "from_bits",
     "lift",
