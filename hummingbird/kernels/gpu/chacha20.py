@@ -88,5 +88,6 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     """See `chacha20.chacha20`."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
-        _blocks[(triton.cdiv(blocks, _PROGRAM),)](key, first, blocks, out, size=_PROGRAM)
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            _blocks[(triton.cdiv(blocks, _PROGRAM),)](key, first, blocks, out, size=_PROGRAM)
     return out.view(torch.uint8).view(-1)
