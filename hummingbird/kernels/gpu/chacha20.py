@@ -91,5 +91,6 @@ def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tenso
     out = torch.empty((blocks, 16), dtype=torch.int32, device=device)
     words = torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
     if blocks:
-        _blocks[(triton.cdiv(blocks, _PROGRAM),)](words, first, blocks, out, size=_PROGRAM)
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            _blocks[(triton.cdiv(blocks, _PROGRAM),)](words, first, blocks, out, size=_PROGRAM)
     return out.view(torch.uint8).view(-1)
