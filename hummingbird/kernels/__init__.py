@@ -12,6 +12,7 @@ These modules declare: an operation's description and checks stand there, once. 
 
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares import (
+    compare_opened,
     conv2d,
     from_bits,
     lift,
@@ -32,6 +33,7 @@ from hummingbird.kernels.twin import Cut, twin_relu
 __all__ = [
     "Cut",
     "active",
+    "compare_opened",
     "conv2d",
     "from_bits",
     "lift",

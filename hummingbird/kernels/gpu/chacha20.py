@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
@@ -86,11 +84,10 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
 
 
 @implements(declared.chacha20, "gpu")
-def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     """See `chacha20.chacha20`."""
-    out = torch.empty((blocks, 16), dtype=torch.int32, device=device)
-    words = torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
+    out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
-            _blocks[(triton.cdiv(blocks, _PROGRAM),)](words, first, blocks, out, size=_PROGRAM)
+            _blocks[(triton.cdiv(blocks, _PROGRAM),)](key, first, blocks, out, size=_PROGRAM)
     return out.view(torch.uint8).view(-1)

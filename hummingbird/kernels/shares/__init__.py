@@ -3,11 +3,21 @@
 All of them raise InputError for a wrong type, shape, device or range, and send nothing.
 """
 
-from hummingbird.kernels.shares.opening import lift, lookup, mask_words, open_words, rescale, select, step_table
+from hummingbird.kernels.shares.opening import (
+    compare_opened,
+    lift,
+    lookup,
+    mask_words,
+    open_words,
+    rescale,
+    select,
+    step_table,
+)
 from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
 from hummingbird.kernels.shares.products import conv2d, matmul
 
 __all__ = [
+    "compare_opened",
     "conv2d",
     "from_bits",
     "lift",

@@ -38,7 +38,7 @@ from hummingbird.mpc.correlations.request import Request, layout
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.version import VERSION
 
-FORMAT, FORMAT_VERSION = "hummingbird store", 1
+FORMAT, FORMAT_VERSION = "hummingbird store", 2
 CHUNK = 8 << 20  # bytes under one checksum
 HEADER, SEED, CORRECTIONS, CHECKSUMS = "header.json", "seed", "corrections", "checksums"
 _DIGEST = 16

@@ -46,7 +46,7 @@ std::atomic<bool> use_gfni{has_gfni()};
 const bool has_aes = has_bit(1, 25), has_vaes = has_aes && has_bit(7, 9);
 
 // Raised whenever a signature of the library changes; Python refuses a library with another number.
-API int hb_abi() { return 6; }
+API int hb_abi() { return 7; }
 
 API int hb_isa() { return current_isa; }
 
