@@ -33,6 +33,7 @@ from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
+from hummingbird.kernels.shares.words import Words
 from hummingbird.table import text_table
 from scripts.kernel_cases import Case, cases, interpret
 
@@ -53,7 +54,7 @@ def definitions() -> Iterator[None]:
 
 def on(device: torch.device, value: Any) -> Any:
     """A kernel's argument or result, its tensors moved."""
-    if isinstance(value, Tensor):
+    if isinstance(value, Words):
         return value.to(device)
     if isinstance(value, (list, tuple)):
         return type(value)(on(device, part) for part in value)

@@ -137,6 +137,16 @@ STEPS = [
             ["--batch", "2", "--slice", "1", "--size", "32", "--repeats", "1"],
         ),
     ),
+    Step(
+        "he",
+        "MobileNetV2 on encrypted images",
+        120,
+        _bench(
+            ["-m", "scripts.bench_he", "--only", "mobilenet"],
+            ["--batch", "4096", "--size", "96"],
+            ["--batch", "2", "--size", "32"],
+        ),
+    ),
     *(
         Step(
             tool,

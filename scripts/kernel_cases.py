@@ -16,11 +16,11 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels import chacha20, ciphertexts, registry
-from hummingbird.kernels.chacha20 import BLOCK_BYTES
+from hummingbird.kernels.chacha20 import BLOCK_BYTES, Drawn
 from hummingbird.kernels.lookups import dpf
-from hummingbird.kernels.reference import chacha20 as plain_chacha20
 from hummingbird.kernels.reference.lookups import dpf as plain_dpf
 from hummingbird.kernels.reference.lookups import rows as plain_rows
+from hummingbird.kernels.shares.words import Packed
 from hummingbird.prg import Stream
 
 K, M, TABLE = 20, 12, 8  # the window [20:12): one table of 8 bits
@@ -46,39 +46,74 @@ class Case:
 def interpret() -> None:
     """Let Triton's interpreter compute, on the CPU, what has a kernel for GPUs; before Triton is imported."""
     os.environ["TRITON_INTERPRET"] = "1"
-    _load()
+    _load("cpu")  # they register at import, and would do so after what follows
+    _load("gpu")
     for (operation, backend), kernel in list(registry._KERNELS.items()):
         if backend == "gpu" and kernel is not None:
             registry._KERNELS[operation, "cpu"] = kernel
 
 
-def _load() -> None:
-    """Import all kernels in Triton."""
-    from hummingbird.kernels import gpu
-
-    for module in pkgutil.iter_modules(gpu.__path__):
-        importlib.import_module(f"{gpu.__name__}.{module.name}")
+def _load(backend: str) -> None:
+    """Import all kernels of a backend."""
+    package = importlib.import_module(f"{kernels.__name__}.{backend}")
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):  # the library itself
+            importlib.import_module(f"{package.__name__}.{module.name}")
 
 
 def cases(n: int, device: torch.device) -> Iterator[Case]:
     """All kernels on about n elements."""
-    _load()
+    _load("gpu")
     source = Stream(bytes(16))
+    yield from _relu(n, source)
     yield from _openings(n, source)
-    yield from _random(n, device)
+    yield from _random(n)
     yield from _lookups(n, source, device)
     yield from _products(n, source)
     yield from _ciphertexts(n)
 
 
-def _declared(name: str, operation: Callable[..., Any], arguments: tuple[Any, ...], n: int, octets: float) -> Case:
-    """A case of an operation of the registry, with an operation for each byte."""
+def _declared(
+    name: str, operation: Callable[..., Any], arguments: tuple[Any, ...], n: int, octets: float, work: float = 0.0
+) -> Case:
+    """A case of an operation of the registry; by default with an operation for each byte."""
     triton = registry._KERNELS.get((operation, "gpu")) is not None
-    return Case(name, arguments, n, octets, octets, operation, operation, triton=triton)
+    return Case(name, arguments, n, octets, work or octets, operation, operation, triton=triton)
+
+
+def _relu(n: int, source: Stream) -> Iterator[Case]:
+    """A masked ReLU's three launches: at party 0 from corrections, at another party from its seed."""
+    x, key, first = source.words(n), chacha20.key_words(bytes(range(32)), torch.device("cpu")), iter(range(0, 9 * n, n))
+    word, ring = CHACHA20 / 16, 36  # operations for a word of 32 bits of a key stream; bits of a correction
+
+    def drawn(dtype: torch.dtype = torch.int32, size: int = n) -> Drawn:
+        return Drawn(key, next(first), (size,), dtype)
+
+    def packed(width: int) -> Packed:
+        return Packed(source.bytes((n * width + 7) // 8), (n,), width)
+
+    plane, window, table = (n + 7) // 8, K / 8, (n << TABLE) // 8
+    mask, frame = drawn(), kernels.pack_words(x, K)
+    bits = [drawn(torch.uint8, plane) for _ in range(2)]
+    steps = kernels.step_table(x, TABLE), drawn(torch.uint8, table)
+    corrections = [mask, packed(ring - K), packed(ring), packed(ring - K), packed(ring)]
+    shares, opened, choice = [mask, *(drawn() for _ in range(4))], x & ((1 << K) - 1), source.bytes(2 * plane)
+    yield _declared("mask_words, drawn", kernels.mask_words, (x, mask, 0, K), n, n * (8 + window), n * word)
+    for party in (0, 1):
+        name, operation = f"compare_opened, party {party}", kernels.compare_opened
+        read = 2 * window + (32 if party == 0 else 0)  # a sector of memory for an entry of a table
+        work = n * (2 * word / 32 + (0 if party == 0 else CHACHA20))  # a block for an entry
+        arguments = ([frame, frame], steps[party], *bits, n, K, M, party == 0)
+        yield _declared(name, operation, arguments, n, n * (read + 8 + 2 / 8), work)
+    for party, words in enumerate((corrections, shares)):
+        read = sum(item.width / 8 for item in words if isinstance(item, Packed))
+        work = n * word * sum(isinstance(item, Drawn) for item in words)
+        arguments = (opened, choice.view(2, -1), *words, K, party == 0)
+        yield _declared(f"lift, party {party}", kernels.lift, arguments, n, n * (8 + 2 / 8 + read + 16), work)
 
 
 def _openings(n: int, source: Stream) -> Iterator[Case]:
-    """A masked ReLU's local steps, and what packs words and bits."""
+    """Masked openings from tensors, and what packs words and bits."""
     x, y, a, b, c, d = (source.words(n) for _ in range(6))
     opened, frame = x & ((1 << K) - 1), kernels.pack_words(x, K)
     table, choice = kernels.step_table(y, TABLE), source.bytes(2 * ((n + 7) // 8)).view(2, -1)
@@ -96,12 +131,11 @@ def _openings(n: int, source: Stream) -> Iterator[Case]:
     yield _declared("to_planes", kernels.to_planes, (x, M, TABLE), n, n * (8 + 1))
 
 
-def _random(n: int, device: torch.device) -> Iterator[Case]:
+def _random(n: int) -> Iterator[Case]:
     """ChaCha20, 8 bytes an element."""
-    key, blocks = bytes(range(32)), (8 * n + BLOCK_BYTES - 1) // BLOCK_BYTES
-    run = partial(registry.best_on(chacha20.chacha20, torch.device("cuda")), key, 7, blocks, device)
-    wanted = partial(plain_chacha20.chacha20, key, 7, blocks, torch.device("cpu"))
-    yield Case("chacha20", (), n, BLOCK_BYTES * blocks, CHACHA20 * blocks, run, wanted, triton=True)
+    key, blocks = chacha20.key_words(bytes(range(32)), torch.device("cpu")), chacha20.blocks_of(8 * n)
+    octets = BLOCK_BYTES * blocks
+    yield _declared("chacha20", chacha20.chacha20, (key, 7, blocks), n, octets, CHACHA20 * blocks)
 
 
 def _lookups(n: int, source: Stream, device: torch.device) -> Iterator[Case]:
