@@ -26,7 +26,6 @@ if not __package__:  # run as a file: the project's folder must be importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs, write_json

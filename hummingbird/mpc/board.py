@@ -31,10 +31,16 @@ class Board:
         """Note why this lane stops, unless another one was first; never raises."""
         self._ask(lambda: self._store.compare_set("failure", "", reason))
 
-    def first_failure(self, seconds: float) -> str | None:
-        """The first line of the reason of the first lane that failed; None if none is noted within so many seconds."""
+    def first_failure(self, seconds: float, seen: Callable[[], str] = str) -> str | None:
+        """The first line of the reason of the first lane that failed; None if none is noted within so many seconds.
+
+        seen: words for a failure that this lane can see by itself, "" for none; they are noted.
+        """
         deadline = time.monotonic() + seconds
         while not self._has("failure"):
+            if words := seen():
+                self.failed(words)
+                return words
             if time.monotonic() > deadline:
                 return None
             time.sleep(_POLL)

@@ -127,9 +127,10 @@ def read_roll(here: dist.Store, world: int) -> Meeting:
 
 def _card(fields: dict[str, Any]) -> Card:
     card = Card(fields["address"], fields["lanes"], fields["nonce"])
-    if not (type(card.lanes) is int and _is_text(card.address) and _is_text(card.nonce)):
+    if type(card.lanes) is not int or not (_is_text(card.address) and _is_text(card.nonce)):
         raise ValueError
-    card.endpoint  # noqa: B018 - a ValueError without a port
+    if not 0 < card.endpoint[1] < 1 << 16:  # a ValueError without a port
+        raise ValueError
     return card
 
 

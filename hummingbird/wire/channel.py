@@ -16,6 +16,7 @@ receives, also under TLS, whose objects are not safe to share.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -153,6 +154,18 @@ class Channel:
         """Mark a round made of `send` and `receive` calls."""
         if self.parties > 1:
             meter.count(rounds=1)
+
+    def loss(self) -> str:
+        """Words for a party that has closed its connection, as far as can be seen without reading; "" if none has."""
+        closing = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # the first: though there is more to read; on Linux
+        poll, peers = select.poll(), {connection.fileno(): peer for peer, connection in self._incoming.items()}
+        for number in peers:
+            poll.register(number, closing)
+        ended = [] if self.closed else [peers[number] for number, _ in poll.poll(0)]
+        return f"{self._ended(min(ended))} (at {self.name})" if ended else ""
+
+    def _ended(self, peer: int) -> str:
+        return f"{self.names[peer]} closed the connection: it ended or was killed"
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
@@ -340,7 +353,7 @@ class Channel:
                 where=where,
                 hint="is it still running, and reachable? hummingbird.init(timeout=...) takes more seconds",
             )
-        return PeerError(f"{self.names[peer]} closed the connection: it ended or was killed", where=where, hint=_ASK)
+        return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
         """The error for a failed send: the peer's own words if they lie behind what is unread. Reading thread only."""

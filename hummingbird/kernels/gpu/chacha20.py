@@ -1,4 +1,4 @@
-"""ChaCha20 in Triton: one program per 128 blocks, every thread a block; kernels/chacha20.py describes it."""
+"""ChaCha20 in Triton: every thread computes a block; kernels/chacha20.py describes it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.kernels import chacha20 as declared
+from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.registry import implements
-
-_PROGRAM = 128  # blocks per program
 
 
 @triton.jit
@@ -89,5 +88,6 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
         with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
-            _blocks[(triton.cdiv(blocks, _PROGRAM),)](key, first, blocks, out, size=_PROGRAM)
+            size = sizes("chacha20", key.device)
+            _blocks[(triton.cdiv(blocks, size["size"]),)](key, first, blocks, out, **size)
     return out.view(torch.uint8).view(-1)

@@ -21,8 +21,8 @@ Sizes = dict[str, int]  # a kernel's constants by name, and num_warps
 DEFAULTS: dict[str, Sizes] = {
     "chacha20": {"size": 128, "num_warps": 4},
     "dpf": {"size": 128, "num_warps": 4},
-    "rows": {"Q": 64, "C": 128, "R": 128, "num_warps": 4},
-    "unpack_words": {"LANES": 128, "num_warps": 4},
+    "rows": {"Q": 64, "C": 128, "R": 64, "num_warps": 8},  # with more, registers are spilled
+    "open_words": {"LANES": 128, "num_warps": 4},
     "mask_words": {"LANES": 128, "num_warps": 4},
     "compare_opened": {"LANES": 128, "num_warps": 4},
     "lift": {"LANES": 128, "num_warps": 4},

@@ -9,12 +9,21 @@ from a key and the number of its first block; packed, of a width.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from hummingbird.kernels.gpu.chacha20 import double_round
+from hummingbird.kernels.shares.packing import bytes_of
 
 TENSOR, DRAWN, PACKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def tile(LANES: tl.constexpr):
+    """The numbers of a program's lanes."""
+    return tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
 
 
 @triton.jit
@@ -204,3 +213,21 @@ def keep_packed(out, lane, x, n, WIDTH: tl.constexpr):
         f = _append_word(f, x13, at, wanted, 13, WIDTH)
         f = _append_word(f, x14, at, wanted, 14, WIDTH)
         _append_word(f, x15, at, wanted, 15, WIDTH)
+
+
+# What launches kernels ------------------------------------------------------------------------------------------------
+
+
+def grid(n: int, lanes: int) -> tuple[int]:
+    """As many programs as n elements take."""
+    return (triton.cdiv(n, 16 * lanes),)
+
+
+def room(n: int, width: int, device: torch.device) -> Tensor:
+    """Memory for n packed words and what a last lane stores behind them: int16; `packed_part` is theirs."""
+    return torch.empty(triton.cdiv(n, 16) * width, dtype=torch.int16, device=device)
+
+
+def packed_part(room: Tensor, n: int, width: int) -> Tensor:
+    """The n packed words in a `room`, uint8 (ceil(n width / 8),)."""
+    return room.view(torch.uint8)[: bytes_of(n * width)]

@@ -3,6 +3,7 @@
 All of them raise InputError for a wrong type, shape, device or range, and send nothing.
 """
 
+from hummingbird.kernels.shares.dealing import deal_masks, mask_values
 from hummingbird.kernels.shares.opening import (
     compare_opened,
     lift,
@@ -20,9 +21,11 @@ __all__ = [
     "Factor",
     "compare_opened",
     "conv2d",
+    "deal_masks",
     "from_bits",
     "lift",
     "lookup",
+    "mask_values",
     "mask_words",
     "matmul",
     "open_words",

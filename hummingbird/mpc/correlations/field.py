@@ -54,8 +54,13 @@ class Field:
 
     @property
     def share_bytes(self) -> int:
-        """Size of a share in memory."""
+        """Size of a drawn share in memory."""
         return self.dtype.itemsize * math.prod(self.shape)
+
+    @property
+    def received_bytes(self) -> int:
+        """Size of party 0's share in memory: whole words, if it has unpacked them."""
+        return max(self.dtype.itemsize, 8 if self.kind == "ring" else 0) * math.prod(self.shape)
 
     def draw(self, stream: Stream, rank: int) -> Words:
         """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.cost import packed
+from hummingbird.kernels.chacha20 import Drawn
 from hummingbird.kernels.shares.words import Words
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Draw, Request, layout
 
 
 class MaskedShares(NamedTuple):
@@ -76,19 +76,14 @@ class MaskedOpening(Request[MaskedShares]):
         return {"carry": high, "choice": whole, "wrap": high, "product": whole, **tables}
 
     def derive(self, mask: list[Tensor], choice_bits: Tensor, wrap_bits: Tensor) -> dict[str, Tensor]:
-        low = (1 << self.k) - 1 if self.k < 64 else -1
-        total = mask[0].long() & low
-        for summand in mask[1:]:
-            total = total + (summand.long() & low)
-        lambda_ = total & low
-        # Only the carry's low ring - k bits are used.
-        carry = (total - lambda_) >> self.k if self.k < 64 else torch.zeros_like(lambda_)
-        choice, wrap = kernels.from_bits(choice_bits, self.count), kernels.from_bits(wrap_bits, self.count)
-        out, at = {"carry": carry, "choice": choice, "wrap": wrap, "product": choice * lambda_}, self.m
-        for place, size in enumerate(self.sizes):
-            out[f"table_{place}"] = kernels.step_table(lambda_ >> at, size)
-            at += size
-        return out
+        values = kernels.mask_values(mask, choice_bits, wrap_bits, self.count, self.k, self.m, self.sizes)
+        return dict(zip(self.derived, values, strict=True))
+
+    def correct_at_once(self, draw: Draw) -> list[Tensor]:
+        fields = [draw(item, 0) for item in self.free.values()] + [draw(item, 1) for item in self.derived.values()]
+        left = cast("list[list[Drawn]]", fields)
+        out = kernels.deal_masks(left, self.count, self.k, self.m, self.ring, self.sizes)
+        return [x.view(dtype) for x, (dtype, _) in zip(out, layout(self), strict=True)]
 
     def shares(self, **words: Words) -> MaskedShares:
         tables = [words.pop(f"table_{place}") for place in range(self.tables)]

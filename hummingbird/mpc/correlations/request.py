@@ -76,6 +76,10 @@ class Request(ABC, Generic[Shares]):
         others = ((name, item, [plain(share) for share in draw(item, 1)]) for name, item in self.derived.items())
         return [item.correction(values[name], shares) for name, item, shares in others]
 
+    def correct_at_once(self, draw: Draw) -> list[Tensor]:
+        """The same, by a kernel that draws by itself: of a request all of whose fields are left to kernels."""
+        raise NotImplementedError
+
     @abstractmethod
     def shares(self, **tensors: Any) -> Shares:
         """A party's shares of all fields, from tensors by name."""
@@ -114,8 +118,9 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def share_bytes(self) -> int:
-        """Size of one party's shares in memory."""
-        return sum(item.share_bytes for item in self.parts.values())
+        """Size of party 0's shares in memory, which no other party's exceed."""
+        drawn = sum(item.share_bytes for item in self.free.values() if not item.earlier)
+        return drawn + sum(item.received_bytes for item in self.derived.values())
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON values, for `registry.from_json`."""
@@ -169,4 +174,4 @@ def corrections(
         parties = enumerate(zip(seeds, streams, strict=True))
         return [_draw(item, seed, stream, rank) for rank, (seed, stream) in parties if rank >= least]
 
-    return request.correct(draw)
+    return request.correct_at_once(draw) if streams[0].on_device else request.correct(draw)
