@@ -14,6 +14,7 @@ SyncBatchNorm would normalise by the whole batch. torch has it for CUDA alone, w
 
 from __future__ import annotations
 
+import warnings
 from hashlib import sha256
 
 import torch
@@ -36,7 +37,8 @@ def parallel(model: nn.Module) -> nn.Module:
         return model
     device = next(model.parameters()).device
     cards = None if device.type == "cpu" else [device]
-    with ranks.together():
+    with ranks.together(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # later torch calls it forward_sync_buffers
         # A static graph: a layer that is never used is no error, and costs nothing.
         return DistributedDataParallel(model, device_ids=cards, broadcast_buffers=False, static_graph=True)
 

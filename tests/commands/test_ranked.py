@@ -67,20 +67,30 @@ def test_two_ranks_find_the_windows_and_figures_of_one(tmp_path: Path) -> None:
         ("search.find_bits", f"{search} --out {tmp_path}/bits.json", 5),
         ("search.find_bits", f"{search} --resume --out {tmp_path}/bits.json", 0),
         ("search.find_bits", f"{search} --seed {{rank}} --out {{out}}/none.json", 0),
+        ("search.find_bits", f"{search} --weights {tmp_path}/net{{rank}}.pt --out {{out}}/none.json", 0),
         ("search.find_bits", f"{search} --resume --out {{out}}/none.json", 0),
+        ("search.find_bits", f"{search} --out {tmp_path}/later/bits.json", 7),
     ]
+    (tmp_path / "later").mkdir()
+    weights = torch.load(WEIGHTS, weights_only=True)
+    torch.save(weights, tmp_path / "net0.pt")
+    torch.save({name: value * 2 for name, value in weights.items()}, tmp_path / "net1.pt")
     one, two = tmp_path / "one" / "out", tmp_path / "two" / "out"
     alone(plan, one)
     codes, text = at_ranks(2, [*plan, *broken], two)
-    assert codes == [0, 0, 0, 0, 130, 0, 1, 1], text
+    assert codes == [0, 0, 0, 0, 130, 0, 1, 1, 1, 130], text
     names = sorted(path.name for path in one.iterdir())
     assert names == sorted(path.name for path in two.iterdir())
     for name in names:
         assert without_seconds(two / name) == without_seconds(one / name), name
     assert without_seconds(tmp_path / "bits.json") == without_seconds(one / "bits.json")
     assert "the ranks differ in --seed: rank 0 has 0, rank 1 has 1" in text
-    assert "there is no search to resume" in text and text.count("error: ") == 2
-    assert text.count("saved ") == 3 and text.count("interrupted: ") == 1  # rank 0 alone speaks
+    assert "error: the ranks differ in net: rank 0 has " in text
+    assert "there is no search to resume" in text and text.count("error: ") == 3
+    assert text.count("saved ") == 3 and text.count("interrupted: ") == 2  # rank 0 alone speaks
+    resumed = importlib.import_module("search.find_bits").main
+    assert resumed([*search.split(), "--resume", "--out", str(tmp_path / "later" / "bits.json")]) == 0
+    assert without_seconds(tmp_path / "later" / "bits.json") == without_seconds(one / "bits.json")
 
 
 def test_ranks_learn_what_one_process_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,3 +132,20 @@ def test_a_part_of_a_batch_is_moved_as_among_all() -> None:
     whole = augment(images, dataset, torch.Generator().manual_seed(0))
     parts = [augment(images, dataset, torch.Generator().manual_seed(0), slice(n, n + 4)) for n in (0, 4)]
     assert torch.equal(torch.cat(parts), whole) and not torch.equal(whole, images)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_ranks_on_gpus(tmp_path: Path) -> None:
+    """Two ranks: on one card gradients go through gloo, on two through NCCL."""
+    plan: Plan = [
+        ("search.find_bits", f"{NET} --samples 300 --budget 4/64 --device cuda --out {{out}}/bits.json", 0),
+        ("scripts.train", "--model digits --dataset digits --epochs 8 --device cuda --out {out}/digits.pt", 0),
+    ]
+    alone(plan, tmp_path / "one" / "out")
+    codes, text = at_ranks(2, plan, tmp_path / "two" / "out")
+    assert codes == [0, 0], text
+    one, two = tmp_path / "one" / "out" / "bits.json", tmp_path / "two" / "out" / "bits.json"
+    assert without_seconds(two) == without_seconds(one)
+    (right,) = re.findall(r"test accuracy ([\d.]+) %", text)
+    assert float(right) > 50  # chance is 10 %

@@ -1,17 +1,4 @@
-"""Ranks: the processes that torchrun has started for one job, which split the work of one process.
-
-    torchrun --standalone --nproc_per_node=4 -m hummingbird find-bits ...
-
-They are not parties: all of them read the same net and the same data. Every rank runs the whole program and takes every
-decision itself, from the same numbers. Only batches are split: number i is run by rank i mod size, whole, as a single
-process runs it, for the last bits of a convolution depend on how many images it is given. Results are then put in the
-order of batches (`joined`), and sums are taken over all of them, in that order. So whatever is found, is found with any
-number of ranks. Gradients alone are summed by others (commands/data_parallel.py).
-
-Small messages go through gloo and the CPU. Before each, ranks compare what it is about: those that differ end with both
-sides in the message. Every wait ends after `TIMEOUT`. Who fails says why in torchrun's store, where the others read it.
-Without torchrun, or outside of `job`, there is one rank, and nothing here costs anything.
-"""
+"""How a rank joins the others, and every way in which it leaves: each says why, and who waits for it hears that."""
 
 from __future__ import annotations
 
@@ -22,20 +9,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError
+from hummingbird.errors import EnvironmentProblem, HummingbirdError, PeerError
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
-_GRACE = 5.0  # seconds in which a rank that lives says that it does, when the connection breaks
-_SHOWN = 80  # characters of a value in a message
+_GRACE = 10.0  # seconds in which a rank that lives says that it does, when the connection breaks
 _KILLED = "the system may have ended it, for memory or from outside: look at its host's log"
 
 
@@ -96,24 +79,27 @@ def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
     """Join the ranks that torchrun has started, for the time of a block, in which they split the work; None if there is
     one.
 
-    timeout: seconds to wait for another rank. Raises EnvironmentProblem for variables that are none of torchrun's,
-    PeerError for ranks that do not come. In the block, SIGTERM raises PeerError with the name of the rank that failed.
+    timeout: seconds to wait for another rank's word, once they have met. Raises EnvironmentProblem for variables that
+    are none of torchrun's, PeerError for ranks that do not come within `TIMEOUT`. In the block, SIGTERM raises
+    PeerError with the name of the rank that failed.
     """
     global _job, _jobs
     rank, size = _environment()
     if size == 1:
         yield None
         return
-    wait = datetime.timedelta(seconds=timeout)
+    meeting, wait = datetime.timedelta(seconds=TIMEOUT), datetime.timedelta(seconds=timeout)
     try:
-        shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=wait)))
+        shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=meeting)))
         # `--max-restarts` keeps the store, with the addresses of the dead.
         store = dist.PrefixStore(f"ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_jobs}", shared)
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(size)], meeting)
         dist.init_process_group(_backend(size), store=store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         hint = "start as many ranks as torchrun was told, with addresses that all can reach"
-        what = f"the {size} ranks did not meet within {timeout:g} s: {reason}"
+        what = f"the {size} ranks did not meet within {TIMEOUT:g} s: {reason}"
         raise PeerError(what, where=f"rank {rank}", hint=hint) from None
     _jobs += 1
     joined = _job = Job(rank, size, store, timeout)
@@ -177,6 +163,11 @@ def _signals(joined: Job) -> Iterator[None]:
 # Who does what ------------------------------------------------------------------------------------------------------
 
 
+def current() -> Job | None:
+    """This process's place among several ranks; None with one rank."""
+    return _job
+
+
 def rank() -> int:
     """The number of this rank, from 0."""
     return _job.rank if _job else 0
@@ -204,88 +195,3 @@ def device(name: str) -> str:
     card = _job.here[0] % torch.cuda.device_count()
     torch.cuda.set_device(card)  # NCCL takes the current one
     return f"cuda:{card}"
-
-
-# Messages -----------------------------------------------------------------------------------------------------------
-
-
-def joined(run: Callable[[int], Tensor], rows: Sequence[int], like: Tensor) -> Tensor:
-    """torch.cat of run(0), run(1), ..., on the CPU, with rows[i] rows each; every rank runs its own of them.
-
-    like: (0, ...), for shape and type of a row. Exact: all ranks but one add 0 to every number.
-    """
-    if _job is None:
-        return torch.cat([run(number) for number in range(len(rows))])
-    shape = (sum(rows), *like.shape[1:])
-    found = torch.zeros(shape, dtype=like.dtype)
-    parts = found.split([*rows])
-    for number in part(len(rows)):
-        parts[number].copy_(run(number))
-    agree(lambda: {"the tensor": f"{like.dtype} {shape} in {len(rows)} parts"})
-    with together():
-        dist.all_reduce(found)
-    return found
-
-
-def mean(values: Tensor) -> Tensor:
-    """The mean of the ranks' tensors, which have one shape, on their device; all ranks get the same bits."""
-    if _job is None:
-        return values
-    every = joined(lambda _: values.detach().double().cpu()[None], [1] * size(), values[None][:0].double().cpu())
-    return every.mean(0).to(values.device, values.dtype)
-
-
-def told(make: Callable[[], bytes]) -> bytes:
-    """The bytes that `make` gives at rank 0, at all ranks."""
-    if _job is None:
-        return make()
-    content = make() if first() else b""
-    length = torch.tensor([len(content)])
-    with together():
-        dist.broadcast(length, 0)
-        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-        sent = sent if first() else torch.empty(int(length), dtype=torch.uint8)
-        if len(sent):
-            dist.broadcast(sent, 0)
-    return sent.numpy().tobytes()
-
-
-def agree(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """AgreementError at all ranks, with the ranks and what they have, unless they hold the same facts by name."""
-    if _job is None:
-        return
-    text = json.dumps({name: str(value) for name, value in facts().items()}, sort_keys=True).encode()
-    digests = _gathered(torch.frombuffer(bytearray(sha256(text).digest()), dtype=torch.uint8))
-    if all(torch.equal(digest, digests[0]) for digest in digests):
-        return
-    lengths = [int(length) for length in _gathered(torch.tensor([len(text)]))]
-    padded = torch.frombuffer(bytearray(text.ljust(max(lengths))), dtype=torch.uint8)
-    told = [json.loads(found.numpy().tobytes()) for found in _gathered(padded)]
-    different = []
-    for name in sorted({name for one in told for name in one}):
-        values = [one.get(name, "nothing") for one in told]
-        other = next((number for number, value in enumerate(values) if value != values[0]), None)
-        if other is not None:
-            shown = [value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..." for value in (values[0], values[other])]
-            different.append(f"{name}: rank 0 has {shown[0]}, rank {other} has {shown[1]}")
-    hint = "start all ranks with the same options, files and versions"
-    raise AgreementError(f"the ranks differ in {'; '.join(different)}", where="ranks", hint=hint)
-
-
-def _gathered(tensor: Tensor) -> list[Tensor]:
-    found = [torch.empty_like(tensor) for _ in range(size())]
-    with together():
-        dist.all_gather(found, tensor)
-    return found
-
-
-@contextlib.contextmanager
-def together() -> Iterator[None]:
-    """A block in which ranks wait for each other: a broken connection is a PeerError that names who has ended."""
-    try:
-        yield
-    except RuntimeError as error:
-        if _job is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise _job.lost(f"the connection between the ranks broke: {reason}") from None
