@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError
+from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand, received
 from hummingbird.mpc.dealer import supplies
@@ -163,7 +164,7 @@ class StoreDealer:
         self._setup_at += 1
         (material,) = self._make(place, [request])
         # Another net of this run, or another run, gets the same again: nobody may write into it.
-        shares = {name: share.clone() for name, share in material.shares.items()}
+        shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
     def reserve(self, requests: Requests | None) -> Slot:
