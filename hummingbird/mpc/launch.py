@@ -65,7 +65,8 @@ def init(
         collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
         for runs on one host.
     store: instead of a dealer, what `python -m hummingbird deal` has dealt in advance: this party's folder, or the one
-        that holds party-RANK; {rank} is replaced. Whoever can read two parties' folders can read their secrets.
+        that holds party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can read two
+        parties' folders can read their secrets.
     tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
         is plain: use it on one host or on a network that encrypts.
     timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
@@ -116,7 +117,7 @@ def init(
             agree(channel, "init", {"hummingbird version": VERSION, **facts, "cipher": cipher})
             seeds = zero_sharing_seeds(channel, size)
         if store is not None:
-            client = open_store(channel, store, timeout, device)
+            client = open_store(channel, store, here, timeout, device)
         elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
         else:

@@ -135,12 +135,17 @@ def zero_sharing_seeds(channel: Channel, size: int) -> dict[str, bytes]:
 
 
 def open_store(
-    channel: Channel, path: str | os.PathLike[str], timeout: float, device: torch.device | str = "cpu"
+    channel: Channel,
+    path: str | os.PathLike[str],
+    place: Place,
+    timeout: float,
+    device: torch.device | str = "cpu",
 ) -> StoreDealer:
-    """This party's folder of a store, which must be of one set at all parties; they go on with the highest slot that
+    """This lane's folder of a store, which must be of one set at all parties; they go on with the highest slot that
     any of them has not used. 2 rounds.
     """
-    store = StoreDealer(path, rank=channel.rank, parties=channel.parties, timeout=timeout, device=device)
+    party, parties, lane, lanes = place
+    store = StoreDealer(path, rank=party, parties=parties, lane=lane, lanes=lanes, timeout=timeout, device=device)
     try:
         agree(channel, "store", store.facts)
         for text in channel.exchange_text(str(store.next_slot)).values():

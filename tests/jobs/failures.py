@@ -29,7 +29,7 @@ from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
-from tests.jobs import stores
+from tests.jobs import gathering, stores
 from tests.jobs.lanes import lanes
 from tests.support.patience import HANG, NEVER
 
@@ -273,6 +273,7 @@ JOBS: dict[str, Callable[..., None]] = {
     "lanes": lanes,
     "meet": meet,
     "recommend": recommend,
+    **gathering.JOBS,
     **stores.JOBS,
 }
 

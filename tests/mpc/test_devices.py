@@ -7,6 +7,7 @@ look at a value. On a GPU the results are compared too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hummingbird
-from hummingbird import kernels, prg
+from hummingbird import kernels
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
+from hummingbird.kernels import chacha20
 from hummingbird.kernels.reference.shares import products
 from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
@@ -45,9 +47,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
 
     monkeypatch.setattr(_crypten, "_kbit", drawn)
     # Thousands of operations for each draw, tested in test_prg.py.
-    monkeypatch.setattr(
-        prg, "chacha20", lambda _, __, blocks, device: torch.empty(64 * blocks, dtype=torch.uint8, device=device)
-    )
+    octets = partial(torch.empty, dtype=torch.uint8)
+    monkeypatch.setattr(chacha20, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
     monkeypatch.setattr(weight_mask, "_digest", lambda owned: b"")  # the one place that reads weights
     yield hummingbird.init(device="meta")
     hummingbird.uninit()

@@ -110,7 +110,7 @@ def stores(root: Path) -> dict[str, Parser]:
     requests = [request for request, _ in CASES]
     facts = {"architecture": "a", "bits": "b", "protocol": "gmw", "weights": "public"}
     deal(root / "store", setup=[], batch=requests[:6], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
-    party = root / "store" / "party-0"
+    party = folder.lane_folder(root / "store", 0, 0)
     header, seed = party / folder.HEADER, (party / folder.SEED).read_bytes()
 
     def signed(data: bytes) -> bytes:
