@@ -1,4 +1,4 @@
-"""What ranks tell each other: results put in the order of batches, means, bytes of rank 0, and that they agree."""
+"""Messages between ranks: results put in the order of batches, means, bytes of rank 0, and that they agree."""
 
 from __future__ import annotations
 
