@@ -80,9 +80,10 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / calls
 
-    once = min(sample(1), sample(1))
+    sample(1)
+    once = sample(1)
     calls = max(1, min(100, int(BUDGET / 5 / max(once, 1e-7))))
-    return statistics.median(sample(calls) for _ in range(5 if once < BUDGET else 1))
+    return statistics.median(sample(calls) for _ in range(5)) if once < BUDGET / 5 else once
 
 
 def product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float | None:

@@ -104,16 +104,16 @@ STEPS = [
         "kernels",
         "every kernel's share of its roof",
         60,
-        _bench(["-m", "scripts.bench_kernels"], ["--elements", str(1 << 24)], ["--elements", "67"]),
+        _bench(["-m", "scripts.bench_kernels"], ["--elements", str(1 << 24)], ["--elements", "9"]),
     ),
     Step(
         "relu",
         "ReLUs between two parties on one device",
         70,
         _bench(
-            ["-m", "scripts.bench_relu", "--windows", "20:12", "--contestants", "masked", "stored", *_BOTH],
-            ["--count", "10000000", "--repeats", "3"],
-            ["--count", "1000", "--repeats", "1"],
+            ["-m", "scripts.bench_relu", "--windows", "20:12", "--contestants"],
+            ["masked", "stored", *_BOTH, "--count", "10000000", "--repeats", "3"],
+            ["stored", "--count", "1000", "--repeats", "1"],
         ),
     ),
     Step(
