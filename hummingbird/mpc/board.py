@@ -48,12 +48,14 @@ class Board:
         return reason.decode(errors="replace").partition("\n")[0] if reason else None
 
     def left(self) -> None:
-        """Note that this lane has left; at rank 0, whose dealer and store the lanes of its party need, wait for them.
+        """Note that this lane of party 0 has left; at rank 0, whose dealer the others need to the end, wait for them.
 
         PeerError if one of them fails, or does not come within the timeout.
         """
         here, deadline = self._place, time.monotonic() + self._timeout
-        self._ask(lambda: self._store.set(f"left/{here.rank}", "1"))
+        if here.party != 0:
+            return
+        self._ask(lambda: self._store.set(f"left/{here.lane}", "1"))
         waiting = list(range(here.lanes)) if here.rank == 0 else []
         while waiting := [lane for lane in waiting if not self._has(f"left/{lane}")]:
             why, late = self.first_failure(0), time.monotonic() > deadline

@@ -59,8 +59,8 @@ def environment(lanes: int | None = None) -> Place:
     variables that are no numbers, and for lanes of a party on several hosts.
     """
     count = _count(lanes)
-    rank = _number("RANK", 0)
-    world = _number("WORLD_SIZE", None if "RANK" in os.environ else 1)
+    rank = variable("RANK", 0)
+    world = variable("WORLD_SIZE", None if "RANK" in os.environ else 1)
     if not 0 <= rank < world:
         raise EnvironmentProblem(f"RANK={rank} is not below WORLD_SIZE={world}")
     if world % count:
@@ -69,7 +69,7 @@ def environment(lanes: int | None = None) -> Place:
             where="lanes",
             hint=f"start parties x lanes processes: {2 * count} for two parties",
         )
-    local = _number("LOCAL_WORLD_SIZE", world)
+    local = variable("LOCAL_WORLD_SIZE", world)
     if local % count:
         raise EnvironmentProblem(
             f"{local} processes on this host are no whole number of parties with {count} lanes each",
@@ -91,8 +91,8 @@ def _count(lanes: Any) -> int:
     return value
 
 
-def _number(name: str, default: int | None) -> int:
-    """An environment variable of torchrun's."""
+def variable(name: str, default: int | None) -> int:
+    """A number among torchrun's variables; EnvironmentProblem if it is none, or if it is missing without a default."""
     try:
         return int(os.environ.get(name, "" if default is None else str(default)))
     except ValueError:

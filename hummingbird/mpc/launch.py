@@ -1,9 +1,9 @@
 """How a party joins a run of the parties, and every way in which it leaves.
 
-`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties, agrees
-pairwise on seeds for zero sharings (X25519, so that a listener on the wire cannot derive them), joins the dealer, and
-puts our parts in place of CrypTen's. Without torchrun's variables it makes a session of one party, which computes the
-same and hides nothing.
+`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
+party has several lanes, the same lane of each), agrees pairwise on seeds for zero sharings (X25519, so that a listener
+on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without torchrun's
+variables it makes a session of one party, which computes the same and hides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.board import Board
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
-from hummingbird.mpc.lanes import Place, close_group, environment, refuse_other_group
+from hummingbird.mpc.lanes import Place, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.provider import DealerProvider
 from hummingbird.mpc.rendezvous import check_dealer, connect, join_dealer, meet, open_store, zero_sharing_seeds
@@ -76,7 +76,7 @@ def init(
     Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
     CrypTen's validation mode.
     """
-    global _board, _here, _leaving
+    global _board, _here, _leaving, _told_to_stop
     if is_initialized():
         raise EnvironmentProblem(
             "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
@@ -127,7 +127,7 @@ def init(
         _leave(error, channel)
         raise
     made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes)
-    _leaving = False
+    _leaving = _told_to_stop = False
     enter(made)
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
@@ -143,7 +143,7 @@ def _on_card(device: torch.device) -> torch.device:
     cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not cards:
         raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
-    index = int(os.environ.get("LOCAL_RANK", "0")) % cards if device.index is None else device.index
+    index = variable("LOCAL_RANK", 0) % cards if device.index is None else device.index
     if index >= cards:
         hint = 'device="cuda" takes the cards in turn'
         raise EnvironmentProblem(f"this host has {cards} CUDA devices, and no cuda:{index}", where="init", hint=hint)
@@ -253,7 +253,7 @@ def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
 _here: Place | None = None  # where the last `init` was called
 _board: Board | None = None  # where lanes leave notes for each other
 _watching = False
-_told_to_stop = False
+_told_to_stop = False  # by SIGTERM: no reason of its own
 _leaving = False  # set while this party leaves, and after it has left because of an error
 
 

@@ -43,7 +43,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all processes of a run have in common.
+    """The facts that all processes of a run have in common.
 
     store: for this meeting alone. cards: by rank. token: known to the processes of this run. dealer: the address of the
     one that rank 0 has started, or "".

@@ -22,7 +22,6 @@ from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.lanes import Place, open_group
-from hummingbird.mpc.lanes import environment as environment
 from hummingbird.mpc.meeting import Card, Late, Meeting, attend, run_store
 from hummingbird.prg import derive, new_seed
 from hummingbird.wire import connect as wire

@@ -157,11 +157,13 @@ class Channel:
 
     def loss(self) -> str:
         """Words for a party that has closed its connection, as far as can be seen without reading; "" if none has."""
+        if self.closed:
+            return ""
         closing = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # the first: though there is more to read; on Linux
         poll, peers = select.poll(), {connection.fileno(): peer for peer, connection in self._incoming.items()}
         for number in peers:
             poll.register(number, closing)
-        ended = [] if self.closed else [peers[number] for number, _ in poll.poll(0)]
+        ended = [peers[number] for number, _ in poll.poll(0)]
         return f"{self._ended(min(ended))} (at {self.name})" if ended else ""
 
     def _ended(self, peer: int) -> str:

@@ -21,7 +21,7 @@ LANES = 2
 
 
 def finished(parties: list[Party]) -> list[dict[str, Any]]:
-    """What every process has printed, once all have ended well."""
+    """The output of every process, once all have ended well."""
     for party in parties:
         assert party.wait() == 0, party.err.read_text()
     return [json.loads(party.out.read_text()) for party in parties]
@@ -68,7 +68,7 @@ def under_way(nursery: Nursery, timeout: float, dealer: str, store: dist.TCPStor
 
 
 def stop(parties: list[Party], what: str) -> list[str]:
-    """What processes say that are told to stop, as torchrun does with those of a host where one has failed."""
+    """Tell processes to stop, as torchrun does with those of a host where one has failed; their errors."""
     for party in parties:
         os.kill(party.pid, signal.SIGTERM)
     return all_fail(parties, what)

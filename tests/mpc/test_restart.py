@@ -17,7 +17,7 @@ from tests.support.patience import PROGRAM
 
 
 def torchrun(folder: Path, options: list[list[str]], *job: str) -> list[tuple[str, str]]:
-    """What several launchers say, one with each list of options, once they have ended well: output and errors."""
+    """Run several launchers, one with each list of options; their outputs and errors, once all have ended well."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     launchers = [
         subprocess.Popen(
