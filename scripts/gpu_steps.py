@@ -160,6 +160,22 @@ STEPS = [
         )
         for tool in ("memcheck", "racecheck")
     ),
+    Step(
+        "tune",
+        "sizes of the kernels' tiles are searched",
+        200,
+        _bench(
+            ["-m", "scripts.bench_kernels", "--tune"],
+            ["chacha20", "mask_words", "open_words", "compare_opened", "lift", "deal_masks", "dpf"],
+            ["open_words", "--elements", "9"],
+        ),
+    ),
+    Step(
+        "tune-rows",
+        "the same for sums of rows",
+        300,
+        _bench(["-m", "scripts.bench_kernels", "--tune"], ["rows"], ["open_words", "--elements", "9"]),
+    ),
 ]
 
 

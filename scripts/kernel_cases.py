@@ -24,6 +24,16 @@ from hummingbird.kernels.shares.words import Packed
 from hummingbird.prg import Stream
 
 K, M, TABLE = 20, 12, 8  # the window [20:12): one table of 8 bits
+TUNED = {  # the case by which a kernel's sizes are searched
+    "chacha20": "chacha20",
+    "mask_words": "mask_words, drawn",
+    "open_words": "unpack_words",
+    "compare_opened": "compare_opened, party 1",
+    "lift": "lift, party 1",
+    "deal_masks": "deal_masks",
+    "dpf": "dpf.expand",
+    "rows": "rows.select_sum",
+}
 _QUARTER, _QUARTERS = 12, 8  # operations of ChaCha's quarter round; of these in a double round
 CHACHA20, CHACHA12 = (rounds * _QUARTERS * _QUARTER + 16 for rounds in (10, 6))  # a block: double rounds, and a sum
 
