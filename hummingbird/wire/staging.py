@@ -71,8 +71,10 @@ class Staging:
 
 def staging_of(tensors: Iterable[Tensor]) -> Staging | None:
     """The staging for a message of these tensors; None where all are on the CPU."""
-    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-    return None if device is None else _on(device)
+    for tensor in tensors:
+        if tensor.is_cuda:
+            return _on(tensor.device)
+    return None
 
 
 def landed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
