@@ -12,10 +12,14 @@ These modules declare: an operation's description and checks stand there, once. 
 
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares import (
+    Factor,
+    compare_opened,
     conv2d,
+    deal_masks,
     from_bits,
     lift,
     lookup,
+    mask_values,
     mask_words,
     matmul,
     open_words,
@@ -31,11 +35,15 @@ from hummingbird.kernels.twin import Cut, twin_relu
 
 __all__ = [
     "Cut",
+    "Factor",
     "active",
+    "compare_opened",
     "conv2d",
+    "deal_masks",
     "from_bits",
     "lift",
     "lookup",
+    "mask_values",
     "mask_words",
     "matmul",
     "open_words",

@@ -13,7 +13,7 @@ from hummingbird.kernels import registry
 from hummingbird.kernels.lookups.rows import Store
 from hummingbird.pir import Server, Source, local_servers
 from hummingbird.pir.serving.server import open_server
-from tests.kernels.lookups.test_triton_dpf import run
+from tests.support.triton import interpret, run
 
 # Pieces of one leaf, the last one cut; a part of a larger table; updates; wrong queries beside others.
 PROGRAM = """
@@ -109,8 +109,8 @@ for service in services:
 
 
 @pytest.mark.slow
-def test_in_tritons_interpreter(tmp_path: Path) -> None:
-    run(PROGRAM, "cpu", TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
+def test_in_tritons_interpreter() -> None:
+    interpret(PROGRAM, "cpu")
 
 
 @pytest.mark.gpu
