@@ -18,7 +18,7 @@ ELEMENT_BYTES = 200  # of these per value: a table of 32, ten words of 8, and wh
 
 
 def in_flight(device: torch.device) -> int:
-    """How many slices are under way at a time (wire/turns.py): the same at all parties, whose devices are of one type."""
+    """Number of slices under way at a time (wire/turns.py), the same at all parties: their devices are of one type."""
     return _ON_GPUS if device.type == "cuda" else _IN_FLIGHT
 
 
