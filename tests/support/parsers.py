@@ -32,6 +32,7 @@ from hummingbird.mpc.dealer import folder, ledger
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
+from hummingbird.mpc.lanes import Place
 from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir import messages as pir
 from hummingbird.pir.batching.batch_code import BatchCode
@@ -321,7 +322,7 @@ def parties(root: Path) -> dict[str, Parser]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rendezvous, "StoreDealer", lambda *_, **__: Store())
             patch.setattr(rendezvous, "agree", lambda *_: None)
-            return rendezvous.open_store(channel, "x", 1.0)
+            return rendezvous.open_store(channel, "x", Place(0, 2, 0, 1), 1.0)
 
     def agree(channel: Any) -> None:
         rendezvous.agree(channel, "net", {"net": "00"})
