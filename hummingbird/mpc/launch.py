@@ -106,8 +106,8 @@ def init(
         if here.world > 1:
             meeting, server = meet(here, timeout, starting)
             _board = Board(meeting.store, here, timeout) if here.lanes > 1 else None
-            channel = connect(meeting, server, here, tls, timeout)
             _watch()
+            channel = connect(meeting, server, here, tls, timeout)
         if here.parties == 1 or meeting is None:
             warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
             own = new_seed(size)
