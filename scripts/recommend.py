@@ -111,6 +111,9 @@ def serve(args: argparse.Namespace) -> None:
     session = launch.init(**options)
     if session.parties != 2:
         raise ConfigError(f"{session.parties} parties", where="recommend", hint="torchrun --nproc_per_node=2")
+    if session.lanes > 1:
+        hint = "a party's lookups come to one process: leave --lanes"
+        raise ConfigError(f"{session.lanes} lanes", where="recommend", hint=hint)
     net = build(args)
     private = hummingbird.convert_model(net.mlp)
     private.costs((1, len(BAGS) * net.items.embedding_dim), session.parties)  # prices it before the first user waits
