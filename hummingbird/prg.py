@@ -31,6 +31,11 @@ def new_seed(size: int = SEED_BYTES) -> bytes:
     return secrets.token_bytes(size)
 
 
+def fresh(device: torch.device | str = "cpu") -> Stream:
+    """A stream of a fresh seed, of the cipher that is expanded where its device is: for what nobody else draws."""
+    return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
+
+
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
     """A seed for one purpose, independent of every other purpose of the same parent, and of its size (or `size`).
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.errors import InputError
+from hummingbird.kernels import Factor
 
 SCALE = 16  # bits of fraction at rest, CrypTen's default
 # Bits of fraction of weights. More than at rest: a net folds its batch norms into them, and then the largest weight of
@@ -100,41 +101,33 @@ def _pad(x: Tensor, padding: tuple[int, ...]) -> Tensor:
     return torch.nn.functional.pad(x, [p for amount in reversed(padding) for p in (amount, amount)])
 
 
-def conv(
-    x: Tensor, weight: Tensor, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...], groups: int
-) -> Tensor:
-    """Convolution mod 2^64 in 1 or 2 spatial dimensions.
+def arranged(op: str, weight: Tensor, groups: int = 1) -> Tensor:
+    """A weight in torch's layout for `op` of BILINEAR as the kernels take it: the matrix, or (O, C // groups, kh, kw).
 
-    x: int64 (B, C, *space); weight: int64 (O, C // groups, *kernel); returns int64 (B, O, *out), scales added.
+    A transposed convolution is one with the flipped kernel.
     """
-    spatial = len(stride)
-    if spatial == 1:
-        out = conv(x[:, :, None], weight[:, :, None], (1, *stride), (0, *padding), (1, *dilation), groups)
-        return out[:, :, 0]
-    return kernels.conv2d(_pad(x, padding), weight, stride, dilation, groups)
+    if op in ("conv1d", "conv_transpose1d"):
+        weight = weight[:, :, None]
+    if op.startswith("conv_transpose"):  # from (C, O // groups, kh, kw)
+        inputs, outputs, *kernel = weight.shape
+        grouped = weight.reshape(groups, inputs // groups, outputs, *kernel).transpose(1, 2).flip(-1, -2)
+        return grouped.reshape(-1, inputs // groups, *kernel)
+    return weight
 
 
-def conv_transpose(
+def _conv_transpose(
     x: Tensor,
-    weight: Tensor,
+    weight: Factor,
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     output_padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
+    bits: int,
 ) -> Tensor:
-    """Transposed convolution mod 2^64: x int64 (B, C, *space), weight int64 (C, O // groups, *kernel).
-
-    The input is spread out by the stride and convolved with the flipped kernel.
-    """
-    spatial = len(stride)
-    if spatial == 1:
-        out = conv_transpose(
-            x[:, :, None], weight[:, :, None], (1, *stride), (0, *padding), (0, *output_padding), (1, *dilation), groups
-        )
-        return out[:, :, 0]
+    """Transposed convolution in 2 dimensions: the input is spread out by the stride and convolved."""
     batch, channels, height, width = x.shape
-    kernel = weight.shape[2:]
+    kernel = weight.code.shape[2:]
     spread = torch.zeros(
         batch, channels, (height - 1) * stride[0] + 1, (width - 1) * stride[1] + 1, dtype=x.dtype, device=x.device
     )
@@ -144,31 +137,43 @@ def conv_transpose(
     spread = torch.nn.functional.pad(
         spread, (margins[1], margins[1] + output_padding[1], margins[0], margins[0] + output_padding[0])
     )
-    grouped = weight.view(groups, channels // groups, -1, *kernel).transpose(1, 2).flip(-1, -2)
-    return conv(spread, grouped.reshape(-1, channels // groups, *kernel), (1, 1), (0, 0), dilation, groups)
+    return kernels.conv2d(spread, weight, (1, 1), dilation, groups, bits)
 
 
 BILINEAR = ("mul", "matmul", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d")
 
 
-def bilinear(op: str, a: Tensor, b: Tensor, **kwargs: object) -> Tensor:
-    """The product `op` of two int64 tensors mod 2^64, with torch's own names and keyword arguments (`BILINEAR`)."""
+def bilinear(op: str, a: Tensor, b: Tensor | Factor, bits: int = 64, **kwargs: object) -> Tensor:
+    """The product `op` of two int64 tensors mod 2^bits, with torch's own names and keyword arguments (`BILINEAR`).
+
+    The bits of the result above `bits` are anything. b: a tensor in torch's layout for `op`, or, for all but "mul", the
+    `Factor` of its `arranged` form, with which the same product is cheaper the next time.
+    """
+    if op not in BILINEAR:
+        raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")
     if op == "mul":
+        assert isinstance(b, Tensor), "a factor per element has no arrangement"
         return a * b
+    groups = _option(kwargs, "groups", 1, 1)[0]
+    factor = b if isinstance(b, Factor) else Factor(arranged(op, b, groups), 64)
     if op == "matmul":
-        return kernels.matmul(a, b)
+        return kernels.matmul(a, factor, bits)
     spatial = int(op[-2])
-
-    def option(name: str, default: int) -> tuple[int, ...]:
-        value = kwargs.get(name, default)
-        if isinstance(value, (tuple, list)):
-            return tuple(int(v) for v in value) * (spatial // len(value))
-        return (int(value),) * spatial  # type: ignore[call-overload]
-
-    groups = option("groups", 1)[0]
-    common = option("stride", 1), option("padding", 0)
+    stride, padding, dilation, output_padding = (
+        (rest,) * (2 - spatial) + _option(kwargs, name, rest, spatial)
+        for name, rest in (("stride", 1), ("padding", 0), ("dilation", 1), ("output_padding", 0))
+    )
+    x = a if spatial == 2 else a[:, :, None]
     if op.startswith("conv_transpose"):
-        return conv_transpose(a, b, *common, option("output_padding", 0), option("dilation", 1), groups)
-    if op.startswith("conv"):
-        return conv(a, b, *common, option("dilation", 1), groups)
-    raise InputError(f"unknown product {op!r}", where="ring.bilinear", hint=f"one of {', '.join(BILINEAR)}")
+        out = _conv_transpose(x, factor, stride, padding, output_padding, dilation, groups, bits)
+    else:
+        out = kernels.conv2d(_pad(x, padding), factor, stride, dilation, groups, bits)
+    return out if spatial == 2 else out[:, :, 0]
+
+
+def _option(options: dict[str, object], name: str, default: int, length: int) -> tuple[int, ...]:
+    """An option of torch's convolutions, a number or one for each dimension."""
+    value = options.get(name, default)
+    if isinstance(value, (tuple, list)):
+        return tuple(int(v) for v in value) * (length // len(value))
+    return (int(value),) * length  # type: ignore[call-overload]

@@ -41,7 +41,7 @@ SIZES = [1, 15, 64, 3, 0, 63, 65, (1 << 20) + 5, 7, 1 << 20, 9]
 
 
 def whole_blocks(stream: bytes, sizes: list[int]) -> list[bytes]:
-    """What calls of these sizes must give, each from a whole block of 64 bytes on."""
+    """The bytes that calls of these sizes must give, each from a whole block of 64 bytes on."""
     ends = list(itertools.accumulate(-(-size // 64) * 64 for size in sizes))
     return [stream[start : start + size] for start, size in zip([0, *ends], sizes, strict=False)]
 

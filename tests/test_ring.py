@@ -151,7 +151,7 @@ def test_uneven_strides_paddings_and_dilations() -> None:
 def test_a_broadcast_input_is_read_correctly() -> None:
     x = full(1, 1, 6, 6).expand(3, 4, 6, 6)
     w = full(2, 4, 3, 3)
-    assert torch.equal(ring.conv(x, w, (1, 1), (0, 0), (1, 1), 1), F.conv2d(x.contiguous(), w))
+    assert torch.equal(ring.bilinear("conv2d", x, w), F.conv2d(x.contiguous(), w))
 
 
 def test_empty_batch() -> None:

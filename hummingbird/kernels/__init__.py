@@ -12,6 +12,7 @@ These modules declare: an operation's description and checks stand there, once. 
 
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares import (
+    Factor,
     compare_opened,
     conv2d,
     deal_masks,
@@ -34,6 +35,7 @@ from hummingbird.kernels.twin import Cut, twin_relu
 
 __all__ = [
     "Cut",
+    "Factor",
     "active",
     "compare_opened",
     "conv2d",

@@ -26,7 +26,7 @@ from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.smooth import Curve
 from hummingbird.mpc.splines import Fit
-from hummingbird.mpc.weights import private_fraction, set_weight
+from hummingbird.mpc.weights import PublicWeight, private_fraction, weight_of
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -61,7 +61,7 @@ class LeakyReLU(Comparing):
 class PReLU(Comparing):
     """A slope per channel (dimension 1), public or private to `owner` (then 64 bits and one round more)."""
 
-    weight: Tensor | FixedWeight
+    weight: PublicWeight | FixedWeight
 
     def __init__(self, weight: Tensor, comparison: Comparison, owner: int | None) -> None:
         super().__init__(comparison)
@@ -70,7 +70,7 @@ class PReLU(Comparing):
             self.growth = max(0, ring.exponent_of(float(weight.abs().max()))) if weight.numel() else 0
         else:
             self.fraction, self.growth = private_fraction(weight, owner), FLOOR
-        set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)
+        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] + self.growth

@@ -20,7 +20,7 @@ from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
-from hummingbird.mpc.weights import times
+from hummingbird.mpc.weights import PublicWeight
 from hummingbird.ring import SCALE
 
 
@@ -58,10 +58,10 @@ class Shares(Arithmetic):
         codes = torch.tensor(numbers, device=values.device).view(-1, *[1] * (values.dim() - 1))
         return (values * codes).sum(0) + start
 
-    def per_channel(self, x: Tensor, weight: Tensor | FixedWeight) -> Tensor:
+    def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
         # torch: one slope for values without channels
         view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
-        return times(self.session, "mul", x, weight, {}, view)
+        return weight.product(self.session, "mul", x, {}, view)
 
     def product(self, x: Tensor, y: Tensor) -> Tensor:
         return beaver.product(self.session, "mul", x, y, {})
@@ -119,7 +119,7 @@ class Prices(Arithmetic):
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
         return values[0]
 
-    def per_channel(self, x: Tensor, weight: Tensor | FixedWeight) -> Tensor:
+    def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:
         if isinstance(weight, FixedWeight):
             self._paid.append(cost.fixed_product(x.numel(), x.numel(), self.parties))
         return x

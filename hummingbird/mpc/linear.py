@@ -18,7 +18,7 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
-from hummingbird.mpc.weights import private_fraction, set_weight, times
+from hummingbird.mpc.weights import PublicWeight, private_fraction, weight_of
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -34,7 +34,7 @@ class Linear(Layer):
 
     input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
 
-    weight: Tensor | FixedWeight
+    weight: PublicWeight | FixedWeight
     bias: Tensor | None
 
     def __init__(
@@ -50,7 +50,7 @@ class Linear(Layer):
             self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, room(self.bound([FLOOR])), where="weight"))
         else:
             self.fraction = private_fraction(weight, owner)
-        set_weight(self, ring.encode(weight, self.fraction, where="weight"), owner)
+        self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
     def share_weights(self, session: Session) -> None:
@@ -70,13 +70,13 @@ class Linear(Layer):
         if self.owner is None:
             return cost.FREE
         n = inputs[0].numel
-        out = n if self.op == "mul" else _numel(self.op, inputs[0].shape, tuple(self.weight.shape), self.options)
+        out = n if self.op == "mul" else _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
         return cost.fixed_product(n, out, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x) + self.fraction
-        view = (-1, *[1] * (share.dim() - 2)) if self.op == "mul" else tuple(self.weight.shape)  # a factor per channel
-        out = times(self.session(), self.op, share, self.weight, self.options, view)
+        view = (-1, *[1] * (share.dim() - 2)) if self.op == "mul" else None  # a factor per channel
+        out = self.weight.product(self.session(), self.op, share, self.options, view, self.read)
         # A public bias is added by one party, a private one by all, each its share.
         if self.bias is not None and (self.owner is not None or self.session().rank == 0):
             bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
@@ -85,7 +85,7 @@ class Linear(Layer):
 
     def label(self) -> str:
         owner = "public" if self.owner is None else f"private to party {self.owner}"
-        return f"{self.op}, weight {tuple(self.weight.shape)} {owner}"
+        return f"{self.op}, weight {self.weight.shape} {owner}"
 
 
 _BIAS_SCALE = SCALE + WEIGHT_SCALE  # biases stay below 2^26

@@ -11,7 +11,7 @@ and no more, so linear layers before it need not be right beyond them. So a plan
 2^FLOOR, and windows cost no opening.
 
 A last pass goes backwards and finds how many low bits of each value anybody looks at, so that a masked ReLU is dealt no
-more than that.
+more than that, and a product is exact in no more.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
 
 
 def _settle_rings(plan: Sequence[PlanStep]) -> None:
-    """From the output backwards: how many low bits of each value are looked at; comparisons lift to that."""
+    """From the output backwards: how many low bits of each value are looked at. Comparisons and products give those."""
     later = [0] * len(plan)
     later[-1] = 64
     for number in reversed(range(len(plan))):
@@ -237,6 +237,7 @@ def _settle_rings(plan: Sequence[PlanStep]) -> None:
         places = [ref.index for ref in refs(step.inputs)]
         needed = later[number] if step.layer is None else 64
         if isinstance(step.layer, Layer) and step.op != "custom":
+            step.layer.read = later[number] or 1  # of a result that nobody reads
             if step.layer.comparison is not None:
                 step.layer.comparison.ring = 64 if step.layer.whole_ring else later[number]
             needed = step.layer.needs([plan[place].scale for place in places], later[number])

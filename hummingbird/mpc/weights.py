@@ -6,14 +6,14 @@ for it would tell how small they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hummingbird import ring
+from hummingbird.kernels import Factor
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
 from hummingbird.ring import WEIGHT_SCALE
@@ -26,21 +26,45 @@ def private_fraction(weight: Tensor, owner: int) -> int:
     return WEIGHT_SCALE
 
 
-def set_weight(layer: Layer, code: Tensor, owner: int | None) -> None:
-    """`layer.weight`, from its int64 code: a buffer if it is public, else its owner's."""
-    if owner is None:
-        layer.register_buffer("weight", code)
-    else:
-        layer.weight = FixedWeight(code, owner)
+class PublicWeight(nn.Module):
+    """A weight that all parties have. code: int64, the encoded weight in torch's layout for its layer's product."""
+
+    code: Tensor
+
+    def __init__(self, code: Tensor) -> None:
+        super().__init__()
+        self.shape = tuple(code.shape)
+        self.register_buffer("code", code)
+        self._factor: Factor | None = None  # of the layer's only product; forgotten when the code moves or changes
+
+    def product(
+        self,
+        session: Session,
+        op: str,
+        x: Tensor,
+        options: dict[str, Any],
+        view: Sequence[int] | None = None,
+        bits: int = 64,
+    ) -> Tensor:
+        """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product. Free."""
+        if op == "mul":
+            return ring.bilinear(op, x, self.code.view(self.shape if view is None else tuple(view)))
+        if self._factor is None:
+            self._factor = Factor(ring.arranged(op, self.code, options.get("groups", 1)))
+        return ring.bilinear(op, x, self._factor, bits, **options)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PublicWeight:
+        self._factor = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._factor = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"{self.shape} public"
 
 
-def times(
-    session: Session, op: str, x: Tensor, weight: Tensor | FixedWeight, options: dict[str, Any], view: Sequence[int]
-) -> Tensor:
-    """Share of op(x, weight) mod 2^64, int64, with the weight in the shape `view`.
-
-    A public weight costs nothing, a private one `cost.fixed_product`.
-    """
-    if isinstance(weight, FixedWeight):
-        return weight.product(session, op, x, options, view)
-    return ring.bilinear(op, x, weight.view(tuple(view)), **options)
+def weight_of(code: Tensor, owner: int | None) -> PublicWeight | FixedWeight:
+    """A layer's weight from its int64 code: public, or party `owner`'s."""
+    return PublicWeight(code) if owner is None else FixedWeight(code, owner)

@@ -12,6 +12,7 @@ from hummingbird.kernels.cpu.library import handle
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing, products
 from hummingbird.kernels.shares.packing import bytes_of
+from hummingbird.kernels.shares.products import Factor
 from hummingbird.kernels.shares.words import Words, plain
 
 
@@ -147,25 +148,29 @@ def _one_product(a: Tensor, b: Tensor) -> bool:
 
 
 @implements(products.matmul, "cpu", takes=_one_product)
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """See `products.matmul`: a convolution of 1 x 1, b's columns the places."""
-    left, right = a.view(-1, b.shape[0], 1, 1), b[None, :, None]
-    return conv2d(right, left, (1, 1), (1, 1), 1, (1, b.shape[1])).view(*a.shape[:-1], b.shape[1])
+def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
+    """See `products.matmul`: a convolution of 1 x 1, the factor's columns the places."""
+    b = factor.code
+    shares = Factor(a.view(-1, b.shape[0], 1, 1), 64)
+    out = conv2d(b[None, :, None], shares, (1, 1), (1, 1), 1, (1, b.shape[1]), bits)
+    return out.view(*a.shape[:-1], b.shape[1])
 
 
 @implements(products.conv2d, "cpu", takes=_not_empty)
 def conv2d(
     x: Tensor,
-    weight: Tensor,
+    factor: Factor,
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
     size: Sequence[int],
+    bits: int,
 ) -> Tensor:
     """See `products.conv2d`; `size` is the height and width of the result."""
+    weight = factor.code
     out = torch.empty((x.shape[0], weight.shape[0], *size), dtype=torch.int64)
     kernel = (weight.shape[0], *weight.shape[2:])
-    numbers = (*x.shape, *kernel, *stride, *dilation, groups, *size)  # struct Shape of csrc/products.cpp
+    numbers = (*x.shape, *kernel, *stride, *dilation, groups, *size, bits, factor.bits)  # struct Shape of products.cpp
     shape = (ctypes.c_int64 * len(numbers))(*numbers)
     handle().hb_conv2d(x.data_ptr(), weight.data_ptr(), shape, torch.get_num_threads(), out.data_ptr())
     return out

@@ -87,6 +87,7 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     """See `chacha20.chacha20`."""
     out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
-        size = sizes("chacha20", key.device)
-        _blocks[(triton.cdiv(blocks, size["size"]),)](key, first, blocks, out, **size)
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            size = sizes("chacha20", key.device)
+            _blocks[(triton.cdiv(blocks, size["size"]),)](key, first, blocks, out, **size)
     return out.view(torch.uint8).view(-1)

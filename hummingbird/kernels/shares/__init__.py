@@ -15,9 +15,10 @@ from hummingbird.kernels.shares.opening import (
     step_table,
 )
 from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
-from hummingbird.kernels.shares.products import conv2d, matmul
+from hummingbird.kernels.shares.products import Factor, conv2d, matmul
 
 __all__ = [
+    "Factor",
     "compare_opened",
     "conv2d",
     "deal_masks",

@@ -1,57 +1,98 @@
-"""Matrix products and convolutions of ring elements: exact mod 2^64, on every device.
+"""Matrix products and convolutions of ring elements: exact in the bits that are read, on every device.
 
 A convolution is one matrix product per group, [O, C*kh*kw] x [C*kh*kw, B*L], the batch folded into the columns. In C++
-(csrc/products.cpp) it runs without ever building the columns; reference/shares/products.py has torch's ways on CPUs and
-on CUDA.
+(csrc/products.cpp) it runs without ever building the columns; gpu/products.py has the ways on CUDA.
+
+Of most results the low V bits are read, and no others (mpc/rounding_plan.py), and public weights have far fewer bits
+than 64. Both make products cheaper: a vector instruction that multiplies 52 bits, fewer limbs or digits on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.checks import check_range
 from hummingbird.kernels.registry import best
 
+_Made = TypeVar("_Made")
 
-def _check(where: str, a: Tensor, b: Tensor) -> None:
-    for name, tensor in (("a", a), ("b", b)):
+
+class Factor:
+    """A public factor of many products: how many bits its numbers have, and what a backend makes of them, once.
+
+    code: int64, a weight in the layout of `matmul` or `conv2d`, which does not change any more. bits: a b with
+    -2^(b-1) <= code < 2^(b-1), the least one if none is given, for which all numbers are read; 64 holds for all.
+    """
+
+    def __init__(self, code: Tensor, bits: int | None = None) -> None:
+        self.code, self.bits = code.contiguous(), _width(code) if bits is None else bits
+        self._made: dict[Any, Any] = {}
+
+    def made(self, make: Callable[[Tensor], _Made]) -> _Made:
+        """make(code), computed when it is first asked for; `make` is a function of a module, not a lambda."""
+        if make not in self._made:
+            self._made[make] = make(self.code)
+        made: _Made = self._made[make]
+        return made
+
+
+def _width(code: Tensor) -> int:
+    if code.dtype != torch.int64 or code.is_meta:
+        return 64
+    if not code.numel():
+        return 1
+    least, most = (int(end) for end in code.aminmax())
+    return max(most, -least - 1).bit_length() + 1
+
+
+def _checked(where: str, a: Tensor, b: Tensor | Factor, bits: int) -> Factor:
+    factor = b if isinstance(b, Factor) else Factor(b, 64)
+    for name, tensor in (("a", a), ("b", factor.code)):
         if tensor.dtype != torch.int64:
             raise InputError(f"{name} is {tensor.dtype}", where=where, hint="ring elements are torch.int64")
-    if a.device != b.device:
-        raise InputError(f"operands on {a.device} and {b.device}", where=where, hint="move both to one device")
+    if a.device != factor.code.device:
+        what = f"operands on {a.device} and {factor.code.device}"
+        raise InputError(what, where=where, hint="move both to one device")
+    check_range(f"{where}(bits)", bits, 1, 64)
+    return factor
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply matrices mod 2^64, torch's shapes: int64 (..., n, k) x (..., k, m).
+def matmul(a: Tensor, b: Tensor | Factor, bits: int = 64) -> Tensor:
+    """Multiply matrices mod 2^bits, torch's shapes: int64 (..., n, k) x (..., k, m).
 
+    The low `bits` bits of the result are the product's. Those above are anything: nobody may read them.
     InputError for other types or devices. On CUDA k is at most 2^21.
     """
-    _check("kernels.matmul", a, b)
-    if b.dim() == 2:  # one product for all of a's rows
-        if a.shape[-1] != b.shape[0]:
+    factor = _checked("kernels.matmul", a, b, bits)
+    if factor.code.dim() == 2:  # one product for all of a's rows
+        if a.shape[-1] != factor.code.shape[0]:
             hint = "the first's columns are as many as the second's rows"
-            what = f"{tuple(a.shape)} times {tuple(b.shape)}: inner sizes differ"
+            what = f"{tuple(a.shape)} times {tuple(factor.code.shape)}: inner sizes differ"
             raise InputError(what, where="kernels.matmul", hint=hint)
-        a, b = a.contiguous(), b.contiguous()
-    return best(matmul, a, b)(a, b)
+        a = a.contiguous()
+    return best(matmul, a, factor.code)(a, factor, bits)
 
 
-def conv2d(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int) -> Tensor:
-    """Convolve without padding mod 2^64: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
+def conv2d(
+    x: Tensor, weight: Tensor | Factor, stride: Sequence[int], dilation: Sequence[int], groups: int, bits: int = 64
+) -> Tensor:
+    """Convolve without padding mod 2^bits: x int64 (B, C, H, W), weight int64 (O, C // groups, kh, kw).
 
-    Returns int64 (B, O, oh, ow). InputError for other types or devices, for channels that do not fit, and for a kernel
-    larger than the input.
+    Returns int64 (B, O, oh, ow), of which the low `bits` bits are the convolution's; those above are anything.
+    InputError for other types or devices, for channels that do not fit, and for a kernel larger than the input.
     """
     where = "kernels.conv2d"
-    _check(where, x, weight)
-    outputs, inputs, *kernel = weight.shape
+    factor = _checked(where, x, weight, bits)
+    outputs, inputs, *kernel = factor.code.shape
     if x.shape[1] != inputs * groups or outputs % groups:
-        raise InputError(f"{x.shape[1]} channels, weight {tuple(weight.shape)}, {groups} groups", where=where)
+        raise InputError(f"{x.shape[1]} channels, weight {tuple(factor.code.shape)}, {groups} groups", where=where)
     size = [(x.shape[2 + d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in (0, 1)]
     if min(size) < 1:
         raise InputError(f"kernel {tuple(kernel)} is larger than the padded input {tuple(x.shape[2:])}", where=where)
-    x, weight = x.contiguous(), weight.contiguous()
-    return best(conv2d, x, weight)(x, weight, stride, dilation, groups, size)
+    x = x.contiguous()
+    return best(conv2d, x, factor.code)(x, factor, stride, dilation, groups, size, bits)

@@ -1,4 +1,4 @@
-"""What kernels read words from: a tensor, or what it would be made of, where reading that costs less than storing it.
+"""Words as kernels read them: a tensor, or what it would be made of, where reading that costs less than storing it.
 
     Tensor    int64, or int32 where only the low 32 bits or fewer count
     Drawn     a part of a key stream (kernels/chacha20.py), of either type

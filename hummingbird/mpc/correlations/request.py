@@ -67,7 +67,7 @@ class Request(ABC, Generic[Shares]):
         return {}
 
     def correct(self, draw: Draw) -> list[Tensor]:
-        """What party 0 must receive (`layout`): the dealer's work, from the parties' shares of the fields in order."""
+        """Compute the corrections for party 0 (`layout`), the dealer's work, from the parties' shares of the fields."""
         free: dict[str, Any] = {}
         for name, item in self.free.items():
             shares = [plain(share) for share in draw(item, 0)]

@@ -54,9 +54,15 @@ class FixedWeight(nn.Module):
         return share - self.mask
 
     def product(
-        self, session: Session, op: str, x: Tensor, options: dict[str, Any], view: Sequence[int] | None = None
+        self,
+        session: Session,
+        op: str,
+        x: Tensor,
+        options: dict[str, Any],
+        view: Sequence[int] | None = None,
+        bits: int = 64,
     ) -> Tensor:
-        """Share of op(x, W, **options) mod 2^64 from a share of x, int64; `view`: of W in this product.
+        """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product.
 
         Cost: `cost.fixed_product`, 64 bits per element of x, 1 round.
         """
@@ -67,8 +73,8 @@ class FixedWeight(nn.Module):
         e = x - a
         for theirs in session.channel.exchange(e).values():
             e += theirs[0]
-        out += ring.bilinear(op, x, difference, **options)
-        out += ring.bilinear(op, e, mask, **options)
+        out += ring.bilinear(op, x, difference, bits, **options)
+        out += ring.bilinear(op, e, mask, bits, **options)
         return out
 
     def extra_repr(self) -> str:

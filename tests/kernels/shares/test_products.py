@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -97,6 +98,64 @@ def test_views_are_read_correctly(path: str) -> None:
         assert torch.equal(kernels.conv2d(x, w, (2, 1), (1, 1), 1), F.conv2d(x.contiguous(), w, stride=(2, 1)))
 
 
+# The bits that are read -----------------------------------------------------------------------------------------------
+
+WIDTHS = (1, 2, 31, 32, 33, 40, 47, 51, 52, 53, 63, 64)  # around what the instruction sets multiply
+
+
+def differs(a: Tensor, b: Tensor, bits: int) -> bool:
+    """Whether two results differ in the low `bits` bits."""
+    return bool(((a ^ b) << (64 - bits)).any())
+
+
+def weights(bits: int, *shape: int) -> Iterator[Tensor]:
+    """Numbers of so many bits, with their sign: random ones, and the largest in each sense."""
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+    yield torch.randint(low, high, shape)
+    for value in (low, high, -1):
+        yield torch.full(shape, value)
+
+
+@pytest.mark.parametrize("width", [1, 2, 16, 20, 31, 32, 33, 64])
+def test_products_are_right_in_the_bits_that_are_read(path: str, width: int) -> None:
+    """Weights of every size, more terms than are summed at a time, shares of all ones among the operands."""
+    for code in weights(width, 11, 37, 6, 5):
+        factor = kernels.Factor(code)
+        assert factor.bits <= width and (width < 31 or factor.bits == width or factor.bits == 1)
+        for x in (full(2, 37, 8, 7), torch.full((2, 37, 8, 7), -1), torch.full((2, 37, 8, 7), -(2**63))):
+            expected = F.conv2d(x, code)
+            for bits in WIDTHS:
+                assert not differs(kernels.conv2d(x, factor, (1, 1), (1, 1), 1, bits), expected, bits), bits
+    for code in weights(width, 1100, 5):
+        factor = kernels.Factor(code)
+        for a in (full(9, 1100), torch.full((9, 1100), -1)):
+            for bits in WIDTHS:
+                assert not differs(kernels.matmul(a, factor, bits), torch.matmul(a, code), bits), bits
+
+
+def test_every_option_in_the_bits_that_are_read(path: str) -> None:
+    for groups, outputs, stride, dilation in itertools.product((1, 2, 4), (4, 12), (1, 2), (1, 2)):
+        x, factor = full(3, 8, 9, 11), kernels.Factor(torch.randint(-(2**19), 2**19, (outputs, 8 // groups, 3, 2)))
+        expected = F.conv2d(x, factor.code, None, stride, 0, dilation, groups)
+        for bits in (36, 52, 64):
+            got = kernels.conv2d(x, factor, (stride, stride), (dilation, dilation), groups, bits)
+            assert not differs(got, expected, bits), (groups, outputs, stride, dilation, bits)
+
+
+def test_the_check_of_low_bits_can_fail() -> None:
+    a = full(3)
+    assert differs(a, a ^ 1 << 39, 40) and not differs(a, a ^ 1 << 40, 40)
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 33, 63, 64])
+def test_a_factor_knows_how_many_bits_it_has(width: int) -> None:
+    half = 1 << width - 1
+    assert kernels.Factor(torch.tensor([-half])).bits == kernels.Factor(torch.tensor([half - 1, -half])).bits == width
+    if width < 64:
+        assert kernels.Factor(torch.tensor([half])).bits == width + 1
+    assert kernels.Factor(full(0, 3)).bits == 1 and kernels.Factor(full(2).to("meta")).bits == 64
+
+
 @pytest.mark.parametrize("threads", [2, 3, 16])
 def test_threads_share_the_work(path: str, threads: int) -> None:
     """Enough products for several threads: cut along the places, along the outputs, and along the planes."""
@@ -122,7 +181,7 @@ def test_torchs_version_cuts_the_batch_without_a_trace(monkeypatch: pytest.Monke
     """Columns for one, one, two and all images at a time."""
     x, w = full(5, 4, 6, 6), full(3, 4, 3, 3)
     monkeypatch.setattr(products, "_COLUMN_BYTES", limit)
-    assert torch.equal(products.conv2d(x, w, (1, 1), (1, 1), 1, (4, 4)), F.conv2d(x, w))
+    assert torch.equal(products.conv2d(x, kernels.Factor(w), (1, 1), (1, 1), 1, (4, 4), 64), F.conv2d(x, w))
 
 
 # Float64 limbs --------------------------------------------------------------------------------------------------------
@@ -168,6 +227,8 @@ def test_what_is_refused() -> None:
         ((x, w, one, one, 1), "4 channels"),
         ((x, full(5, 2, 3, 3), one, one, 2), "2 groups"),
         ((x, w, one, (3, 3), 2), "larger than the padded input"),
+        ((x, w, one, one, 2, 0), "from 1 to 64"),
+        ((x, w, one, one, 2, 65), "from 1 to 64"),
     ]:
         with pytest.raises(InputError, match=what):
             kernels.conv2d(*arguments)

@@ -29,11 +29,11 @@ bool has_gfni() {
 #endif
 }
 
-// Bits of ecx; compilers differ in the names that they know of these.
-bool has_bit([[maybe_unused]] unsigned leaf, [[maybe_unused]] unsigned bit) {
+// Bits of ecx, or of ebx; compilers differ in the names that they know of these.
+bool has_bit([[maybe_unused]] unsigned leaf, [[maybe_unused]] unsigned bit, [[maybe_unused]] bool of_ebx = false) {
 #if X86
     unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(leaf, 0, &a, &b, &c, &d) && (c >> bit & 1);
+    return __get_cpuid_count(leaf, 0, &a, &b, &c, &d) && ((of_ebx ? b : c) >> bit & 1);
 #else
     return false;
 #endif
@@ -44,9 +44,10 @@ bool has_bit([[maybe_unused]] unsigned leaf, [[maybe_unused]] unsigned bit) {
 std::atomic<int> current_isa{best_isa()};
 std::atomic<bool> use_gfni{has_gfni()};
 const bool has_aes = has_bit(1, 25), has_vaes = has_aes && has_bit(7, 9);
+const bool has_ifma = has_bit(7, 21, true);
 
 // Raised whenever a signature of the library changes; Python refuses a library with another number.
-API int hb_abi() { return 7; }
+API int hb_abi() { return 9; }
 
 API int hb_isa() { return current_isa; }
 

@@ -50,7 +50,7 @@ enum Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
 // The choice so far, in dispatch.cpp.
 HIDDEN extern std::atomic<int> current_isa;
 HIDDEN extern std::atomic<bool> use_gfni;
-HIDDEN extern const bool has_aes, has_vaes;  // of the processor
+HIDDEN extern const bool has_aes, has_vaes, has_ifma;  // of the processor
 
 namespace {
 
@@ -66,7 +66,7 @@ struct Portable {
 };
 
 #if X86
-// AVX2 comes with FMA here, as in x86-64-v3. AES and GFNI are apart: some processors lack them, some hypervisors hide
+// AVX2 comes with FMA here, as in x86-64-v3. AES, GFNI and IFMA are apart: some processors lack them, some hypervisors hide
 // them.
 #define WITH_AVX2 "avx2,fma"
 #define WITH_AVX512 WITH_AVX2 ",avx512f,avx512bw,avx512dq,avx512vl"
@@ -74,6 +74,7 @@ struct Portable {
 #define AVX2_AES __attribute__((target(WITH_AVX2 ",aes")))
 #define AVX2_GFNI __attribute__((target(WITH_AVX2 ",gfni")))
 #define AVX512 __attribute__((target(WITH_AVX512)))
+#define AVX512_IFMA __attribute__((target(WITH_AVX512 ",avx512ifma")))
 #define AVX512_AES __attribute__((target(WITH_AVX512 ",aes,vaes")))
 #define AVX512_GFNI __attribute__((target(WITH_AVX512 ",gfni")))
 
@@ -91,6 +92,7 @@ TARGET(Avx2, Portable, AVX2, 32, current_isa >= kAvx2)
 TARGET(Avx2Aes, Avx2, AVX2_AES, 32, current_isa >= kAvx2 && has_aes)
 TARGET(Avx2Gfni, Avx2, AVX2_GFNI, 32, current_isa >= kAvx2 && use_gfni)
 TARGET(Avx512, Avx2, AVX512, 64, current_isa == kAvx512)
+TARGET(Avx512Ifma, Avx512, AVX512_IFMA, 64, current_isa == kAvx512 && has_ifma)
 TARGET(Avx512Aes, Avx2Aes, AVX512_AES, 64, current_isa == kAvx512 && has_vaes)
 TARGET(Avx512Gfni, Avx2Gfni, AVX512_GFNI, 64, current_isa == kAvx512 && use_gfni)
 #undef TARGET
@@ -103,10 +105,12 @@ struct List {};
 
 #if X86
 using Targets = List<Avx512, Avx2, Portable>;
+using IfmaTargets = List<Avx512Ifma, Avx512, Avx2, Portable>;
 using AesTargets = List<Avx512Aes, Avx2Aes, Portable>;
 using GfniTargets = List<Avx512Gfni, Avx2Gfni, Avx2, Portable>;
 #else
 using Targets = List<Portable>;
+using IfmaTargets = Targets;
 using AesTargets = Targets;
 using GfniTargets = Targets;
 #endif

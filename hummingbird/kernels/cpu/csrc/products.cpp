@@ -9,7 +9,9 @@
 // one image. With one input channel and one or two outputs per group a panel would not be used again: those sum along
 // the rows.
 //
-// Products are of uint64_t, so they wrap by the language's own rule: exact for all operands, without a bound.
+// Products are of uint64_t, so they wrap by the language's own rule: exact for all operands, without a bound. Where no
+// more than 52 bits of the result are read, one instruction of AVX-512 IFMA multiplies and adds mod 2^52; and where the
+// weights are whole numbers of 32 bits with their sign, AVX2 needs two products of halves for three.
 
 #include "eight.h"
 #include "threads.h"
@@ -26,10 +28,11 @@ namespace {
 typedef uint64_t Loose __attribute__((vector_size(64), aligned(8)));  // Eight at any address
 constexpr int kRows = 8, kVectors = 3, kPlaces = 8 * kVectors;
 
-// ---- tiles: sums[r * kPlaces + j] = sum over p < terms of a[r * stride + p] * panel[p * kPlaces + j], j < 8 * vectors
+// ---- tiles, `small` where the weights a are within 32 bits:
+// sums[r * kPlaces + j] = sum over p < terms of a[r * stride + p] * panel[p * kPlaces + j], j < 8 * vectors
 
 SCALAR void tile(Portable, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
-                 int64_t terms, uint64_t* sums) {
+                 int64_t terms, bool, uint64_t* sums) {
     for (int r = 0; r < rows; r++)
         for (int j = 0; j < 8 * vectors; j += 8) {
             uint64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0, s4 = 0, s5 = 0, s6 = 0, s7 = 0;
@@ -72,8 +75,40 @@ AVX2 BODY void halves(const uint64_t* a, int64_t stride, const uint64_t* panel, 
         }
 }
 
+// A small a, with its sign, times b = c0 + 2^32 c1, -2^31 <= c0 < 2^31: a b = a c0 + 2^32 a c1 mod 2^64, and of c1 only
+// the low half counts. One vector of four and more rows: what is made of b serves them all.
+template <int R>
+AVX2 BODY void small_halves(const uint64_t* a, int64_t stride, const uint64_t* panel, int64_t terms, uint64_t* sums) {
+    __m256i low[R], high[R];
+    for (int r = 0; r < R; r++) low[r] = high[r] = _mm256_setzero_si256();
+    const __m256i round = _mm256_set1_epi64x(int64_t(1) << 31);
+    for (int64_t p = 0; p < terms; p++) {
+        const __m256i c0 = _mm256_loadu_si256((const __m256i*)(panel + p * kPlaces));  // the low half, as a signed one
+        const __m256i c1 = _mm256_srli_epi64(_mm256_add_epi64(c0, round), 32);
+        for (int r = 0; r < R; r++) {
+            const __m256i w = _mm256_set1_epi64x(int64_t(a[r * stride + p]));
+            low[r] = _mm256_add_epi64(low[r], _mm256_mul_epi32(w, c0));
+            high[r] = _mm256_add_epi64(high[r], _mm256_mul_epi32(w, c1));
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        const __m256i all = _mm256_add_epi64(low[r], _mm256_slli_epi64(high[r], 32));
+        _mm256_storeu_si256((__m256i*)(sums + r * kPlaces), all);
+    }
+}
+
+AVX2 void small_tile(const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
+                     uint64_t* sums) {
+    for (int j = 0; j < 8 * vectors; j += 4) {
+        int r = 0;
+        for (; r + 4 <= rows; r += 4) small_halves<4>(a + r * stride, stride, panel + j, terms, sums + r * kPlaces + j);
+        for (; r < rows; r++) small_halves<1>(a + r * stride, stride, panel + j, terms, sums + r * kPlaces + j);
+    }
+}
+
 AVX2 void tile(Avx2, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors, int64_t terms,
-               uint64_t* sums) {
+               bool small, uint64_t* sums) {
+    if (small) return small_tile(a, stride, rows, panel, vectors, terms, sums);
     for (int v = 0; v < vectors; v++) {
         int r = 0;
         for (; r + 2 <= rows; r += 2)
@@ -104,9 +139,41 @@ AVX512 BODY void wide(const uint64_t* a, int64_t stride, const uint64_t* panel, 
 }
 
 AVX512 void tile(Avx512, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
-                 int64_t terms, uint64_t* sums) {
+                 int64_t terms, bool, uint64_t* sums) {
     if (rows == kRows) return wide<kRows>(a, stride, panel, vectors, terms, sums);
     for (int r = 0; r < rows; r++) wide<1>(a + r * stride, stride, panel, vectors, terms, sums + r * kPlaces);
+}
+
+// Mod 2^52: the instruction multiplies the low 52 bits of its operands, and adds the low 52 bits of that to 64.
+template <int R, int V>
+AVX512_IFMA BODY void low52(const uint64_t* a, int64_t stride, const uint64_t* panel, int64_t terms, uint64_t* sums) {
+    __m512i sum[R][V];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sum[r][v] = _mm512_setzero_si512();
+    for (int64_t p = 0; p < terms; p++) {
+        __m512i b[V];
+        for (int v = 0; v < V; v++) b[v] = _mm512_loadu_si512(panel + p * kPlaces + 8 * v);
+        for (int r = 0; r < R; r++) {
+            const __m512i w = _mm512_set1_epi64(int64_t(a[r * stride + p]));
+            for (int v = 0; v < V; v++) sum[r][v] = _mm512_madd52lo_epu64(sum[r][v], w, b[v]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) _mm512_storeu_si512(sums + r * kPlaces + 8 * v, sum[r][v]);
+}
+
+template <int R>
+AVX512_IFMA BODY void wide52(const uint64_t* a, int64_t stride, const uint64_t* panel, int vectors, int64_t terms,
+                             uint64_t* sums) {
+    if (vectors == 1) low52<R, 1>(a, stride, panel, terms, sums);
+    if (vectors == 2) low52<R, 2>(a, stride, panel, terms, sums);
+    if (vectors == 3) low52<R, 3>(a, stride, panel, terms, sums);
+}
+
+AVX512_IFMA void tile(Avx512Ifma, const uint64_t* a, int64_t stride, int rows, const uint64_t* panel, int vectors,
+                      int64_t terms, bool, uint64_t* sums) {
+    if (rows == kRows) return wide52<kRows>(a, stride, panel, vectors, terms, sums);
+    for (int r = 0; r < rows; r++) wide52<1>(a + r * stride, stride, panel, vectors, terms, sums + r * kPlaces);
 }
 #endif
 
@@ -114,7 +181,7 @@ AVX512 void tile(Avx512, const uint64_t* a, int64_t stride, int rows, const uint
 
 struct Shape {  // as cpu/shares.py fills it in; x is padded already
     int64_t batch, channels, height, width, outputs, kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w,
-        groups, out_h, out_w;
+        groups, out_h, out_w, bits, weight_bits;  // the last two: of the result that are read, and of the weights
 };
 
 // Inputs of up to 24 places, as offsets `at`; tap[p]: where term p lies from there. The spare places repeat the last.
@@ -173,7 +240,7 @@ void multiply(Target target, const uint64_t* x, const uint64_t* weight, const Sh
                 for (int64_t m = part.row; m < part.rows; m += kRows) {
                     const int rows = int(part.rows - m < kRows ? part.rows - m : kRows);
                     const uint64_t* const a = weight + (g * outputs + m) * terms + term;
-                    tile(target, a, terms, rows, panel.data(), vectors, now, sums);
+                    tile(target, a, terms, rows, panel.data(), vectors, now, s.weight_bits <= 32, sums);
                     for (int r = 0; r < rows; r++) {
                         uint64_t* target = out + (m + r) * length;
                         const uint64_t* sum = sums + r * kPlaces;
@@ -237,7 +304,7 @@ void depthwise(Target target, const uint64_t* x, const uint64_t* weight, const S
 }  // namespace
 
 // out (batch, outputs, out_h, out_w) = x (batch, channels, height, width) convolved with weight (outputs,
-// channels / groups, kernel_h, kernel_w); all contiguous, nothing empty. shape: 14 numbers in the order of `Shape`.
+// channels / groups, kernel_h, kernel_w); all contiguous, nothing empty. shape: 16 numbers in the order of `Shape`.
 API void hb_conv2d(const uint64_t* x, const uint64_t* weight, const int64_t* shape, int threads, uint64_t* out) {
     Shape s;
     memcpy(&s, shape, sizeof s);
@@ -252,7 +319,8 @@ API void hb_conv2d(const uint64_t* x, const uint64_t* weight, const int64_t* sha
     share(pieces, threads, kProduct * products, [&](int64_t first, int64_t last) {
         const int64_t end = std::min(last * step, rows);
         const Part part = by_rows ? Part{0, panels, first * step, end} : Part{first, last, 0, rows};
-        alone ? dispatch(OVERLOADS(depthwise), x, weight, s, part, out)
-              : dispatch(OVERLOADS(multiply), x, weight, s, part, out);
+        alone          ? dispatch(OVERLOADS(depthwise), x, weight, s, part, out)
+        : s.bits <= 52 ? dispatch<IfmaTargets>(OVERLOADS(multiply), x, weight, s, part, out)
+                       : dispatch(OVERLOADS(multiply), x, weight, s, part, out);
     });
 }

@@ -1,4 +1,4 @@
-"""Exact products and convolutions in plain torch.
+"""Exact products and convolutions in plain torch, right in all 64 bits, however few are read.
 
 torch's own int64 `matmul` wraps mod 2^64 on CPUs, on columns built for a few images at a time. CUDA has no integer
 product: there the factors are cut into 16-bit limbs whose products are summed in float64, exactly.
@@ -14,14 +14,19 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import products
+from hummingbird.kernels.shares.products import Factor
 
 LIMB_TERMS = 1 << 21  # the most terms whose sum of limb products is exact in float64
 _COLUMN_BYTES = 4 << 20  # unfolded columns built at a time: they stay in the cache
 
 
 @implements(products.matmul, "reference")
-def matmul(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
     """`matmul` in plain torch."""
+    return _product(a, factor.code)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
     return matmul_limbs(a, b) if a.is_cuda else torch.matmul(a, b)
 
 
@@ -46,9 +51,16 @@ def matmul_limbs(a: Tensor, b: Tensor) -> Tensor:
 
 @implements(products.conv2d, "reference")
 def conv2d(
-    x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
+    x: Tensor,
+    factor: Factor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+    bits: int,
 ) -> Tensor:
     """`conv2d` in plain torch: columns by strides, one matrix product per group."""
+    weight = factor.code
     batch, channels = x.shape[:2]
     outputs, inputs, kh, kw = weight.shape
     oh, ow = size
@@ -67,7 +79,7 @@ def conv2d(
         )
         columns = view.reshape(groups, inputs * kh * kw, images * oh * ow)
         for group in range(groups):
-            product = matmul(flat[group], columns[group]).view(-1, images, oh, ow)
+            product = _product(flat[group], columns[group]).view(-1, images, oh, ow)
             first = group * (outputs // groups)
             out[start : start + images, first : first + product.shape[0]] = product.transpose(0, 1)
     return out

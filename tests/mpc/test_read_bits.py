@@ -1,0 +1,133 @@
+"""Nobody reads the bits of a product that the plan says nobody reads: with noise in them all results are the same.
+
+All parties run their own code on their own shares (`simulate`, mode="exact"), with the same random numbers every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird import kernels
+from hummingbird.bits import EXACT, BitWindow
+from hummingbird.convert import build
+from hummingbird.mpc.linear import Linear
+from tests.support.operations import cases
+
+CASES = cases()
+WINDOWS = {"exact": EXACT, "[20:12)": BitWindow(20, 12), "[18:0)": BitWindow(18, 0)}
+
+
+def conv(inputs: int, outputs: int) -> nn.Module:
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class Block(nn.Module):
+    """A residual block: a sum of values with different scales, pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.fc = conv(4, 8), conv(8, 8), nn.Conv2d(4, 8, 1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.b(torch.relu(self.a(x))) + self.c(x))
+        return self.fc(nn.functional.max_pool2d(y, 2).mean((2, 3)))
+
+
+class Product(nn.Module):
+    """A product of two private values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = conv(4, 4), conv(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.a(x)) * self.b(x)
+
+
+def nets() -> dict[str, nn.Module]:
+    torch.manual_seed(5)
+    return {
+        "residual": Block(),
+        # Two and more linear layers in a row: shares are rounded locally between them.
+        "linear layers": nn.Sequential(conv(4, 6), nn.AvgPool2d(2), conv(6, 6), conv(6, 4), nn.ReLU(), conv(4, 3)),
+        "activations": nn.Sequential(conv(4, 4), nn.Hardswish(), conv(4, 4), nn.SiLU(), conv(4, 4), nn.Sigmoid()),
+        "products": Product(),
+        "transposed": nn.Sequential(nn.ConvTranspose2d(4, 4, 3, 2, groups=2), nn.PReLU(4), nn.ConvTranspose2d(4, 2, 2)),
+        "softmax": nn.Sequential(nn.Flatten(), nn.Linear(144, 9), nn.LeakyReLU(0.2), nn.Linear(9, 6), nn.Softmax(1)),
+    }
+
+
+def noisy(monkeypatch: pytest.MonkeyPatch, taken: int = 0) -> list[int]:
+    """Noise in the bits of products that are not read, and in the highest `taken` of those that are; bits by call."""
+    seen: list[int] = []
+
+    def wrapped(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(a: Tensor, b: Any, *options: Any) -> Tensor:
+            out, bits = product(a, b, *options), options[-1]
+            seen.append(bits)
+            if bits - taken > 63:
+                return out
+            return out ^ (torch.randint(-(2**63), 2**63 - 1, out.shape) << (bits - taken))
+
+        return run
+
+    for name in ("matmul", "conv2d"):
+        monkeypatch.setattr(kernels, name, wrapped(getattr(kernels, name)))
+    return seen
+
+
+def results(net: nn.Module, x: Tensor, window: BitWindow, protocol: str, parties: int) -> Tensor:
+    return hummingbird.simulate(net.eval(), window, protocol, parties, mode="exact", seed=1)(x)
+
+
+@pytest.mark.parametrize(("protocol", "parties"), [("masked", 2), ("masked", 3), ("gmw", 2)])
+@pytest.mark.parametrize("name", nets())
+def test_results_do_not_depend_on_bits_that_are_not_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, protocol: str, parties: int
+) -> None:
+    net, x = nets()[name], torch.rand(2, 4, 6, 6) - 0.5
+    for label, window in WINDOWS.items():
+        expected = results(net, x, window, protocol, parties)
+        with monkeypatch.context() as patch:
+            seen = noisy(patch)
+            assert torch.equal(results(net, x, window, protocol, parties), expected), label
+        assert seen
+        if protocol == "masked" and window is not EXACT and name != "products":
+            assert min(seen) < 52, "no product was any cheaper"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_operation_reads_them(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    case = CASES[name]
+    net = nn.Sequential(case.net, nn.ReLU())
+    expected = results(net, case.x, BitWindow(32, 0), "masked", 2)
+    noisy(monkeypatch)
+    assert torch.equal(results(net, case.x, BitWindow(32, 0), "masked", 2), expected)
+
+
+def test_the_highest_bit_that_is_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit fewer would be a wrong answer: the plan asks for no more than is needed, and this check can fail."""
+    x = torch.rand(2, 4, 6, 6) - 0.5
+    for name, window in (("residual", BitWindow(18, 0)), ("linear layers", BitWindow(20, 12))):
+        expected = results(nets()[name], x, window, "masked", 2)
+        with monkeypatch.context() as patch:
+            noisy(patch, taken=1)
+            assert not torch.equal(results(nets()[name], x, window, "masked", 2), expected), name
+
+
+def test_the_plan_says_how_many_bits_are_read() -> None:
+    """k and the bits of fraction beside 16 before a ReLU; where shares are rounded in between, those as well."""
+    layers = {
+        step.name: step.layer
+        for step in build(nets()["linear layers"].eval(), BitWindow(20, 12)).plan
+        if isinstance(step.layer, Linear)
+    }
+    assert [layers[name].fraction for name in ("0", "2", "3", "5")] == [20] * 4
+    # 3 has 20 bits beside the window's 20; 2 is rounded by 20 before it, 0 by 22 before that, which is all there is.
+    assert {name: layer.read for name, layer in layers.items()} == {"0": 64, "2": 60, "3": 40, "5": 64}
