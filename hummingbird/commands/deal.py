@@ -10,9 +10,11 @@ from tqdm import tqdm
 
 from hummingbird.commands.planned import add_arguments, count, private_net
 from hummingbird.kernels import heap
+from hummingbird.kernels.devices import find_device
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.dry_run import dry_run
+from hummingbird.prg import CIPHERS
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
 _DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with
@@ -52,11 +54,14 @@ def add_parser(commands: Any) -> None:
     sub.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="a new folder, for DIR/party-RANK/lane-LANE"
     )
+    sub.add_argument("--cipher", choices=CIPHERS, default="aes-128-ctr", help="chacha20 for parties on GPUs")
+    sub.add_argument("--device", default="cpu", help="cuda: compute there what --cipher chacha20 allows")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, for runs without a dealer."""
+    device = find_device(args.device, "--device")
     heap.keep()
     private = private_net(args)
     plan = dry_run(private, args.input, args.parties)
@@ -77,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
             parties=args.parties,
             facts=material_facts(private.facts),
             lanes=lanes,
+            cipher=args.cipher,
+            device=device,
             progress=bar.update,
         )
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")

@@ -32,7 +32,7 @@ from hummingbird.mpc.dealer.folder import (
     lane_folder,
     places,
 )
-from hummingbird.prg import new_seed
+from hummingbird.prg import CIPHERS, new_seed
 
 
 def deal(
@@ -45,20 +45,23 @@ def deal(
     parties: int,
     facts: dict[str, str],
     lanes: int = 1,
+    cipher: str = "aes-128-ctr",
+    device: torch.device | str = "cpu",
     progress: Callable[[int], object] = lambda images: None,
 ) -> float:
     """Write out/party-P/lane-L for all parties and lanes, with material for `slots` slices each; seconds of work.
 
     setup, batch: what a run asks for once, and for every slice of `shape` (`mpc.dry_run`); every lane has its own.
     facts: what the net must be like. progress: called with the number of images after every slice.
-    InputError if something lies there already.
+    cipher: of `prg.CIPHERS`; parties on GPUs expand chacha20 there. device: where corrections are computed, of such
+    seeds and as far as kernels allow it. InputError if something lies there already.
     """
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
-    seeds = [[new_seed() for _ in range(parties)] for _ in range(lanes)]
+    seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
     for rank in range(parties):
         folders[0][rank].parent.mkdir(mode=0o700)
     for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # so that an unfinished lane says so
@@ -66,18 +69,24 @@ def deal(
         _secret(folder / SEED, seed)
     header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, list(setup), list(batch), 0.0, "")
     return sum(
-        _deal_lane(mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), progress)
+        _deal_lane(
+            mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), torch.device(device), progress
+        )
         for lane, (mine, theirs) in enumerate(zip(folders, seeds, strict=True))
     )
 
 
 def _deal_lane(
-    folders: Sequence[Path], seeds: Sequence[bytes], header: Header, progress: Callable[[int], object]
+    folders: Sequence[Path],
+    seeds: Sequence[bytes],
+    header: Header,
+    device: torch.device,
+    progress: Callable[[int], object],
 ) -> float:
     """Write the material of one lane into its folders, by party; seconds of work."""
     started = time.perf_counter()
     with open(folders[0] / CORRECTIONS, "wb", opener=_private) as file:
-        writer, first = _Writer(file, seeds[0]), 0
+        writer, first = _Writer(file, seeds[0], device), 0
         for number, requests in enumerate([header.setup, *[header.batch] * header.slots]):
             writer.region(requests, first, seeds)
             first += len(requests)
@@ -107,8 +116,8 @@ def _secret(path: Path, data: bytes) -> None:
 class _Writer:
     """Regions of corrections, one after the other, in chunks of one size and of memory that is used again."""
 
-    def __init__(self, file: BinaryIO, seed: bytes) -> None:
-        self._file, self._seed = file, seed
+    def __init__(self, file: BinaryIO, seed: bytes, device: torch.device) -> None:
+        self._file, self._seed, self._device = file, seed, device
         self._buffer = torch.empty(CHUNK, dtype=torch.uint8)
         self._fill = 0
         self.checksums: list[bytes] = []
@@ -118,9 +127,9 @@ class _Writer:
         found, size = places(requests)
         at = 0
         for index, (request, mine) in enumerate(zip(requests, found, strict=True), first):
-            for (start, _, _), tensor in zip(mine, corrections(request, index, seeds), strict=True):
+            for (start, _, _), tensor in zip(mine, corrections(request, index, seeds, self._device), strict=True):
                 self._append(torch.zeros(start - at, dtype=torch.uint8))
-                self._append(tensor.contiguous().view(-1).view(torch.uint8))
+                self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))
                 at = start + tensor.nbytes
         self._append(torch.zeros(size - at, dtype=torch.uint8))
         self._write()
