@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hummingbird.errors import DealerError, HummingbirdError, InputError
 from hummingbird.kernels import heap
+from hummingbird.kernels.devices import find_device
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.service import Tls, check_address, serve
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
     parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of all parties (PEM)")
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
+    parser.add_argument("--device", default="cpu", help="cuda: deal there to parties on GPUs, as far as kernels allow")
     text = "end after N sessions, with the parent process, or with a pipe on stdin"
     parser.add_argument("--sessions", type=int, metavar="N", help=text)
 
@@ -53,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    dealer = Dealer(parties=args.parties)
+    dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
     server = serve(handlers(dealer), args.listen, Tls(*files) if all(files) else None)
     try:
         print(f"{_READY}{args.listen}", flush=True)

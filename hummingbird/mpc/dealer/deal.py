@@ -122,7 +122,7 @@ class _Writer:
         for index, (request, mine) in enumerate(zip(requests, found, strict=True), first):
             for (start, _, _), tensor in zip(mine, corrections(request, index, seeds, device), strict=True):
                 self._append(torch.zeros(start - at, dtype=torch.uint8))
-                self._append(tensor.contiguous().view(-1).view(torch.uint8))
+                self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))
                 at = start + tensor.nbytes
         self._append(torch.zeros(size - at, dtype=torch.uint8))
         self._write()
