@@ -233,7 +233,7 @@ def blocked() -> None:
     session = launch.init(timeout=NEVER, dealer=os.environ["DEALER"])
     session.channel.exchange_text("go")
     if session.rank == 0:
-        session.channel._send(1, [torch.zeros(50_000_000, dtype=torch.uint8)])
+        session.channel._send([1], [torch.zeros(50_000_000, dtype=torch.uint8)])
         print("sending", flush=True)
         sys.exit(3)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -240,7 +240,7 @@ def test_an_abort_during_a_big_send_is_no_data() -> None:
     """A reason written between two pieces of a message would be taken for its bytes."""
 
     def torn(channel: Channel) -> None:
-        channel._send(1, [torch.zeros(BIG)])
+        channel._send([1], [torch.zeros(BIG)])
         time.sleep(0.1)
         channel.abort("changed my mind")
 
