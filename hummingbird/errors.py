@@ -51,11 +51,11 @@ class InputError(HummingbirdError):
 
 
 class AgreementError(HummingbirdError):
-    """The parties hold different nets, configurations, versions or shapes."""
+    """The parties, or the ranks of a job, hold different nets, configurations, versions or shapes."""
 
 
 class PeerError(HummingbirdError):
-    """Another party stopped, was killed, or did not answer in time."""
+    """Another party, or another rank, stopped, was killed, or did not answer in time."""
 
 
 class DealerError(HummingbirdError):

@@ -18,7 +18,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.chacha20 import BLOCK_BYTES, chacha20
+from hummingbird.kernels.chacha20 import BLOCK_BYTES, Drawn, blocks_of, key_words
 
 CIPHERS = {"aes-128-ctr": 16, "chacha20": 32}  # bytes of a seed
 SEED_BYTES = CIPHERS["aes-128-ctr"]
@@ -29,6 +29,11 @@ _ZEROS = bytes(_BLOCK)
 def new_seed(size: int = SEED_BYTES) -> bytes:
     """A fresh seed of 16 or 32 bytes from the operating system."""
     return secrets.token_bytes(size)
+
+
+def fresh(device: torch.device | str = "cpu") -> Stream:
+    """A stream of a fresh seed, of the cipher that is expanded where its device is: for what nobody else draws."""
+    return Stream(new_seed(CIPHERS["aes-128-ctr" if torch.device(device).type == "cpu" else "chacha20"]), device)
 
 
 def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
@@ -48,46 +53,51 @@ def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
 class Stream:
     """Uniform bits from one seed, read forward only: `Stream(seed).words(2, 3)`.
 
-    Two streams of the same seed give the same values if and only if the same calls are made in the same order.
-    device: where the results are; a seed of 32 bytes is expanded there.
+    Every call begins at a whole block of 64 bytes, so that what it draws can be computed alone, where it is read
+    (`leave`). Two streams of the same seed give the same values if and only if the same calls are made in the same
+    order. device: where the results are; a seed of 32 bytes is expanded there.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
         if len(seed) not in CIPHERS.values():
             raise InputError(f"a seed has 16 or 32 bytes, got {len(seed)}", where="prg.Stream")
         self.device = torch.device(device)
-        self._seed, self._block = seed, 0
-        self._rest = torch.empty(0, dtype=torch.uint8, device=self.device)  # of the last block on a device
+        self._block = 0  # that comes next
         # A zero nonce is safe: the key belongs to this stream alone.
         aes = len(seed) == SEED_BYTES
-        cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))) if aes else _chacha20_cipher(seed)
-        self._encrypt = cipher.encryptor()
-        self._on_device = not aes and self.device.type != "cpu"
+        if aes or self.device.type == "cpu":
+            cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))) if aes else _chacha20_cipher(seed)
+            self._encrypt, self._key = cipher.encryptor(), None
+        else:
+            self._key = key_words(seed, self.device)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is expanded where its results are, on another device than the CPU."""
+        return self._key is not None
+
+    def leave(self, dtype: torch.dtype, *shape: int) -> Drawn:
+        """Leave uniform elements of the next whole blocks to the kernels that read them; for a stream `on_device`."""
+        assert self._key is not None
+        drawn = Drawn(self._key, self._block, shape, dtype)
+        self._block += blocks_of(drawn.nbytes)
+        return drawn
 
     def bytes(self, count: int) -> torch.Tensor:
         """`count` uniform bytes, uint8 (count,)."""
-        if self._on_device:
-            return self._expand(count)
-        out = torch.empty(count + 15, dtype=torch.uint8)  # update_into wants a block of slack
+        if self._key is not None:
+            return self.leave(torch.uint8, count).tensor()
+        size = blocks_of(count) * BLOCK_BYTES
+        out = torch.empty(size + 15, dtype=torch.uint8)  # update_into wants a block of slack
         view = out.numpy().data
-        for start in range(0, count, _BLOCK):
-            size = min(_BLOCK, count - start)
-            self._encrypt.update_into(memoryview(_ZEROS)[:size], view[start : start + size + 15])
+        for start in range(0, size, _BLOCK):
+            end = min(start + _BLOCK, size)
+            self._encrypt.update_into(memoryview(_ZEROS)[: end - start], view[start : end + 15])
         return out[:count].to(self.device)
 
-    def _expand(self, count: int) -> torch.Tensor:
-        """ChaCha20 on the device: whole blocks, what is left of the last one is kept for the next call."""
-        blocks = -(-max(0, count - self._rest.numel()) // BLOCK_BYTES)
-        fresh = chacha20(self._seed, self._block, blocks, self.device)
-        self._block += blocks
-        out = torch.cat([self._rest, fresh]) if self._rest.numel() else fresh
-        self._rest = out[count:].clone()
-        return out[:count]
-
-    def words(self, *shape: int) -> torch.Tensor:
-        """Uniform elements of Z_2^64, int64 of the given shape."""
-        count = torch.Size(shape).numel()
-        return self.bytes(8 * count).view(torch.int64).view(shape)
+    def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Uniform elements of Z_2^64, or of Z_2^32 as int32, of the given shape."""
+        return self.bytes(dtype.itemsize * torch.Size(shape).numel()).view(dtype).view(shape)
 
     def bits(self, *shape: int) -> torch.Tensor:
         """Uniform bits, uint8 of zeros and ones of the given shape (one random byte in eight bits)."""

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from hummingbird.bits import BitConfig
 from hummingbird.commands.files import check_outputs
 from hummingbird.commands.party import run_party
-from hummingbird.commands.program import machine
+from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.table import text_table
 from scripts.contest import BESIDE, PARTS, Sample, store_of, window_of
@@ -48,6 +48,11 @@ class Contestant(NamedTuple):
     protocol: str
     material: str  # "drawn": by every party itself; "streamed": by a dealer during the run; "stored": before it
 
+    @property
+    def name(self) -> str:
+        """The word for it on the command line."""
+        return "stored" if self.material == "stored" else self.protocol
+
 
 CONTESTANTS = [
     Contestant("crypten", "drawn"),
@@ -59,12 +64,15 @@ CONTESTANTS = [
 
 @dataclass(frozen=True)
 class Work:
-    """The command `python -m module options`; for a store the net, as `--model` words, and its input's shape."""
+    """The command `python -m module options`; for a store the net, as `--model` words, the shape of a slice of its
+    input, and the slices of a run.
+    """
 
     module: str
     options: list[str]
     model: list[str]
     shape: tuple[int, ...]
+    slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,10 @@ def add_arguments(parser: argparse.ArgumentParser, windows: Sequence[str], repea
         metavar="MS",
         help="round-trip times to add, milliseconds (default 0): by tc netem where the kernel has it, else computed",
     )
+    names = [contestant.name for contestant in CONTESTANTS]
+    text = "which to run: CrypTen as shipped, the protocols with a dealer, masked with what was dealt before (all)"
+    parser.add_argument("--contestants", nargs="+", choices=names, default=names, help=text)
+    parser.add_argument("--device", default="cpu", help="where the parties' shares are: cpu (default), or cuda")
     shown = f"runs after one to warm up, of which the median is shown (default {repeats})"
     parser.add_argument("--repeats", type=int, default=repeats, help=shown)
     parser.add_argument("--json", type=Path, help="write the rows to a file")
@@ -152,6 +164,8 @@ def compare(args: argparse.Namespace, work: Work, unit: Unit, labels: dict[str, 
                 found, how = measured(there), "measured"
                 samples = [Sample(**run["sample"]) for run in found]
             rows += _rows(there, how, args.repeats, found, samples, unit, labels)
+    for row in rows:
+        row["device"] = device_name(args.device)
     return rows
 
 
@@ -164,7 +178,6 @@ def _rows(
     unit: Unit,
     labels: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    baseline = samples[0]
     rows = []
     for run, sample in zip(found, samples, strict=True):
         rows.append(
@@ -179,22 +192,31 @@ def _rows(
                 "parties": 2,
                 **unit.figures(sample),
                 "offline_size": "predicted, not dealt" if run["material"] == "drawn" else "measured",
-                "speedup_online": (baseline.seconds - baseline.offline_seconds)
-                / (sample.seconds - sample.offline_seconds),
-                "speedup_total": baseline.seconds / sample.seconds,
-                "fewer_online_bits": baseline.online_bits / max(1, sample.online_bits),  # 0: windows of no bits
-                "fewer_relu_bits": baseline.relu_bits / max(1, sample.relu_bits),
+                **(_ratios(samples[0], sample) if found[0]["protocol"] == CRYPTEN else {}),
                 **machine(),
             }
         )
     return rows
 
 
+def _ratios(baseline: Sample, sample: Sample) -> dict[str, float]:
+    """How many times a run is better than CrypTen's."""
+    online, here = (s.seconds - s.offline_seconds for s in (baseline, sample))
+    return {
+        "speedup_online": online / here,
+        "speedup_total": baseline.seconds / sample.seconds,
+        "fewer_online_bits": baseline.online_bits / max(1, sample.online_bits),  # 0: windows of no bits
+        "fewer_relu_bits": baseline.relu_bits / max(1, sample.relu_bits),
+    }
+
+
 def _contest(link: Link, args: argparse.Namespace, work: Work) -> list[dict[str, Any]]:
     """Every contestant on this link: window, sample and errors of each run."""
     out = []
-    for protocol, material in tqdm(CONTESTANTS, desc=str(link), unit="protocol", leave=False):
-        words = [*work.options, "--worker", protocol, "--repeats", str(args.repeats), "--windows", *args.windows]
+    chosen = [contestant for contestant in CONTESTANTS if contestant.name in args.contestants]
+    for protocol, material in tqdm(chosen, desc=str(link), unit="protocol", leave=False):
+        words = [*work.options, "--worker", protocol, "--device", args.device, "--repeats", str(args.repeats)]
+        words += ["--windows", *args.windows]
         with tempfile.TemporaryDirectory() as folder, places(link, 2) as where:
             if material == "stored":
                 for window in args.windows:
@@ -211,7 +233,8 @@ def _deal(work: Work, protocol: str, window: str, runs: int, folder: Path) -> No
     bits = folder / "bits.json"
     BitConfig(window_of(window)).save(bits)
     command = [sys.executable, "-m", "hummingbird", "deal", "--model", *work.model, "--protocol", protocol]
-    command += ["--input", "x".join(map(str, work.shape)), "--images", str(runs * work.shape[0])]
+    command += ["--input", "x".join(map(str, work.shape)), "--images"]
+    command += [str(runs * work.slices * work.shape[0])]
     command += ["--bits", str(bits), "--out", str(store_of(folder, window))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -232,7 +255,7 @@ def show(title: str, rows: Sequence[dict[str, Any]], unit: Unit, errors: dict[st
         "rounds",
         *(name for name, _ in errors.values()),
     ]
-    head += ["online", "total", "bits"]
+    head += ["online", "total", "bits"] if "speedup_total" in rows[0] else []
     print(f"{title}; medians of {rows[0]['repeats']} runs after one to warm up")
     print("2 parties and a dealer, three processes with one thread each on this host; seconds are those of party 0")
     for link in dict.fromkeys(row["link"] for row in rows):
@@ -254,7 +277,7 @@ def _cells(row: dict[str, Any], unit: Unit, errors: dict[str, tuple[str, str]]) 
         f"{dealt:.2f}{'*' if row['material'] == 'drawn' else ''}",
         str(row["rounds"]),
         *(style.format(row[key]) for key, (_, style) in errors.items()),
-        *(f"{row[key]:.1f}x" for key in ("speedup_online", "speedup_total", "fewer_relu_bits")),
+        *(f"{row[key]:.1f}x" for key in ("speedup_online", "speedup_total", "fewer_relu_bits") if key in row),
     ]
 
 
@@ -275,6 +298,12 @@ def main(
             raise InputError("at least one run", where="--repeats")
         if not all(0 <= milliseconds < math.inf for milliseconds in args.rtt):
             raise InputError("a round trip takes 0 ms or more", where="--rtt")
+        device_name(args.device)
+        if args.device != "cpu" and "crypten" in args.contestants:
+            hint = "name the others: --contestants masked stored"
+            raise InputError("CrypTen as shipped is measured on the CPU", where="--contestants", hint=hint)
+        if args.plot and "crypten" not in args.contestants:
+            raise InputError("the plot shows times faster than CrypTen", where="--plot", hint="run crypten too")
         check_outputs(args)
         rows = contest(args)
         if args.json:

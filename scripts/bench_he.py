@@ -27,7 +27,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels import heap
 from hummingbird.table import text_table
@@ -61,7 +61,7 @@ def work(args: argparse.Namespace) -> Rows:
     elif section == "mobilenet":
         given, name = he_nets.mobilenet(args.size, args.batch), f"mobilenetv2-0.35-{args.size}"
         with tqdm(total=args.batch, desc=name, unit="image", leave=False) as bar:
-            rows = [he_nets.in_process(name, given, bar.update)]
+            rows = [he_nets.in_process(name, given, bar.update, device=args.device)]
     else:
         given, name = he_nets.cryptonets(activation, args.data, args.images), f"cryptonets-{activation}"
         if section == "sockets":
@@ -90,7 +90,7 @@ def launch(job: str, args: argparse.Namespace) -> Rows:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         command = [sys.executable, "-m", "scripts.bench_he", "--worker", job, "--json", str(file)]
-        for option in ("images", "batch", "size", "repeats"):
+        for option in ("images", "batch", "size", "repeats", "device"):
             command += [f"--{option}", str(getattr(args, option))]
         command += ["--data", args.data] if args.data else []
         ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
@@ -213,6 +213,10 @@ def run(args: argparse.Namespace) -> None:
             raise InputError("at least one", where=f"--{option}")
     if args.size < 32:
         raise InputError(f"images of {args.size} pixels", where="--size", hint="at least 32")
+    device_name(args.device)
+    if args.device != "cpu" and args.only != ["mobilenet"]:
+        hint = "give --only mobilenet"
+        raise InputError("the other sections are measured on the CPU", where="--device", hint=hint)
     if args.json:
         check_writable(args.json, "--json")
     if args.worker:
@@ -237,6 +241,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=2048, help="images for MobileNetV2 (default: %(default)s)")
     p.add_argument("--size", type=int, default=96, help="their height and width (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=3, help="runs of each of the CryptoNets (default: %(default)s)")
+    p.add_argument("--device", default="cpu", help="for MobileNetV2: cpu (default) or cuda, at client and server")
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     p.add_argument("--worker", metavar="JOB", help=argparse.SUPPRESS)

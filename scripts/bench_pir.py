@@ -2,11 +2,13 @@
 
     python -m scripts.bench_pir --json pir.json
     python -m scripts.bench_pir --rows 16384 --row-bytes 256 --batch 1 192 --prf chacha12 --paths avx2
+    python -m scripts.bench_pir --batch 512 --prf chacha12 --decoders sum32 --paths cuda
 
 An answer is timed as a whole: its keys expanded over all rows, and the product with the table. Without --rows,
 --row-bytes, --batch, --prf, --decoders and --paths the settings are those with a mark, and some beside them. Times are
-CPU time of the one thread that works, the least of the repeats, so other work on the machine counts little. The time of
-reading a table's bytes once, by libc's `memchr`, is taken in the same run. All answers are checked.
+CPU time of the one thread that works, the least of the repeats, so other work on the machine counts little; on a GPU
+(`--paths cuda`) wall time, from keys in the host's memory to answers there. The time of reading a table's bytes once,
+by libc's `memchr`, or by a copy on the GPU, is taken in the same run. All answers are checked.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.lookups import dpf
@@ -40,7 +42,8 @@ from hummingbird.kernels.lookups.rows import WIDTHS, Table
 from hummingbird.pir.dpf import generate
 from hummingbird.table import text_table
 
-PATHS = ("avx512+gfni", "avx2+gfni", "avx2", "portable")
+GPU = "cuda"
+PATHS = ("avx512+gfni", "avx2+gfni", "avx2", "portable", GPU)
 DECODERS = ("xor", *(f"sum{width}" for width in WIDTHS))
 MILLION = 1 << 20
 PIECE = 1 << 14  # different rows of a table, which repeats them
@@ -66,6 +69,11 @@ class Setting(NamedTuple):
     path: str = ""
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the table is on a GPU."""
+        return self.path == GPU
+
+    @property
     def width(self) -> int:
         """Bits of the words that are summed; 0 for XOR."""
         return int(self.decoder.removeprefix("sum")) if self.decoder != "xor" else 0
@@ -77,6 +85,7 @@ MARKS = {  # queries per second
     Setting(MILLION, 64, 192): 9000,
     Setting(MILLION, 256, 192, path="avx2"): 1200,
 }
+GPU_MARKS = {Setting(MILLION, 256, 512, "chacha12", "sum32", GPU): 100_000}  # on an H100
 LONE_QUERY = Setting(MILLION, 256, 1)
 PLAN = [
     *(Setting(MILLION, 256, batch) for batch in (1, 8, 32, 64, 192)),
@@ -93,6 +102,9 @@ EXPANSION_MARKS = {"aes": 12.0, "chacha12": 60.0}  # microseconds for 2^20 rows
 @contextlib.contextmanager
 def on_path(path: str) -> Iterator[str]:
     """Kernels of this instruction set, or the fastest for ""; EnvironmentProblem where the processor lacks it."""
+    if path == GPU:
+        yield device_name(GPU)
+        return
     before, gfni = library.isa(), library.gfni()
     isa, _, extra = path.partition("+")
     try:
@@ -106,28 +118,37 @@ def on_path(path: str) -> Iterator[str]:
         library.set_gfni(gfni)
 
 
-def seconds(run: Callable[[], object], repeats: int) -> float:
-    """The least CPU time of this thread for a call, after one to warm up."""
+def seconds(run: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time) -> float:
+    """The least time of a call, after one to warm up; by default CPU time of this thread."""
     run()
     times = []
     for _ in range(repeats):
-        started = time.thread_time()
+        started = clock()
         run()
-        times.append(time.thread_time() - started)
+        times.append(clock() - started)
     return min(times)
 
 
-def read_seconds(size: int, repeats: int) -> float:
-    """Time of reading so many bytes once."""
+def read_seconds(size: int, repeats: int, on_gpu: bool) -> float:
+    """Time of reading so many bytes once; on a GPU, half of the time in which they are copied there."""
+    if on_gpu:
+        source = torch.empty(size, dtype=torch.uint8, device=GPU)
+        target = torch.empty_like(source)
+
+        def copy() -> None:
+            target.copy_(source)
+            torch.cuda.synchronize()
+
+        return seconds(copy, repeats, time.perf_counter) / 2
     memory, libc = np.full(size, 1, np.uint8), ctypes.CDLL(None)
     libc.memchr.argtypes, libc.memchr.restype = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], ctypes.c_void_p
     return seconds(lambda: libc.memchr(memory.ctypes.data, 0, size), repeats)
 
 
-def build(count: int, row_bytes: int) -> tuple[Table, Tensor, float]:
+def build(count: int, row_bytes: int, on_gpu: bool = False) -> tuple[Table, Tensor, float]:
     """A table, the rows that it repeats, and the seconds that its preparation takes."""
     piece = torch.randint(0, 256, (min(count, PIECE), row_bytes), dtype=torch.uint8)
-    table = Table(count, row_bytes)
+    table = Table(count, row_bytes, GPU if on_gpu else "cpu")
 
     def fill() -> None:
         for start in range(0, count, PIECE):
@@ -150,14 +171,14 @@ def check(setting: Setting, table: Table, piece: Tensor, keys: tuple[Tensor, Ten
 def measure(setting: Setting, table: Table, piece: Tensor, read: float, repeats: int) -> dict[str, Any]:
     """One row of the result."""
     alphas = torch.randint(0, setting.rows, (setting.batch,))
-    keys = generate(alphas, setting.rows, setting.prf)
+    keys, clock = generate(alphas, setting.rows, setting.prf), time.perf_counter if setting.on_gpu else time.thread_time
     with on_path(setting.path) as path:
         check(setting, table, piece, keys, alphas)
         if setting.width:
-            took = seconds(lambda: table.answer_sum(keys[0], setting.width), repeats)
+            took = seconds(lambda: table.answer_sum(keys[0], setting.width), repeats, clock)
         else:
-            took = seconds(lambda: table.answer(keys[0]), repeats)
-    rate, mark = setting.batch / took, MARKS.get(setting)
+            took = seconds(lambda: table.answer(keys[0]), repeats, clock)
+    rate, mark = setting.batch / took, (MARKS | GPU_MARKS).get(setting)
     row: dict[str, Any] = {
         "kind": "answer",
         **setting._asdict(),
@@ -202,7 +223,12 @@ def settings_of(args: argparse.Namespace) -> list[Setting]:
         return PLAN
     defaults = ([MILLION], [256], [1, 32, 192], ["aes"], ["xor"], [""])
     chosen = [values or default for values, default in zip(given, defaults, strict=True)]
-    return sorted(itertools.starmap(Setting, itertools.product(*chosen)), key=lambda s: s[:2])
+    return sorted(itertools.starmap(Setting, itertools.product(*chosen)), key=table_of)
+
+
+def table_of(setting: Setting) -> tuple[int, int, bool]:
+    """The table that a setting needs: rows, bytes of a row, and whether it is on a GPU."""
+    return setting.rows, setting.row_bytes, setting.on_gpu
 
 
 def run(args: argparse.Namespace) -> None:
@@ -218,6 +244,10 @@ def run(args: argparse.Namespace) -> None:
         hint = "install the package again, with a C++ compiler, and unset HUMMINGBIRD_KERNELS"
         raise EnvironmentProblem("the kernels in C++ are not there", where="kernels", hint=hint)
     settings = settings_of(args)
+    for setting in settings:
+        if setting.on_gpu and (setting.prf, setting.decoder) not in {("chacha12", f"sum{width}") for width in WIDTHS}:
+            hint = "give --prf chacha12 --decoders sum32"
+            raise InputError("a GPU answers sums to ChaCha12 keys only", where="--paths cuda", hint=hint)
     for path in args.paths or ():
         with on_path(path):
             pass
@@ -229,10 +259,10 @@ def run(args: argparse.Namespace) -> None:
             with _left_out(bar):
                 result.append(expansion(prf, path, 5 * args.repeats))
             bar.update()
-        for (count, row_bytes), group in itertools.groupby(settings, key=lambda s: s[:2]):
+        for (count, row_bytes, on_gpu), group in itertools.groupby(settings, key=table_of):
             bar.set_description(f"{count:,} rows of {row_bytes} bytes")
-            table, piece, took = build(count, row_bytes)
-            read, size = read_seconds(count * row_bytes, 3 * args.repeats), count * row_bytes
+            table, piece, took = build(count, row_bytes, on_gpu)
+            read, size = read_seconds(count * row_bytes, 3 * args.repeats, on_gpu), count * row_bytes
             result.append(
                 {
                     "kind": "table",
@@ -263,7 +293,7 @@ def _left_out(bar: tqdm[Any]) -> Iterator[None]:
 def show(result: list[dict[str, Any]]) -> None:
     """Print the rows as tables."""
     said = {True: "yes", False: "NO", None: ""}
-    print("one core; DPF expansion included; the least of the repeats\n")
+    print("one core, or one GPU; DPF expansion included; the least of the repeats\n")
     cells = [
         (
             f"{r['rows']:,} x {r['row_bytes']} B",

@@ -154,19 +154,22 @@ def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
 
     for text in args.windows:
         window = window_of(text)
-        session = launch.init(store=store_of(args.store, text) if args.store else None)
+        session = launch.init(store=store_of(args.store, text) if args.store else None, device=args.device)
         private = hummingbird.convert_model(net, window, protocol=args.worker)
         shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
 
-        def work(private: Any = private, shared: Any = shared) -> Any:
+        def work(session: Any = session, private: Any = private, shared: Any = shared) -> Any:
             y = private(shared)
-            return y.get_plain_text() if args.opening else y
+            result = y.get_plain_text() if args.opening else y
+            if session.device.type == "cuda":
+                torch.cuda.synchronize()  # what is launched is not done yet
+            return result
 
         def ready(session: Any = session) -> None:
             session.channel.exchange_text("ready")
 
         sample, y = _median_run(work, ready, args.repeats)
-        yield window, sample, y if args.opening else y.get_plain_text()
+        yield window, sample, (y if args.opening else y.get_plain_text()).cpu()
         launch.uninit()
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hummingbird.commands.program import device_name
 from hummingbird.errors import HummingbirdError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.runtime.client import Client
@@ -121,13 +122,15 @@ def run_batch(client: Client, server: Server, images: Tensor, clock: Clock) -> T
     return batch.result()
 
 
-def in_process(name: str, given: Net, advance: Callable[[float], object], passes: int = 1) -> dict[str, Any]:
+def in_process(
+    name: str, given: Net, advance: Callable[[float], object], passes: int = 1, device: str = "cpu"
+) -> dict[str, Any]:
     """One row: milliseconds per image, median over the full batches of all passes but the first, where they went, and
     the outputs against torch's.
     """
     torch.set_num_threads(1)
-    model = convert_model(given.net, given.shape, mode=given.mode, input_range=given.bound)
-    server, client = model.server, Client(model.server.public)
+    model = convert_model(given.net, given.shape, mode=given.mode, input_range=given.bound, device=device)
+    server, client = model.server, Client(model.server.public, device)
     slots = server.public.slots
     outputs, times, parts = [], [], []
     for number, images in itertools.product(range(passes), given.images.split(slots)):
@@ -162,6 +165,7 @@ def in_process(name: str, given: Net, advance: Callable[[float], object], passes
         "kilobytes_up_per_image": up / slots / 1e3,
         "kilobytes_down_per_image": down / slots / 1e3,
         "peak_gigabytes": peak,
+        "device": device_name(device),
         "predicted_gigabytes": predicted(model.plan).process / 1e9,
     }
     return row | compare(torch.cat(outputs), in_the_clear(given), given.labels)

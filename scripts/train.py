@@ -18,13 +18,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from hummingbird import ranks
 from hummingbird.commands.accuracy import evaluate
-from hummingbird.commands.checkpoint import read_weights, weights_file
+from hummingbird.commands.checkpoint import load_weights, read_weights, weights_file
+from hummingbird.commands.data_parallel import NOTES as DATA_PARALLEL
 from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.program import end
+from hummingbird.commands.ranked import NOTES, agree_on, end_ranked
 from hummingbird.commands.sources import place
 from hummingbird.commands.training import RATES, SCHEDULES, Recipe, Training
 from hummingbird.errors import InputError
+from hummingbird.window_search.images import fingerprint
 from models import load_checkpoint
 from scripts.data import DATASETS, load
 from scripts.net import WEIGHTS_HINT, add_model_arguments, build
@@ -58,17 +61,23 @@ def train(training: Training, state: Path, command: dict[str, Any]) -> None:
             progress.set_postfix(loss=f"{loss:.3f}")
             file = io.BytesIO()
             torch.save({"format": _FORMAT, "command": command, **training.state()}, file)
-            write_together({state: file.getvalue()})
+            if ranks.first():
+                write_together({state: file.getvalue()})
     training.finish()
 
 
 def read_state(path: Path, command: dict[str, Any]) -> dict[str, Any]:
-    """The state that `train` has kept; InputError if there is none, or that of another command."""
-    if not path.is_file():
-        hint = "leave out --resume: the training was not begun, or its first epoch not ended, or it is done"
-        raise InputError("there is no training to resume", where=str(path), hint=hint)
+    """The state that `train` has kept at rank 0, for all; InputError if there is none, or that of another command."""
+
+    def content() -> bytes:
+        if not path.is_file():
+            hint = "leave out --resume: the training was not begun, or its first epoch not ended, or it is done"
+            raise InputError("there is no training to resume", where=str(path), hint=hint)
+        return path.read_bytes()
+
+    kept = ranks.told(content)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(kept), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):
         state = None
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
@@ -91,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m scripts.train",
         description="Train a network on an image data set, print its test accuracy and save its weights.",
-        epilog=_EPILOG,
+        epilog=_EPILOG + NOTES + DATA_PARALLEL,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_arguments(made)
@@ -152,11 +161,13 @@ def run(options: argparse.Namespace) -> None:
     recipe = recipe_of(options)
     torch.manual_seed(options.seed)
     model = build(options)
-    check_writable(options.out, "--out")
+    agree_on(options)
     state = state_of(options.out)
-    if state.exists() and not options.resume:
-        hint = "go on with it by --resume, or remove it"
-        raise InputError("there is the state of an interrupted training", where=str(state), hint=hint)
+    if ranks.first():
+        check_writable(options.out, "--out")
+        if state.exists() and not options.resume:
+            hint = "go on with it by --resume, or remove it"
+            raise InputError("there is the state of an interrupted training", where=str(state), hint=hint)
     chosen = {"model": options.model, "options": dict(options.option), "dataset": options.dataset}
     command = {**chosen, **asdict(recipe), "device": options.device, "start": str(options.start)}
     kept = read_state(state, command) if options.resume else None
@@ -165,13 +176,26 @@ def run(options: argparse.Namespace) -> None:
     place(model, options.device)
     train_images, train_labels = load(options.dataset, "train", options.data)
     test_images, test_labels = load(options.dataset, "test", options.data)
+    ranks.agree(
+        lambda: {
+            "weights": fingerprint(*model.state_dict().values()),
+            "data": fingerprint(train_images, train_labels, test_images, test_labels),
+        }
+    )
     training = Training(model, train_images, train_labels, DATASETS[options.dataset], recipe)
     if kept is not None:
         training.restore(kept)
     train(training, state, command)
-    write_together({options.out: weights_file(model, half=options.half)})
-    state.unlink(missing_ok=True)
-    accuracy = evaluate(load_checkpoint(options.out, model), test_images, test_labels)
+    content = weights_file(model, half=options.half)
+    if ranks.first():
+        write_together({options.out: content})
+        state.unlink(missing_ok=True)
+        load_checkpoint(options.out, model)
+    else:
+        load_weights(content, model)
+    accuracy = evaluate(model, test_images, test_labels)
+    if not ranks.first():
+        return
     print(f"test accuracy {100 * accuracy:.2f} % of {len(test_labels)} images")
     print(f"saved {options.out} sha256 {hashlib.sha256(options.out.read_bytes()).hexdigest()}")
 
@@ -179,7 +203,7 @@ def run(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     options = parser().parse_args(arguments)
-    return end(lambda: run(options), lambda: interrupted(options.out))
+    return end_ranked(lambda: run(options), lambda: interrupted(options.out))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m search.validate",
         description=validate.HELP,
-        epilog=_EPILOG,
+        epilog=_EPILOG + validate.NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     validate.add_arguments(made)

@@ -35,7 +35,7 @@ def running(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def process():
-    """One dealer in a process of its own, without --once, for several tests."""
+    """One dealer in a process of its own, without --sessions, for several tests."""
     folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
     command = [sys.executable, "-m", "hummingbird.mpc.dealer.command", "--listen", f"unix:{folder}/d.sock"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)

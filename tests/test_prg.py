@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.chacha20 import chacha20
+from hummingbird.kernels.chacha20 import chacha20, key_words
 from hummingbird.prg import Stream, derive, new_seed
-from tests.support.paths import ROOT
+from tests.support.triton import interpret
 
 SEED = bytes(range(16))
 CPU = torch.device("cpu")
@@ -41,11 +37,19 @@ def test_bytes_are_aes_in_counter_mode(count: int) -> None:
     assert out.numpy().tobytes() == keystream(SEED, count)
 
 
-def test_calls_of_any_size_continue_the_stream() -> None:
-    sizes = [1, 15, 16, 3, 0, (1 << 20) + 5, 7, 1 << 20, 9]
+SIZES = [1, 15, 64, 3, 0, 63, 65, (1 << 20) + 5, 7, 1 << 20, 9]
+
+
+def whole_blocks(stream: bytes, sizes: list[int]) -> list[bytes]:
+    """The bytes that calls of these sizes must give, each from a whole block of 64 bytes on."""
+    ends = list(itertools.accumulate(-(-size // 64) * 64 for size in sizes))
+    return [stream[start : start + size] for start, size in zip([0, *ends], sizes, strict=False)]
+
+
+def test_every_call_begins_at_a_whole_block() -> None:
     stream = Stream(SEED)
-    pieces = b"".join(stream.bytes(size).numpy().tobytes() for size in sizes)
-    assert pieces == keystream(SEED, sum(sizes))
+    pieces = [stream.bytes(size).numpy().tobytes() for size in SIZES]
+    assert pieces == whole_blocks(keystream(SEED, 4 << 20), SIZES)
 
 
 def test_words_are_the_stream_read_as_little_endian_integers() -> None:
@@ -54,6 +58,8 @@ def test_words_are_the_stream_read_as_little_endian_integers() -> None:
     raw = keystream(SEED, 120)
     expected = [int.from_bytes(raw[i : i + 8], "little", signed=True) for i in range(0, 120, 8)]
     assert words.flatten().tolist() == expected
+    narrow = Stream(SEED).words(3, 5, dtype=torch.int32)
+    assert narrow.dtype == torch.int32 and narrow.numpy().tobytes() == raw[:60]
     assert Stream(SEED).words().shape == () and Stream(SEED).words(0, 4).shape == (0, 4)
 
 
@@ -144,50 +150,47 @@ RFC_8439 = [
 
 @pytest.mark.parametrize(("key", "block", "expected"), RFC_8439)
 def test_vectors_of_the_chacha20_standard(key: bytes, block: int, expected: str) -> None:
-    assert bytes(chacha20(key, block, 1, CPU).tolist()).hex() == expected
+    assert bytes(chacha20(key_words(key, CPU), block, 1).tolist()).hex() == expected
     assert chacha_keystream(key, 64, block).hex() == expected
 
 
 @pytest.mark.parametrize(("first", "blocks"), [(0, 0), (0, 1), (0, 1000), (7, 3), ((1 << 32) - 2, 2)])
 def test_any_blocks_are_those_of_another_implementation(first: int, blocks: int) -> None:
-    assert bytes(chacha20(LONG, first, blocks, CPU).tolist()) == chacha_keystream(LONG, 64 * blocks, first)
+    assert bytes(chacha20(key_words(LONG, CPU), first, blocks).tolist()) == chacha_keystream(LONG, 64 * blocks, first)
 
 
-@pytest.mark.parametrize(("key", "first", "blocks"), [(bytes(16), 0, 1), (LONG, (1 << 32) - 1, 2), (LONG, -1, 1)])
-def test_what_chacha20_refuses(key: bytes, first: int, blocks: int) -> None:
-    with pytest.raises(InputError):
-        chacha20(key, first, blocks, CPU)
+@pytest.mark.parametrize(("first", "blocks"), [((1 << 32) - 1, 2), (-1, 1)])
+def test_what_chacha20_refuses(first: int, blocks: int) -> None:
+    with pytest.raises(InputError, match="2\\^32 blocks"):
+        chacha20(key_words(LONG, CPU), first, blocks)
+    with pytest.raises(InputError, match="32 bytes, got 16"):
+        key_words(bytes(16), CPU)
+    with pytest.raises(InputError, match="int32 \\(8,\\), got"):
+        chacha20(key_words(LONG, CPU).long(), 0, 1)
 
 
-def test_triton_computes_the_same(tmp_path: Path) -> None:
-    """In Triton's interpreter, which wants its variable set before Triton is imported."""
-    pytest.importorskip("triton")
-    program = (
+def test_triton_computes_the_same() -> None:
+    interpret(
         "import torch\n"
+        "from hummingbird.kernels.chacha20 import key_words\n"
         "from hummingbird.kernels.gpu import chacha20 as gpu\n"
         "from hummingbird.kernels.reference import chacha20 as reference\n"
-        "cpu, key = torch.device('cpu'), bytes(range(32))\n"
+        "key = key_words(bytes(range(32)), torch.device('cpu'))\n"
         "for first, blocks in ((0, 0), (0, 1), (0, 128), (3, 129), (2**32 - 2, 2), (77, 400)):\n"
-        "    expected = reference.chacha20(key, first, blocks, cpu)\n"
-        "    assert torch.equal(gpu.chacha20(key, first, blocks, cpu), expected), (first, blocks)\n"
+        "    expected = reference.chacha20(key, first, blocks)\n"
+        "    assert torch.equal(gpu.chacha20(key, first, blocks), expected), (first, blocks)\n"
     )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_calls_of_any_size_continue_the_chacha20_stream(on_device: bool) -> None:
-    """By the package for CPUs, and by blocks as on a device."""
-    sizes = [1, 15, 16, 64, 3, 0, 63, 1000, 128, (1 << 20) + 5, 7]
-    stream = Stream(LONG)
-    stream._on_device = on_device
-    pieces = b"".join(stream.bytes(size).numpy().tobytes() for size in sizes)
-    assert pieces == chacha_keystream(LONG, sum(sizes))
-    words, bits = stream.words(3, 5), stream.bits(9)
-    raw = chacha_keystream(LONG, sum(sizes) + 122)[sum(sizes) :]
-    assert words.flatten().tolist() == [int.from_bytes(raw[i : i + 8], "little", signed=True) for i in range(0, 120, 8)]
-    assert bits.tolist() == [(raw[120 + i // 8] >> (i % 8)) & 1 for i in range(9)]
+def test_a_device_draws_what_a_cpu_draws_and_may_leave_it() -> None:
+    """The meta device stands in for one, with a key of its own on the CPU."""
+    here, there = Stream(LONG), Stream(LONG, "meta")
+    there._key, there.device = key_words(LONG, CPU), CPU
+    assert there.on_device and not here.on_device
+    raw = whole_blocks(chacha_keystream(LONG, 4 << 20), SIZES)
+    assert [stream.bytes(size).numpy().tobytes() for stream in (here, there) for size in SIZES] == raw * 2
+    left, words = there.leave(torch.int32, 7, 5), here.words(7, 5, dtype=torch.int32)
+    assert left.device == CPU and left.tensor().equal(words) and there.bits(9).equal(here.bits(9))
 
 
 @pytest.mark.gpu

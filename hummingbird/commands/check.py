@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+from hummingbird.mpc import lanes
+
 HELP = "Run a small net between two parties and a dealer on this host, and compare with plain PyTorch."
 
 
@@ -28,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        lanes.VARIABLE: "1",
     }
     parties = [
         subprocess.Popen(

@@ -24,7 +24,10 @@ over a secure channel, and then delete this host's copies. No images are needed 
 ones are: how small they are decides how many bits a layer adds. So give them by --weights, or let --model load them.
 
 Every slot, the material of one slice of images, is for single use. Never run a party from a copy or a restored backup
-of its folder: the marks of what was used are in it."""
+of its folder: the marks of what was used are in it.
+
+For parties of several lanes (`infer --lanes`) each lane has a folder, seeds and slots of its own, as many as its part
+of the images takes: the images are split evenly, and each lane's part is rounded up to whole slices."""
 _EPILOG = """example:
   python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 20x1x8x8 \\
       --bits checkpoints/digits.bits.json --images 200 --out store
@@ -45,7 +48,10 @@ def add_parser(commands: Any) -> None:
     )
     add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
     sub.add_argument("--images", required=True, type=count, help="for how many images; rounded up to whole slices")
-    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder, for DIR/party-RANK")
+    sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
+    sub.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="a new folder, for DIR/party-RANK/lane-LANE"
+    )
     sub.set_defaults(run=run)
 
 
@@ -54,10 +60,14 @@ def run(args: argparse.Namespace) -> int:
     heap.keep()
     private = private_net(args)
     plan = dry_run(private, args.input, args.parties)
-    slots = -(-args.images // args.input[0])
+    images, lanes = args.input[0], args.lanes
+    slots = -(-args.images // (images * lanes))  # of every lane, also of those whose part is smaller by one image
     size = sum(request.correction_bits for request in plan.setup) + slots * sum(r.correction_bits for r in plan.batch)
-    print(f"{slots} slices of {args.input[0]} images for {args.parties} parties: {size / 8e6:,.1f} MB for party 0")
-    with tqdm(total=slots * args.input[0], unit="image", leave=False) as bar:
+    each = f" and each of {lanes} lanes" if lanes > 1 else ""
+    split = f", {size / 8e6:,.1f} a lane" if lanes > 1 else ""
+    amount = f"{lanes * size / 8e6:,.1f} MB for party 0{split}"
+    print(f"{slots} slices of {images} images for {args.parties} parties{each}: {amount}")
+    with tqdm(total=lanes * slots * images, unit="image", leave=False) as bar:
         seconds = deal(
             args.out,
             setup=plan.setup,
@@ -66,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
             slots=slots,
             parties=args.parties,
             facts=material_facts(private.facts),
+            lanes=lanes,
             progress=bar.update,
         )
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")

@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hummingbird import ranks
 from hummingbird.bits import BitConfig
 from hummingbird.commands import plots
 from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.program import command_of, end
+from hummingbird.commands.program import command_of
+from hummingbird.commands.ranked import NOTES as RANKS
+from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
 from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, shown, state_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
@@ -43,10 +46,13 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
 my_net.net() returns the net, my_data.images("validation") images (N, ...), or a pair of images and labels (N,); a
 data set or a DataLoader will do.
 """
-NOTES = """
+NOTES = (
+    """
 A search keeps its answers in OUT.state. After Ctrl-C or a kill the same command with --resume ends as it would have.
 docs/bit-config.md describes OUT; `infer --bits` and convert_model(bits=...) take it.
 """
+    + RANKS
+)
 _PAID = {
     "bits": "of the bits of all comparisons",
     "bytes": "sent by comparing layers, per party and image",
@@ -145,11 +151,13 @@ def _agreeing(said: Mapping[str, Any]) -> str:
 def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> None:
     """Search, write the windows, and print what was found. load: gives net and images, once the options are checked."""
     limit = None if args.budget is None else read_budget(args.budget, args.objective, "--budget")
-    check_writable(args.out, "--out")
-    if args.plot:
-        plots.check(args.plot, "--plot")
+    agree_on(args)
     state = state_of(args.out)
-    check_states([state], args.resume)
+    if ranks.first():
+        check_writable(args.out, "--out")
+        if args.plot:
+            plots.check(args.plot, "--plot")
+        check_states([state], args.resume)
     subject = load()
     study = open_study(args, subject)
     link = {"bandwidth": args.bandwidth, "rtt": args.rtt, "images": args.batch_images}
@@ -165,9 +173,11 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
                 **search_options(args),
             )
     except ConfigError as problem:
-        if problem.where == "budget" and not args.resume:
+        if problem.where == "budget" and not args.resume and ranks.first():
             state.unlink(missing_ok=True)  # the search has ended, if not well
         raise
+    if not ranks.first():
+        return
     write_together({args.out: config.to_json().encode()})
     state.unlink()
     if args.plot:
@@ -180,4 +190,4 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
 
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
     """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
-    return end(lambda: run(args, load, command), lambda: interrupted([state_of(args.out)]))
+    return end_ranked(lambda: run(args, load, command), lambda: interrupted([state_of(args.out)]))

@@ -16,15 +16,20 @@ import torch
 from torch import Tensor
 
 import hummingbird
+from hummingbird import ranks
 from hummingbird.bits import BitConfig
 from hummingbird.commands.accuracy import check_classes
+from hummingbird.commands.data_parallel import NOTES as DATA_PARALLEL
 from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import command_of, end, without_folders
+from hummingbird.commands.program import command_of, without_folders
+from hummingbird.commands.ranked import NOTES as RANKS
+from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, labels_of, subject_of
 from hummingbird.commands.training import Dataset, Recipe, Training
 from hummingbird.commands.tuning import Tuning
 from hummingbird.errors import InputError
+from hummingbird.window_search.images import fingerprint
 
 HELP = "Train a net for a few epochs with its windows in place, and save weights and windows together."
 _EPILOG = """example, with my_net.py and my_data.py in the current folder:
@@ -34,12 +39,16 @@ _EPILOG = """example, with my_net.py and my_data.py in the current folder:
 my_net.net() returns the net, my_data.images("train") a pair of images (N, ...) and labels (N,); a data set or a
 DataLoader will do. Training images are taken as they are, not moved or mirrored.
 """
-NOTES = """
+NOTES = (
+    """
 A rate that is too large shows in the first epoch, whose accuracy is then below that of epoch 0, the net as it came.
 
 --out X.pt writes X.pt and X.bits.json: the same windows, and in `provenance` what they were trained with, the sha256 of
 X.pt included. Ctrl-C saves the best epoch so far.
 """
+    + RANKS
+    + DATA_PARALLEL
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -121,13 +130,18 @@ def run(
     recipe = Recipe(args.epochs, args.batch, rate=args.rate, seed=args.seed, schedule="cosine", label_smoothing=0.0)
     if args.patience < 1:
         raise InputError(f"a patience of {args.patience} epochs", where="--patience", hint="1 or more")
-    check_writable(args.out, "--out")
+    agree_on(args)
+    if ranks.first():
+        check_writable(args.out, "--out")
     config = BitConfig.load(args.bits)
     subject = load()
     net = subject.net
     hummingbird.simulate(net, config, args.protocol, args.parties)  # says at once if the windows are another net's
     twin = hummingbird.simulate(net, config.windows, args.protocol, args.parties, clamp=args.clamp)
     lesson = teach()
+    ranks.agree(
+        lambda: {**subject.facts(), "--bits": config, "training data": fingerprint(lesson.images, lesson.labels)}
+    )
     check_classes(net, lesson.images, lesson.labels)
     tuning = Tuning(subject, config, args)
     torch.manual_seed(args.seed)
@@ -135,12 +149,13 @@ def run(
     try:
         tuning.run(training)
     except KeyboardInterrupt:
-        if tuning.best.number:
+        if tuning.best.number and ranks.first():
             said.append(f"interrupted: {tuning.save(recipe, lesson.name, command)}")
         raise
-    saved = tuning.save(recipe, lesson.name, command)
-    said.append(f"interrupted: {saved}")
-    print(saved)
+    if ranks.first():
+        saved = tuning.save(recipe, lesson.name, command)
+        said.append(f"interrupted: {saved}")
+        print(saved)
     if lesson.test is not None:
         for what, weights, bits in (
             ("before, exact", tuning.first.weights, None),
@@ -153,4 +168,4 @@ def run(
 def main(args: argparse.Namespace, load: Callable[[], Subject], teach: Callable[[], Lesson], command: str) -> int:
     """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     said = ["interrupted: nothing was saved, no epoch was better than the net given"]
-    return end(lambda: run(args, load, teach, command, said), lambda: said[-1])
+    return end_ranked(lambda: run(args, load, teach, command, said), lambda: said[-1])

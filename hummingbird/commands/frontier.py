@@ -15,10 +15,13 @@ from typing import Any
 
 from tqdm import tqdm
 
+from hummingbird import ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import plots
 from hummingbird.commands.files import check_writable, write_json, write_together
-from hummingbird.commands.program import command_of, end, machine
+from hummingbird.commands.program import command_of, machine
+from hummingbird.commands.ranked import NOTES as RANKS
+from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
 from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, state_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
@@ -35,11 +38,14 @@ _EPILOG = """example, with my_net.py and my_data.py in the current folder:
 my_net.net() returns the net, my_data.images("validation") a pair of images (N, ...) and labels (N,); a data set or a
 DataLoader will do.
 """
-NOTES = """
+NOTES = (
+    """
 --out-folder gets a file for every budget that windows meet: 6-64.json, and uniform-6-64.json with --uniform. Every
 search keeps its answers in a .state beside it until all have ended. After Ctrl-C or a kill the same command with
 --resume ends as it would have.
 """
+    + RANKS
+)
 BUDGETS = ("exact", "eco", "8/64", "7/64", "6/64", "5/64")
 _WORDS = ("exact", "eco")
 _UNMET = ("budget", "eco", "group all")  # where a search says that there are no such windows
@@ -110,7 +116,8 @@ class Frontier:
             if problem.where not in _UNMET:
                 raise
             return {**row, "met": False, "why": problem.what, **self.facts}
-        write_together({out: config.to_json().encode()})
+        if ranks.first():
+            write_together({out: config.to_json().encode()})
         said, cost = config.provenance, online(self.net, config, self.args, self.study.searched.image_shape)
         return {
             **row,
@@ -172,16 +179,20 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
 
     load: gives net, images and labels, once the options are checked. states: gets the searches' files.
     """
-    if args.json:
-        check_writable(args.json, "--json")
-    if args.plot:
-        plots.check(args.plot, "--plot")
-    states += states_of(args)
-    check_states(states, args.resume)
+    agree_on(args)
+    if ranks.first():
+        if args.json:
+            check_writable(args.json, "--json")
+        if args.plot:
+            plots.check(args.plot, "--plot")
+        states += states_of(args)
+        check_states(states, args.resume)
     subject = load()
     frontier = Frontier(subject, args, command)
     with tqdm(planned(args), desc="budgets", unit="search", leave=False) as pairs:
         rows = [frontier.row(*pair) for pair in pairs]
+    if not ranks.first():
+        return
     if args.json:
         write_json(args.json, rows)
     if args.plot:
@@ -211,4 +222,4 @@ def states_of(args: argparse.Namespace) -> list[Path]:
 def main(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> int:
     """`run`, to its exit code: 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
     states: list[Path] = []
-    return end(lambda: run(args, load, command, states), lambda: interrupted(states))
+    return end_ranked(lambda: run(args, load, command, states), lambda: interrupted(states))

@@ -1,7 +1,9 @@
 """`infer`: private inference under torchrun; party 0 owns the images, and only it learns the results.
 
 The net is the same at every party: with public weights all have them, with --owner only that party does. Party 0 calls
-the function of --data; the others learn how many images there are, and their shape.
+the function of --data; the others learn how many images there are, and their shape. With --lanes, every lane of party 0
+calls it and takes its part of the images, and lane 0 gathers the results; the function must return the same images to
+all of them.
 """
 
 from __future__ import annotations
@@ -13,21 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 import hummingbird
 from hummingbird.bits import BitWindow
+from hummingbird.commands.figures import Run, figures, show
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
-from hummingbird.commands.program import without_folders
 from hummingbird.commands.sources import add_images_argument, add_model_arguments, images_of, net_of
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
-from hummingbird.mpc import session as sessions
 from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.gathering import Tally, arrive, part
 from hummingbird.mpc.net import PrivateNet
-from hummingbird.wire.meter import Meter
+from hummingbird.mpc.session import Session
 
 HELP = "Run a net on images that no other party reads, under torchrun."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
@@ -38,6 +39,10 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
   the weights are party 1's secret, and it alone needs their file:
     torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model my_net:net --weights net.pt --owner 1 \\
         --data my_data:images test --json result.json
+
+  two parties of two lanes each, for parties with several GPUs (processors do as well):
+    torchrun --standalone --nproc_per_node=4 -m hummingbird infer --lanes 2 --model my_net:net --weights net.pt \\
+        --data my_data:images test
 
 my_net.net() returns the net, my_data.images("test") images (N, ...), or a pair of images and labels (N,); a data
 set or a DataLoader will do.
@@ -59,7 +64,7 @@ def add_parser(commands: Any) -> None:
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
     text = "the party whose secret the weights are (default: they are public, and every party has them)"
     sub.add_argument("--owner", type=int, metavar="RANK", help=text)
-    text = "most images at a time, two such batches in turns (default: %(default)s)"
+    text = "most images at a time in a lane, two such batches in turns (default: %(default)s)"
     sub.add_argument("--batch", type=int, default=100, metavar="N", help=text)
     windows = sub.add_mutually_exclusive_group()
     text = "windows per layer (docs/bit-config.md); default: exact comparisons"
@@ -95,23 +100,49 @@ def run(args: argparse.Namespace) -> None:
     # Only party 0 has the images, so it tells the others how many there are, and their shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
-    private.costs((min(args.batch, total), *shape), session.parties)  # says at once if the net cannot take such images
-    _check_store(private, tuple(shape), total)
+    parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
+    counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
+    # Says at once if the net cannot take such images.
+    private.costs((min(args.batch, max(counts)), *shape), session.parties)
+    if session.lanes > 1 and not private.rowwise((total, *shape)):
+        what = "this net computes images together, so that lanes cannot take parts of them"
+        raise InputError(what, where="--lanes", hint="run it with one lane")
+    _check_store(private, session, tuple(shape), counts[session.lane])
 
+    first = session.rank == 0 and session.lane == 0
     session.channel.exchange_text("ready")
-    started = time.perf_counter()
-    with hummingbird.meter() as meter, tqdm(total=total, unit="image", disable=session.rank != 0) as bar:
-        shared = hummingbird.cryptensor(images if session.rank == 0 else None, src=0)
-        logits = private(shared, progress=bar.update).get_plain_text(dst=0)
+    arrive(session.place)
+    started, busy, outputs = time.perf_counter(), time.process_time(), torch.empty(0)
+    with tqdm(total=total, unit="image", disable=not first) as bar:
+        tally = Tally(session.place, counts)
+        with hummingbird.meter() as meter:
+            if counts[session.lane]:
+                shared = hummingbird.cryptensor(mine if session.rank == 0 else None, src=0)
+                outputs = private(shared, progress=lambda n: _advance(bar, tally.add(n))).get_plain_text(dst=0)
+        busy = time.process_time() - busy
+        tally.wait(lambda done: _advance(bar, done))
     seconds = time.perf_counter() - started
-    if session.rank == 0:
-        with torch.no_grad():
-            # With private weights party 0 has no net to compare with, unless they are its own.
-            plain = net(images) if args.owner in (None, 0) else None
-        figures = _figures(args, logits, plain, labels, meter, seconds, session.parties)
-        _show(figures, meter, args.layers)
-        if args.json:
-            write_json(args.json, figures)
+    busy += sum(map(float, session.channel.exchange_text(repr(busy)).values()))
+    if session.rank > 0:
+        return
+    logits, merged = session.gather(outputs.cpu()), session.gather_meter(meter)
+    by_lane = session.gather(torch.tensor([[meter.seconds, busy]], dtype=torch.float64))
+    if logits is None or merged is None or by_lane is None:  # at all lanes but the first
+        return
+    with torch.no_grad():
+        # With private weights party 0 has no net to compare with, unless they are its own.
+        plain = net(images) if args.owner in (None, 0) else None
+    batches = sum(-(-count // args.batch) for count in counts)
+    found = figures(args, Run(logits, plain, labels, merged, seconds, by_lane, batches, session.parties))
+    show(found, merged, args.layers)
+    if args.json:
+        write_json(args.json, found)
+
+
+def _advance(bar: Any, done: int) -> None:
+    """Bring a progress bar up to what is done."""
+    if done > bar.n:
+        bar.update(done - bar.n)
 
 
 def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
@@ -125,68 +156,12 @@ def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
     return BitWindow(int(upper), int(lower))
 
 
-def _check_store(private: PrivateNet, shape: tuple[int, ...], total: int) -> None:
+def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
     """Say how much material a store holds; DealerError if it is for another net or shape, or too little."""
-    store = sessions.current().dealer
+    store = session.dealer
     if not isinstance(store, StoreDealer):
         return
-    size = store.header.shape[0]
-    if store.rank == 0:
-        print(f"the store holds material for {store.slots_left * size} images, in slices of {size}")
-    store.admit(private.facts, [(size, *shape)] * -(-total // size))
-
-
-def _figures(
-    args: argparse.Namespace,
-    logits: Tensor,
-    plain: Tensor | None,
-    labels: Tensor | None,
-    meter: Meter,
-    seconds: float,
-    parties: int,
-) -> dict[str, object]:
-    """Flat figures of a run, units in the key names."""
-    count, total = len(logits), meter.total
-    figures: dict[str, object] = {
-        "model": " ".join(without_folders(args.model)),
-        "dataset": " ".join(without_folders(args.data)),
-        "protocol": args.protocol,
-        "parties": parties,
-        "images": count,
-        "batch": args.batch,
-        **_accuracy("private", logits, labels),
-        "seconds": seconds,
-        "milliseconds_per_image": 1e3 * seconds / count,
-        "online_seconds": seconds - total.offline_seconds,
-        "offline_seconds": total.offline_seconds,
-        "online_kilobytes_per_image": total.bits_sent / 8e3 / count,
-        "offline_kilobytes_per_image": total.offline_bits / 8e3 / count,
-        "rounds_per_batch": total.rounds / (-(-count // args.batch)),
-        "bits_predicted_equal_bits_sent": total.bits_predicted == total.bits_sent,
-    }
-    if plain is not None:
-        figures |= {
-            **_accuracy("plain", plain, labels),
-            "agreement_percent": 100 * float((_answers(plain) == _answers(logits)).double().mean()),
-            "largest_logit_error": float((plain - logits).abs().max()),
-            "largest_logit": float(plain.abs().max()),
-        }
-    return figures
-
-
-def _accuracy(which: str, logits: Tensor, labels: Tensor | None) -> dict[str, float]:
-    if labels is None:
-        return {}
-    return {f"accuracy_{which}_percent": 100 * float((_answers(logits) == labels).double().mean())}
-
-
-def _answers(logits: Tensor) -> Tensor:
-    """Places of the largest outputs, one for each image."""
-    return logits.reshape(len(logits), -1).argmax(1)
-
-
-def _show(figures: dict[str, object], meter: Meter, layers: bool) -> None:
-    """Print the figures, and the meter's table."""
-    for key, value in figures.items():
-        print(f"{key.replace('_', ' '):32} {f'{value:.6g}' if isinstance(value, float) else value}")
-    print("\n" + meter.table(every_layer=layers))
+    size, each = store.header.shape[0], " for each lane" if session.lanes > 1 else ""
+    if session.rank == 0 and session.lane == 0:
+        print(f"the store holds material for {store.slots_left * size} images{each}, in slices of {size}")
+    store.admit(private.facts, [(size, *shape)] * -(-count // size))

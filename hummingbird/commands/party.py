@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +10,20 @@ from typing import Any
 
 from hummingbird.errors import ConfigError, HummingbirdError
 from hummingbird.mpc import launch
+from hummingbird.mpc.lanes import environment
 from hummingbird.wire.service import Tls
 
 
 def add_session_arguments(parser: argparse.ArgumentParser) -> None:
-    """--dealer, --store, --tls-*, --timeout."""
+    """--lanes, --dealer, --store, --tls-*, --timeout."""
     group = parser.add_argument_group("session")
+    group.add_argument(
+        "--lanes",
+        type=int,
+        metavar="N",
+        help="processes of each party, one for each of its GPUs; torchrun starts parties x N "
+        "(default: HUMMINGBIRD_LANES, else 1)",
+    )
     source = group.add_mutually_exclusive_group()
     source.add_argument(
         "--store",
@@ -47,9 +54,9 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
     paths = [args.tls_cert, args.tls_key, args.tls_ca]
     if any(paths) and not all(paths):
         raise ConfigError("--tls-cert, --tls-key and --tls-ca go together")
-    rank = os.environ.get("RANK", "0")
-    tls = Tls(*(Path(str(path).replace("{rank}", rank)) for path in paths)) if all(paths) else None
-    return {"dealer": args.dealer, "store": args.store, "tls": tls, "timeout": args.timeout}
+    party = str(environment(args.lanes).party)
+    tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in paths)) if all(paths) else None
+    return {"lanes": args.lanes, "dealer": args.dealer, "store": args.store, "tls": tls, "timeout": args.timeout}
 
 
 def run_party(main: Callable[[], None]) -> None:
@@ -62,7 +69,7 @@ def run_party(main: Callable[[], None]) -> None:
     except (HummingbirdError, ValueError, OSError) as error:
         # First of all: a launcher may end this process as soon as another party has heard of it. And in one write, so
         # that parties on one terminal do not write into each other's lines.
-        sys.stderr.write(f"[party {os.environ.get('RANK', '0')}] error: {_words(error)}\n")
+        sys.stderr.write(f"[{launch.name()}] error: {_words(error)}\n")
         sys.stderr.flush()
         launch.abort(error)
         sys.exit(1)

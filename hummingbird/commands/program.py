@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from hummingbird import kernels
-from hummingbird.errors import HummingbirdError
+from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.version import VERSION
 
 
@@ -48,3 +48,13 @@ def machine() -> dict[str, str]:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     cpu = f"{names[0]}, {len(names)} cores" if names else platform.processor() or platform.machine()
     return {"hummingbird": VERSION, "torch": torch.__version__, "kernels": kernels.active(), "cpu": cpu}
+
+
+def device_name(device: str) -> str:
+    """The name of a device for rows of figures: "cpu", or the card's; InputError for one that is not there."""
+    try:
+        found = torch.device(device)
+        return torch.cuda.get_device_name(found) if found.type == "cuda" else str(torch.empty(0, device=found).device)
+    except (RuntimeError, AssertionError) as problem:
+        what = str(problem).partition("\n")[0]
+        raise InputError(what, where=f"--device {device}", hint="cpu always works") from problem

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hummingbird import ranks
 from hummingbird.commands.checkpoint import read_weights
 from hummingbird.errors import HummingbirdError, InputError
 
@@ -106,9 +107,9 @@ def _argument(word: str) -> tuple[str, Any]:
 
 
 def place(net: nn.Module, device: str) -> nn.Module:
-    """The net on --device; InputError for a device that torch does not know, or that is not there."""
+    """The net on --device, of several GPUs on this rank's; InputError for one unknown to torch, or not there."""
     try:
-        return net.to(device)
+        return net.to(ranks.device(device))
     except (RuntimeError, AssertionError) as problem:
         what = str(problem).partition("\n")[0]
         raise InputError(what, where=f"--device {device}", hint="cpu always works") from problem

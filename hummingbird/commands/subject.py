@@ -18,6 +18,7 @@ from hummingbird.commands.sources import (
 )
 from hummingbird.errors import InputError
 from hummingbird.mpc.protocols.registry import PROTOCOLS
+from hummingbird.window_search.images import fingerprint
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Subject:
     labels: Tensor | None
     names: dict[str, str]
     source: str
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of weights, images and labels, for ranks to agree on."""
+        labels = () if self.labels is None else (self.labels,)
+        return {"weights": fingerprint(*self.net.state_dict().values()), "data": fingerprint(self.images, *labels)}
 
     @property
     def labelled(self) -> Tensor:

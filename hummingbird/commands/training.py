@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
+from hummingbird import ranks
+from hummingbird.commands.data_parallel import own, parallel, reseed, share_statistics
 from hummingbird.errors import InputError
 
 RATES = {"sgd": 0.1, "adamw": 2e-3}  # largest learning rates from scratch
@@ -82,7 +84,7 @@ class Recipe:
 
 
 class Training:
-    """A net with its optimizer and its schedule, trained in place one epoch after the other.
+    """A net with its optimizer and its schedule, trained in place one epoch after the other, by all ranks together.
 
     images: (N, ...), normalised; labels: int64 (N,). `epoch` counts the epochs done, `steps` the steps of each.
 
@@ -90,6 +92,8 @@ class Training:
         while training.epoch < 60:
             loss = training.run_epoch()
         training.finish()
+
+    Raises InputError for a batch that the ranks cannot share (data_parallel.py).
     """
 
     def __init__(
@@ -103,6 +107,8 @@ class Training:
         self.model, self.dataset, self.recipe = model.to(memory_format=self.layout), dataset, recipe
         self.images, self.labels, self.device = images.to(device), labels.to(device), device
         self.batch = min(recipe.batch, len(labels))
+        self.own = own(self.batch)
+        self._parallel = parallel(self.model)
         self.steps = len(labels) // self.batch  # the last, smaller batch of each shuffle is left out
         self.epoch = 0
         self.optimizer = self._optimizer()
@@ -132,18 +138,22 @@ class Training:
         Raises InputError if the loss or a weight is then not finite.
         """
         self.model.train()
+        reseed(self.recipe.seed, self.epoch)
         total = torch.zeros((), device=self.device)
         for x, labels in self._batches():
             if self.mix is not None and torch.rand(()) < self.recipe.cutmix:
                 x, labels = self.mix(x, labels)  # labels are then distributions, (B, classes)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
-                loss = self.criterion(self.model(x), labels)
-            self.optimizer.zero_grad()
-            loss.backward()
+            with ranks.together():
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+                    loss = self.criterion(self._parallel(x), labels)
+                self.optimizer.zero_grad()
+                loss.backward()
             self.optimizer.step()
             self.schedule.step()
             total += loss.detach()
             after_step()
+        total = ranks.mean(total)
+        share_statistics(self.model)
         if not all(torch.isfinite(value).all() for value in (total, *self.model.state_dict().values())):
             hint = f"try less than {self.recipe.rate}, or --optimizer adamw"
             raise InputError("training diverged: the loss or a weight is not finite", where="--rate", hint=hint)
@@ -162,13 +172,14 @@ class Training:
                     weight.copy_(mean)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 update_bn(self._batches(), self.model)
+            share_statistics(self.model)
 
     def _batches(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """All images once, in a new order and moved, with their labels."""
+        """All images once, in a new order and moved, with their labels; of each batch this rank's part."""
         order = torch.randperm(len(self.labels), generator=self.generator).to(self.device)
         for chosen in order[: self.steps * self.batch].split(self.batch):
-            x = augment(self.images[chosen], self.dataset, self.generator)
-            yield x.contiguous(memory_format=self.layout), self.labels[chosen]
+            x = augment(self.images[chosen], self.dataset, self.generator, self.own)
+            yield x.contiguous(memory_format=self.layout), self.labels[chosen[self.own]]
 
     def state(self) -> dict[str, Any]:
         """All that the epochs to come depend on but the data and the recipe: tensors, numbers and text."""
@@ -207,14 +218,16 @@ def _cutmix(classes: int) -> Any:
     return v2.CutMix(num_classes=classes)
 
 
-def augment(images: torch.Tensor, dataset: Dataset, generator: torch.Generator) -> torch.Tensor:
+def augment(
+    images: torch.Tensor, dataset: Dataset, generator: torch.Generator, own: slice = slice(None)
+) -> torch.Tensor:
     """Shift each image by up to `dataset.shift` pixels each way, filling with black, and mirror half where allowed.
 
     images: (B, C, H, W), normalised, on any device; the result has the same shape. A data set whose images may not be
-    moved may have another one.
+    moved may have another one. own: the images that are wanted, moved as they are among all.
     """
     if not (dataset.shift or dataset.flip):
-        return images
+        return images[own]
     count, _, height, width = images.shape
     shift, device = dataset.shift, images.device
     mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
@@ -226,5 +239,5 @@ def augment(images: torch.Tensor, dataset: Dataset, generator: torch.Generator) 
     if dataset.flip:
         mirrored = torch.rand(count, 1, generator=generator) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
-    index = torch.arange(count, device=device)[:, None, None]
-    return padded[index, :, rows.to(device)[:, :, None], columns.to(device)[:, None, :]].permute(0, 3, 1, 2)
+    index, rows, columns = (x.to(device)[own] for x in (torch.arange(count), rows, columns))
+    return padded[index[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

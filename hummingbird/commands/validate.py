@@ -26,10 +26,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 import hummingbird
+from hummingbird import ranks
 from hummingbird.bits import BitConfig
 from hummingbird.commands.accuracy import predict
 from hummingbird.commands.files import check_writable, write_json
-from hummingbird.commands.program import end, machine
+from hummingbird.commands.program import machine
+from hummingbird.commands.ranked import NOTES, agree_on, end_ranked
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import InputError
 from hummingbird.ring import SCALE
@@ -51,7 +53,7 @@ def add_parser(commands: Any) -> None:
         "validate",
         help=HELP,
         description=HELP,
-        epilog=_EPILOG,
+        epilog=_EPILOG + NOTES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_arguments(sub)
@@ -193,10 +195,12 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
     """Measure, print and write. load: gives net, images and labels, once the options are checked."""
     if args.repeat < 1:
         raise InputError(f"{args.repeat} runs", where="--repeat", hint="1 or more; 2 or more tell how runs differ")
-    if args.json is not None:
+    agree_on(args)
+    if args.json is not None and ranks.first():
         check_writable(args.json, "--json")
     config = BitConfig.load(args.bits)
     subject = load()
+    ranks.agree(lambda: {**subject.facts(), "--bits": config})
     result = outcome(subject, config, args)
     with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
         largest = magnitudes(
@@ -208,6 +212,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
             seed=args.seed,
             progress=lambda done, _: bar.update(done - bar.n),
         )
+    if not ranks.first():
+        return
     found = rooms(largest, config, args.margin)
     show(result, found, subject.source)
     if warning := beyond(subject.images, config):
@@ -223,4 +229,4 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
 
 def main(args: argparse.Namespace, load: Callable[[], Subject]) -> int:
     """`run`, to its exit code: 0 on success, also with warnings, 1 after an `error:` line, 130 after Ctrl-C."""
-    return end(lambda: run(args, load), lambda: "interrupted: nothing was written")
+    return end_ranked(lambda: run(args, load), lambda: "interrupted: nothing was written")

@@ -2,27 +2,75 @@
 
 A block is 64 bytes: the state is four constants, eight words of key, a block counter and three words of nonce, here
 zero; twenty rounds of additions, xors and rotations on 32-bit words, and the state added to the result. Blocks are
-independent, so a device computes all of them at once.
+independent, so a device computes all of them at once, and a kernel that reads few of them computes these alone.
 """
 
 from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.registry import best_on
+from hummingbird.kernels.registry import best
 
 KEY_BYTES, BLOCK_BYTES = 32, 64
 
 
-def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
-    """Compute blocks first .. first + blocks - 1 of the key stream, zero nonce: uint8 (64 * blocks,) on `device`.
-
-    key: 32 bytes. first + blocks <= 2^32, the end of the counter. InputError for anything else.
-    """
+def key_words(key: bytes, device: torch.device) -> Tensor:
+    """Put a key of 32 bytes on a device: int32 (8,). InputError for another size."""
     if len(key) != KEY_BYTES:
         raise InputError(f"a key has {KEY_BYTES} bytes, got {len(key)}", where="kernels.chacha20")
+    return torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
+
+
+def blocks_of(count: int) -> int:
+    """How many blocks so many bytes begin."""
+    return -(-count // BLOCK_BYTES)
+
+
+def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
+    """Compute blocks first .. first + blocks - 1 of the key stream, zero nonce: uint8 (64 * blocks,), where the key is.
+
+    key: of `key_words`. first + blocks <= 2^32, the end of the counter. InputError for anything else.
+    """
+    if key.shape != (KEY_BYTES // 4,) or key.dtype != torch.int32:
+        raise InputError(f"expected a key int32 (8,), got {key.dtype} {tuple(key.shape)}", where="kernels.chacha20")
     if not 0 <= first <= first + blocks <= 1 << 32:
         raise InputError("the key stream ends after 2^32 blocks, 256 GiB", where="kernels.chacha20")
-    return best_on(chacha20, device)(key, first, blocks, device)
+    return best(chacha20, key)(key, first, blocks)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor that is a part of a key stream, from a whole block on, and is computed where it is read.
+
+    Kernels that take one (`shares.opening`) never store it on a GPU; `tensor` does. key: of `key_words`.
+    """
+
+    key: Tensor = field(repr=False)
+    first: int  # block
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed."""
+        return self.key.device
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def to(self, device: torch.device) -> Drawn:
+        """The same on a device."""
+        return replace(self, key=self.key.to(device))
+
+    def tensor(self) -> Tensor:
+        """Compute all of it."""
+        octets = chacha20(self.key, self.first, blocks_of(self.nbytes))
+        return octets[: self.nbytes].view(self.dtype).view(self.shape)

@@ -19,7 +19,7 @@ def agree(channel: Channel, what: str, facts: dict[str, str]) -> None:
             if mine != other:
                 start = len(os.path.commonprefix([mine, other]))
                 mine, other = _around(mine, start), _around(other, start)
-                differences.append(f"{key}: party {channel.rank} has {mine}, party {peer} has {other}")
+                differences.append(f"{key}: {channel.name} has {mine}, {channel.names[peer]} has {other}")
         if differences:
             raise AgreementError(
                 f"the parties disagree on {'; on '.join(differences)}",

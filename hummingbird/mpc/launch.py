@@ -1,9 +1,9 @@
 """How a party joins a run of the parties, and every way in which it leaves.
 
-`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties, agrees
-pairwise on seeds for zero sharings (X25519, so that a listener on the wire cannot derive them), joins the dealer, and
-puts our parts in place of CrypTen's. Without torchrun's variables it makes a session of one party, which computes the
-same and hides nothing.
+`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
+party has several lanes, the same lane of each), agrees pairwise on seeds for zero sharings (X25519, so that a listener
+on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without torchrun's
+variables it makes a session of one party, which computes the same and hides nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ import torch
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
 from hummingbird.mpc import _crypten, fixed_point, functions, refusals
+from hummingbird.mpc.agreement import agree
+from hummingbird.mpc.board import Board
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
+from hummingbird.mpc.lanes import Place, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.provider import DealerProvider
-from hummingbird.mpc.rendezvous import environment, join_dealer, meet, open_store, zero_sharing_seeds
+from hummingbird.mpc.rendezvous import check_dealer, connect, join_dealer, meet, open_store, zero_sharing_seeds
 from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
 from hummingbird.mpc.sharing import cryptensor
 from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
@@ -39,11 +42,13 @@ from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
+_GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
 _START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py"
 
 
 def init(
     *,
+    lanes: int | None = None,
     dealer: str | None = None,
     store: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
@@ -52,21 +57,26 @@ def init(
 ) -> Session:
     """Join the run that torchrun describes, or, with a warning, make a session of one party.
 
+    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. torchrun then starts
+        parties x lanes processes, party = RANK // lanes, and the lanes of a party are on one host. Lane g of all
+        parties is a session of its own; `session.rank` is the party. With several lanes, torch.distributed's default
+        process group is that of the party's lanes.
     dealer: address of the third party that deals correlated randomness, `host:port` or `unix:path`. It must not
         collude with any party: with a party's help it could read that run's secrets. None starts one on this host,
         for runs on one host.
     store: instead of a dealer, what `python -m hummingbird deal` has dealt in advance: this party's folder, or the one
-        that holds party-RANK; {rank} is replaced. Whoever can read two parties' folders can read their secrets.
+        that holds party-RANK; {rank} is replaced. It must have been dealt for as many lanes. Whoever can read two
+        parties' folders can read their secrets.
     tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
         is plain: use it on one host or on a network that encrypts.
     timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
     device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
-        expanded (prg.py).
+        expanded (prg.py). "cuda" is card LOCAL_RANK of this host, or that number modulo the cards.
 
     Raises ConfigError for options, PeerError, AgreementError, DealerError, EnvironmentProblem, and TrustError in
     CrypTen's validation mode.
     """
-    global _leaving
+    global _board, _here, _leaving, _told_to_stop
     if is_initialized():
         raise EnvironmentProblem(
             "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
@@ -77,49 +87,68 @@ def init(
         )
     refusals.refuse_foreign_session()
     _crypten.refuse_validation()
-    rank, parties = environment()
+    _here = here = environment(lanes)
     device = _checked_options(dealer, tls, timeout, device)
-    if parties == 1 and dealer is not None:
+    if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
+    refuse_other_group(here)
+    starting = here.parties > 1 and dealer is None and store is None
+    if starting:
+        check_dealer(here)
     heap.keep()
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    device = _on_card(device)
     cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
     size = CIPHERS[cipher]
     seeds: dict[str, bytes]
     client: Dealer
-    if parties == 1:
-        warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
-        channel = Channel(0, 1, {}, {}, timeout)
-        own = new_seed(size)
-        seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
-        if store is None:
+    channel, meeting = Channel(0, 1, {}, {}, timeout), None
+    try:
+        if here.world > 1:
+            meeting, server = meet(here, timeout, starting)
+            _board = Board(meeting.store, here, timeout) if here.lanes > 1 else None
+            channel = connect(meeting, server, here, tls, timeout)
+            _watch()
+        if here.parties == 1 or meeting is None:
+            warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
+            own = new_seed(size)
+            seeds = {"prev": derive(own, "zero"), "next": derive(own, "zero"), "local": derive(own, "local")}
+        else:
+            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
+            agree(channel, "init", {"hummingbird version": VERSION, **facts, "cipher": cipher})
+            seeds = zero_sharing_seeds(channel, size)
+        if store is not None:
+            client = open_store(channel, store, here, timeout, device)
+        elif here.parties == 1 or meeting is None:
             client = LocalDealer(0, 1, [new_seed(size)], device)
         else:
-            client = open_store(channel, store, timeout, device)
-    else:
-        channel, token = meet(rank, parties, tls, timeout)
-        _watch()
-        try:
-            session = Session(rank, parties, channel, None)  # type: ignore[arg-type]
-            facts = {"dealer": str(dealer), "store": str(store is not None), "TLS": str(tls is not None)}
-            facts["cipher"] = cipher
-            session.agree("init", {"hummingbird version": VERSION, **facts})
-            seeds = zero_sharing_seeds(channel, size)
-            if store is None:
-                client = join_dealer(channel, dealer, token, tls, timeout, cipher, device)
-            else:
-                client = open_store(channel, store, timeout, device)
-        except BaseException as error:
-            _leave(error, channel)
-            raise
-    made, _leaving = Session(rank, parties, channel, client, device), False
+            where, security = (meeting.dealer, None) if dealer is None else (dealer, tls)
+            client = join_dealer(channel, where, meeting, security, timeout, cipher, device)
+    except BaseException as error:
+        _leave(error, channel)
+        raise
+    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes)
+    _leaving = _told_to_stop = False
     enter(made)
     atexit.unregister(uninit)
     atexit.register(uninit)  # the last to be registered is the first to run: before the end of a dealer started above
     _mend()
     _crypten.install(channel, seeds, DealerProvider(made), partial(_divide_shared, made), device)
     return made
+
+
+def _on_card(device: torch.device) -> torch.device:
+    """The device itself, or for "cuda" the card of this process: processes of one host take its cards in turn."""
+    if device.type != "cuda":
+        return device
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not cards:
+        raise EnvironmentProblem("this torch finds no CUDA device", where="init", hint='leave device="cpu"')
+    index = variable("LOCAL_RANK", 0) % cards if device.index is None else device.index
+    if index >= cards:
+        hint = 'device="cuda" takes the cards in turn'
+        raise EnvironmentProblem(f"this host has {cards} CUDA devices, and no cuda:{index}", where="init", hint=hint)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def _mend() -> None:
@@ -148,6 +177,16 @@ def _checked_options(dealer: object, tls: object, timeout: object, device: objec
     return found
 
 
+def name() -> str:
+    """The name of this process in errors."""
+    if _here is None:
+        try:
+            return environment().name
+        except HummingbirdError:
+            return f"rank {os.environ.get('RANK', '?')}"
+    return _here.name
+
+
 def uninit() -> None:
     """Leave the run in an orderly way; `init` may be called again."""
     if is_initialized():
@@ -161,14 +200,19 @@ def abort(error: BaseException) -> None:
 
 
 def _leave(error: BaseException | None, channel: Channel) -> None:
-    global _leaving
-    _leaving = True
+    global _board, _leaving
+    _leaving, board, _board = True, _board, None
     try:
+        if board is not None and error is not None and not _told_to_stop:
+            board.failed(reason_of(error))
         if error is not None:
             channel.abort(reason_of(error))
         if is_initialized():
             current().close()
         channel.close()
+        close_group()
+        if board is not None and error is None:
+            board.left()  # the last thing that needs the dealer above is over
     finally:
         enter(None)
         _leaving = error is not None
@@ -206,7 +250,10 @@ def _divide_shared(session: Session, x: Any, divisor: int) -> Any:
 
 # Ending -------------------------------------------------------------------------------------------------------------
 
+_here: Place | None = None  # where the last `init` was called
+_board: Board | None = None  # where lanes leave notes for each other
 _watching = False
+_told_to_stop = False  # by SIGTERM: no reason of its own
 _leaving = False  # set while this party leaves, and after it has left because of an error
 
 
@@ -230,12 +277,15 @@ def _watch() -> None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
+    global _told_to_stop
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second signal ends the process at once
     if _leaving:
         return  # the reason is known already, and must reach the other parties and the user
-    rank = current().rank if is_initialized() else os.environ.get("RANK", "?")
+    _told_to_stop = True
+    seen = current().channel.loss if is_initialized() else str
+    why = _board.first_failure(_GRACE, seen) if _board is not None else None
     raise PeerError(
-        "this party was told to stop (SIGTERM)",
-        where=f"party {rank}",
+        "this party was told to stop (SIGTERM)" + (f", after a failure: {why}" if why else ""),
+        where=name(),
         hint="launchers do so when another party has failed: see its message",
     )

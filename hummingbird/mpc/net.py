@@ -122,6 +122,13 @@ class PrivateNet(nn.Module):
                 open_weights(session, self._fixed_weights)
         self._set_up_for = session
 
+    def rowwise(self, input_shape: Sequence[int]) -> bool:
+        """Whether every image of such a batch is computed by itself, so that parts of it can run apart."""
+        shape = tuple(input_shape)
+        if shape[1:] not in self._rowwise:
+            self._rowwise[shape[1:]] = microbatch.rowwise(self._graph, shape)
+        return self._rowwise[shape[1:]]
+
     def setup_cost(self, parties: int) -> Cost:
         """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
         return opening_cost(self._fixed_weights, parties)
@@ -233,9 +240,7 @@ class PrivateNet(nn.Module):
 
     def _slices(self, session: sessions.Session, shape: tuple[int, ...]) -> list[Slice]:
         """Slices of the size there is material for, or else of what fits in memory; one, if images depend on others."""
-        if shape[1:] not in self._rowwise:
-            self._rowwise[shape[1:]] = microbatch.rowwise(self._graph, shape)
-        if not self._rowwise[shape[1:]]:
+        if not self.rowwise(shape):
             return [Slice(0, shape[0], shape)]
         dealt = session.dealer.slice_shape
         if dealt is not None and dealt[1:] == shape[1:]:

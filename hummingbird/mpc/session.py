@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem
+from hummingbird.mpc import gathering
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, Shares
+from hummingbird.mpc.lanes import Place
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
 
@@ -57,13 +60,19 @@ _slice: contextvars.ContextVar[tuple[Supply, list[Request[Any]]] | None] = conte
 
 @dataclass
 class Session:
-    """This party's place in a run: its rank, the channel to the others, and the dealer."""
+    """This party's place in a run: its rank, the channel to the others, and the dealer.
+
+    A party with several GPUs has a session for each, a lane: `rank` and `parties` count parties, and the channel leads
+    to the same lane of the others.
+    """
 
     rank: int
     parties: int
     channel: Channel
     dealer: Dealer
     device: torch.device = torch.device("cpu")  # where this party's shares are
+    lane: int = 0
+    lanes: int = 1
     fixed_keys: Iterator[int] = field(default_factory=itertools.count, repr=False)  # one for each private weight
 
     def correlation(self, request: Request[Shares]) -> Shares:
@@ -95,6 +104,34 @@ class Session:
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
         agree(self.channel, what, facts)
+
+    @property
+    def place(self) -> Place:
+        """This process in the run."""
+        return Place(self.rank, self.parties, self.lane, self.lanes)
+
+    def part(self, count: int) -> slice:
+        """This lane's images, of `count` of all lanes: `images[session.part(len(images))]`.
+
+        Parts lie in the order of lanes, the first ones larger by one where they differ; some are empty where images are
+        fewer than lanes.
+        """
+        return gathering.part(self.place, count)
+
+    def gather(self, rows: Tensor) -> Tensor | None:
+        """The rows of all lanes of this party at lane 0, in the order of lanes; None at its other lanes.
+
+        rows: (N, ...) of this lane; a lane without images gives a tensor of no elements. Every lane of the party calls
+        it, and waits for the slowest one. Nothing leaves the party. Raises InputError for rows that do not fit, and
+        PeerError for a lane that is lost.
+        """
+        return gathering.gather_rows(self.place, rows)
+
+    def gather_meter(self, opened: meter.Meter) -> meter.Meter | None:
+        """One meter of all lanes of this party at lane 0, None at its other lanes: counts are summed, seconds are the
+        slowest lane's. As `gather`.
+        """
+        return gathering.gather_meter(self.place, opened)
 
     def close(self) -> None:
         """End this party's part, within seconds."""

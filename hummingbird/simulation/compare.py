@@ -6,11 +6,13 @@ that is a hash of the seed: key number i is a function of (seed, i), on every de
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hummingbird import ranks
 from hummingbird.kernels import twin_relu
 from hummingbird.kernels.twin import Cut, word
 from hummingbird.mpc.protocols.law import Law
@@ -26,21 +28,37 @@ class Compare:
     def __init__(self, seed: int | None, clamp: bool) -> None:
         self.seed, self.clamp = seed, clamp
         self.training = False
-        self._calls = 0
+        self.drawn = 0  # keys so far
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compare:
         return self  # the layers of a copied twin hold it too; every forward sets its mode
 
     def restart(self, seed: int) -> None:
         """Let the calls that follow draw as those of a new twin of this seed."""
-        self.seed, self._calls = seed, 0
+        self.seed, self.drawn = seed, 0
+
+    def passes(self, run_one: Callable[[], object]) -> Callable[[int], None]:
+        """A function that ranks call before pass number 0, 1, ..., to draw the keys that a single process draws there.
+
+        run_one: any pass; it is run to count its keys, with one rank not.
+        """
+        if ranks.size() == 1:
+            return lambda number: None
+        start = self.drawn
+        run_one()
+        each, self.drawn = self.drawn - start, start
+
+        def go_to(number: int) -> None:
+            self.drawn = start + number * each
+
+        return go_to
 
     def draw(self) -> int:
         """The key of the next u: 64 bits."""
         if self.seed is None:
             return int(torch.empty((), dtype=torch.int64).random_(-(2**63), None)) % 2**64
-        self._calls += 1
-        return word(word(self.seed, 0), self._calls)
+        self.drawn += 1
+        return word(word(self.seed, 0), self.drawn)
 
     def relu(self, v: Tensor, law: Law) -> Tensor:
         """bit z, of v's type and memory format; real v of any shape."""

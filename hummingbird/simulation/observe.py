@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird import graph
+from hummingbird import graph, ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.protocols.law import Law
@@ -64,7 +64,8 @@ def magnitudes(
     Rounded up. bits: windows in place meanwhile, None: exact. A layer without bits compares nothing: 0. A max pooling
     that no chance and no window's end can change is done by torch; its differences are then bounded by the largest
     value of an image less the smallest, and so are argmax's.
-    progress: told (images done, of all) after every batch. One pass over the images, as fast as plain inference.
+    progress: told (images done, of all) after every batch. One pass over the images, as fast as plain inference, which
+    ranks split (hummingbird/ranks.py).
     Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
     """
     check_protocol(protocol, parties)
@@ -74,7 +75,7 @@ def magnitudes(
     config.check_names(windows.names)
     config.check_use(lambda: graph.fingerprint(folded.traced), protocol, parties)
     compare = _Watched(seed)
-    found = dict.fromkeys(windows.names, 0.0)
+    found: dict[str, float] = {}
 
     def watched(name: str, twin: Twin) -> Twin:
         def run(x: Tensor, *others: Any) -> Tensor:
@@ -84,21 +85,26 @@ def magnitudes(
                 compare.see(_spread(x))
             if not math.isfinite(compare.largest):
                 raise InputError("compares values that are not finite", where=name, hint="scale the net's weights down")
-            found[name] = max(found[name], compare.largest)
+            found[name] = max(0.0, compare.largest)
             return out
 
         return run
 
     layers = twins(windows.plan(config), folded.steps, parties, compare)
     instead = {name: watched(name, twin) for name, twin in layers.items()}
-    done = 0
+    parts = images.split(batch)
+
+    def run(number: int) -> Tensor:
+        go_to(number)
+        folded.finish(folded.start(parts[number]), instead)
+        if progress is not None:
+            progress(min((number + ranks.size()) * batch, len(images)), len(images))
+        return torch.tensor([[found.get(name, 0.0) for name in windows.names]], dtype=torch.float64)
+
     with torch.inference_mode():
-        for part in images.split(batch):
-            folded.finish(folded.start(part), instead)
-            done += len(part)
-            if progress is not None:
-                progress(done, len(images))
-    return {name: math.ceil(largest * 2**SCALE) for name, largest in found.items()}
+        go_to = compare.passes(lambda: folded.finish(folded.start(images[:1]), layers))
+        every = ranks.joined(run, [1] * len(parts), torch.empty(0, len(windows.names), dtype=torch.float64))
+    return {name: math.ceil(most * 2**SCALE) for name, most in zip(windows.names, every.amax(0).tolist(), strict=True)}
 
 
 def check_images(images: Tensor, batch: int) -> None:

@@ -8,7 +8,7 @@ with them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -133,6 +133,10 @@ class FastTwin(nn.Module):
     def comparing_layers(self) -> list[str]:
         """Names of the layers that have a window, as in `PrivateNet`."""
         return list(self._layers)
+
+    def passes(self, image: Tensor) -> Callable[[int], None]:
+        """`Compare.passes` of this twin, for ranks that split batches; image: (1, ...)."""
+        return self._compare.passes(lambda: self(image))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: real, the net's own input."""

@@ -13,18 +13,21 @@ a part of the price, and with a floor bad windows are given up early.
 
 Every layer draws its numbers from a seed of its own for each batch and run: a score depends on the windows alone, and
 windows are compared on the same numbers, which takes most of the chance out of their difference.
+
+Ranks (hummingbird/ranks.py) have every size-th batch each, and all of them the same scores.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hummingbird import graph, ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.simulation.compare import Compare
@@ -33,6 +36,7 @@ from hummingbird.simulation.layers import Twin
 from hummingbird.simulation.observe import check_images
 from hummingbird.simulation.windows import Windows, check_protocol, twins
 from hummingbird.window_search.evaluator import Score
+from hummingbird.window_search.images import fingerprint
 
 _WIDTH = 0.4  # of the step from certain to not, in standard deviations of an image's logits
 Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the order of execution
@@ -85,10 +89,20 @@ class CachedEvaluator:
             raise InputError("no comparing layers", where="net", hint=hint)
         self._compare, self._seeds = Compare(seed, False), [run_seed(seed, run) for run in range(runs)]
         self._place = 0, seed  # the batch that runs, and the seed
-        self.classes = _classes(self._logits(images[:1]))
+        self._one = self._logits(images[:1]).cpu()
+        self.classes = _classes(self._one)
         if labels is not None:
             check_labels(labels, len(images), self.classes)
-        logits = torch.cat([self._logits(part).cpu() for part in images.split(batch)])
+        parts, given = images.split(batch), (images,) if labels is None else (images, labels)
+        self._rows = [len(part) for part in parts]
+        ranks.agree(
+            lambda: {
+                "net": graph.fingerprint(self._net.traced),
+                "data": fingerprint(*given),
+                "evaluation": (protocol, parties, seed, runs, rank, batch),
+            }
+        )
+        logits = ranks.joined(lambda number: self._logits(parts[number]).cpu(), self._rows, self._one[:0])
         target = logits.argmax(1) if labels is None else labels.cpu()
         certainty = _certainty(logits, target)
         self._order = certainty.argsort(stable=True)
@@ -97,7 +111,7 @@ class CachedEvaluator:
         self._expected = expected[self._order].split(batch)
         self._count, self._ranked = len(images), math.ceil(min(rank, len(images)) / batch)  # images, batches
         self._stacks: list[list[_Kept]] = [[] for _ in self._images]
-        self._share = memory // len(self._images)
+        self._share = memory // max(1, len(ranks.part(len(self._images))))
         self._coarse: dict[Assignment, float] = {}
         self._full: dict[Assignment, Score] = {}
 
@@ -105,9 +119,13 @@ class CachedEvaluator:
         """The fine score of the images that rank, one run; ConfigError for windows that the net cannot run."""
         windows = self._assignment(config)
         if windows not in self._coarse:
-            logits = self._run(windows, self._seeds[0], range(self._ranked))
-            moved = [self._moved(found, number) for number, found in logits]
-            self._coarse[windows] = 1 - float(torch.cat(moved).mean())
+            self._begin(windows, f"a coarse score of {windows}")
+            moved = ranks.joined(
+                lambda number: self._moved(self._ran(number, self._seeds[0]), number),
+                self._rows[: self._ranked],
+                self._expected[0][:0],
+            )
+            self._coarse[windows] = 1 - float(moved.mean())
         return self._coarse[windows]
 
     def full(self, config: BitConfig, floor: float = 0.0) -> Score:
@@ -118,21 +136,37 @@ class CachedEvaluator:
         # Without low bits to drop there is no chance in it.
         seeds = self._seeds if any(window.m for window in windows) else self._seeds[:1]
         total = len(seeds) * self._count
+        self._begin(windows, f"a full score of {windows} above {floor}")
         wrong, lost = 0, 0.0
-        for number, labels in enumerate(self._labels):
-            for seed in seeds:
-                ((_, logits),) = self._run(windows, seed, [number])
-                wrong += int((logits.argmax(1) != labels).sum())
-                lost += float(self._moved(logits, number).sum())
-            if (total - wrong) / total < floor:
-                return Score((total - wrong) / total, 0.0)
+        for start in range(0, len(self._images), ranks.size()):
+            numbers = range(start, min(start + ranks.size(), len(self._images)))
+            tallies = ranks.joined(
+                lambda place, numbers=numbers: self._tally(numbers[place], seeds),  # type: ignore[misc]
+                [len(seeds)] * len(numbers),
+                torch.empty(0, 2, dtype=torch.float64),
+            )
+            for found in tallies.split(len(seeds)):  # batch by batch, as one process sums and gives up
+                for more, moved in found.tolist():
+                    wrong, lost = wrong + int(more), lost + moved
+                if (total - wrong) / total < floor:
+                    return Score((total - wrong) / total, 0.0)
         self._full[windows] = found = Score((total - wrong) / total, max(0.0, 1 - lost / total))
         return found
 
     def predictions(self, config: BitConfig) -> Tensor:
         """The answer for every image in the first run, int64 (N,), on the CPU; errors of `coarse`."""
-        logits = self._run(self._assignment(config), self._seeds[0], range(len(self._images)))
-        return torch.cat([found.argmax(1) for _, found in logits])[self._order.argsort()]
+        windows = self._assignment(config)
+        self._begin(windows, f"predictions of {windows}")
+        rows = [len(part) for part in self._images]
+        found = ranks.joined(lambda number: self._ran(number, self._seeds[0]).argmax(1), rows, self._labels[0][:0])
+        return found[self._order.argsort()]
+
+    def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
+        """A batch's wrong answers, and what certainty has moved in all: float64 (runs, 2)."""
+        logits = [self._ran(number, seed) for seed in seeds]
+        wrong = [int((found.argmax(1) != self._labels[number]).sum()) for found in logits]
+        moved = [float(self._moved(found, number).sum()) for found in logits]
+        return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
     def _moved(self, logits: Tensor, number: int) -> Tensor:
         """|p - q| of each image of a batch."""
@@ -142,13 +176,16 @@ class CachedEvaluator:
         config.check_names(self._windows.names)
         return tuple(config.window(name) for name in self._windows.names)
 
-    def _run(self, windows: Assignment, seed: int, batches: Iterable[int]) -> Iterator[tuple[int, Tensor]]:
-        """Batches and their logits, on the CPU, from the values kept before the first window that is not exact."""
-        cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
-        layers = self._layers(windows)
-        for number in batches:
-            self._place = number, seed
-            yield number, self._tail(number, cut, layers).cpu()
+    def _begin(self, windows: Assignment, question: str) -> None:
+        """Make these windows' layers, which `_ran` runs."""
+        ranks.agree(lambda: {"question": question})
+        self._cut = next((number for number, window in enumerate(windows) if window != EXACT), len(windows) - 1)
+        self._twins = self._layers(windows)
+
+    def _ran(self, number: int, seed: int) -> Tensor:
+        """Logits of a batch, on the CPU, from the values kept before the first window that is not exact."""
+        self._place = number, seed
+        return self._tail(number, self._cut, self._twins).cpu()
 
     def _layers(self, windows: Assignment) -> dict[str, Twin]:
         """Twins of the comparing layers, each with random numbers of its own for each batch."""

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from hummingbird import ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.window_search.budgeted import Budgeted, Found
@@ -89,6 +90,7 @@ def search_bits(
         "budget": None if eco else str(limit),
         "options": [margin, headroom, reach, trials, uniform, thrifty, seed, identity],
     }
+    ranks.agree(lambda: facts)
     evaluator = evaluate if isinstance(evaluate, Evaluator) else FunctionEvaluator(evaluate)
     journal = Journal(state, _fingerprint(facts), before)
     questions = Questions([layer.name for layer in layers], evaluator, journal)

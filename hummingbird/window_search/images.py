@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,15 @@ def gathered(images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | Non
     except (RuntimeError, TypeError) as problem:
         what = f"batches that do not fit each other: {str(problem).partition(chr(10))[0]}"
         raise InputError(what, where="images", hint=_HINT) from None
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """SHA-256 of the types, shapes and numbers of tensors."""
+    data = hashlib.sha256()
+    for tensor in tensors:
+        data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        data.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return data.hexdigest()
 
 
 def _kind(batch: Any) -> str:

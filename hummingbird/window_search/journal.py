@@ -6,6 +6,8 @@
 The search is deterministic: with the same answers it asks the same questions, in the same order. So the state of a
 search is the list of answers so far, one line after each, and whatever kills it costs one question at most. A last
 line without its end is that question. `seconds` are those of the search so far, of earlier sessions too.
+
+Of several ranks, rank 0 has the file, and tells the others at the start which answers are in it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hummingbird import ranks
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-search"
@@ -32,7 +35,7 @@ class Journal:
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str, before: float = 0.0) -> None:
-        self.path = None if path is None else Path(path)
+        self.path = None if path is None or not ranks.first() else Path(path)
         self._started = time.perf_counter() - before
         self.replayed = 0
         self._answers: list[dict[str, Any]] = []
@@ -44,6 +47,7 @@ class Journal:
                     self._begin(self.path, fingerprint)
             except OSError as error:
                 raise _unkept(self.path, error) from None
+        self._answers = json.loads(ranks.told(lambda: json.dumps(self._answers).encode()))
 
     @staticmethod
     def _begin(path: Path, fingerprint: str) -> None:

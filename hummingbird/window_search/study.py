@@ -12,7 +12,6 @@ agreement, the share of answers that are the exact net's: every change counts.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import CachedEvaluator, check_labels
 from hummingbird.window_search.find import search_bits
 from hummingbird.window_search.groups import group_layers
-from hummingbird.window_search.images import gathered
+from hummingbird.window_search.images import fingerprint, gathered
 from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
 from hummingbird.window_search.questions import Progress
@@ -91,13 +90,9 @@ class Study:
         self.protocol, self.parties, self.seed = protocol, parties, seed
         self.input_range = max(abs(float(end)) for end in torch.aminmax(images))
         self._labels = None if labels is None else labels.cpu()
-        data = hashlib.sha256()
-        for tensor in (images,) if labels is None else (images, labels):
-            data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-            data.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         self._facts = {
             "net": self.searched.fingerprint,
-            "data": data.hexdigest(),
+            "data": fingerprint(images) if labels is None else fingerprint(images, labels),
             "samples": len(images),
             "batch": batch,
             "runs": runs,

@@ -16,6 +16,7 @@ receives, also under TLS, whose objects are not safe to share.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -51,9 +52,15 @@ def describe(tensors: Sequence[Tensor]) -> str:
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
 
 
+def named(party: int, lane: int | None = None) -> str:
+    """The name of a party's process in errors; lane: None where a party has one process."""
+    return f"party {party}" if lane is None else f"party {party}, lane {lane}"
+
+
 class Channel:
     """Rank `rank` of `parties`; `outgoing[i]` and `incoming[i]` are connected sockets to and from party i.
 
+    lane: which one of the parties' lanes this channel connects, where they have several; for errors.
     Every method raises PeerError when a party is gone or silent for `timeout` seconds, and AgreementError when it
     sends something else.
     """
@@ -65,8 +72,10 @@ class Channel:
         outgoing: dict[int, socket.socket],
         incoming: dict[int, socket.socket],
         timeout: float,
+        lane: int | None = None,
     ) -> None:
         self.rank, self.parties, self.timeout = rank, parties, timeout
+        self.names = [named(party, lane) for party in range(parties)]  # in errors
         self._outgoing, self._incoming = outgoing, incoming
         self._sent = dict.fromkeys(outgoing, 0)
         self._received = dict.fromkeys(incoming, 0)
@@ -79,6 +88,11 @@ class Channel:
         self.closed = False
         for connection in (*outgoing.values(), *incoming.values()):
             connection.settimeout(timeout)
+
+    @property
+    def name(self) -> str:
+        """The name of this process in errors."""
+        return self.names[self.rank]
 
     @property
     def others(self) -> list[int]:
@@ -141,6 +155,20 @@ class Channel:
         if self.parties > 1:
             meter.count(rounds=1)
 
+    def loss(self) -> str:
+        """Words for a party that has closed its connection, as far as can be seen without reading; "" if none has."""
+        if self.closed:
+            return ""
+        closing = getattr(select, "POLLRDHUP", 0) | select.POLLHUP  # the first: though there is more to read; on Linux
+        poll, peers = select.poll(), {connection.fileno(): peer for peer, connection in self._incoming.items()}
+        for number in peers:
+            poll.register(number, closing)
+        ended = [peers[number] for number, _ in poll.poll(0)]
+        return f"{self._ended(min(ended))} (at {self.name})" if ended else ""
+
+    def _ended(self, peer: int) -> str:
+        return f"{self.names[peer]} closed the connection: it ended or was killed"
+
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def abort(self, reason: str) -> None:
@@ -182,7 +210,7 @@ class Channel:
 
     def _submit(self, peer: int, kind: int, checksum: int, parts: list[memoryview]) -> Future[None] | None:
         if self.closed:
-            raise PeerError("the session has ended", where=f"party {self.rank}", hint="call hummingbird.init() again")
+            raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
         length = sum(len(part) for part in parts)
         header = _HEADER.pack(_MAGIC, _VERSION, kind, self._sent[peer] & 0xFFFFFFFF, checksum, length)
         self._sent[peer] += 1
@@ -272,25 +300,25 @@ class Channel:
         )
         if magic != _MAGIC or version != _VERSION:
             raise AgreementError(
-                f"party {peer} speaks wire version {version if magic == _MAGIC else magic!r}, "
-                f"party {self.rank} speaks {_VERSION}",
-                where=f"party {self.rank}",
+                f"{self.names[peer]} speaks wire version {version if magic == _MAGIC else magic!r}, "
+                f"{self.name} speaks {_VERSION}",
+                where=self.name,
                 hint="install the same release everywhere",
             )
         if kind == _ABORT:
             self._said[peer] = self._read_text(peer, length)
             what, _, hint = self._said[peer].partition("\nhint: ")
-            raise PeerError(f"party {peer} stopped: {what}", where=f"party {self.rank}", hint=hint or _ASK)
+            raise PeerError(f"{self.names[peer]} stopped: {what}", where=self.name, hint=hint or _ASK)
         if kind == _PLACE:
             self._said[peer] = self._read_text(peer, length)
-            mine = f"party {self.rank} is at {_place()}"
+            mine = f"{self.name} is at {_place()}"
             raise self._elsewhere(self._said[peer], mine)
         expected = self._received[peer] & 0xFFFFFFFF
         self._received[peer] += 1
         if sequence != expected:
             raise AgreementError(
-                f"party {peer} sent frame {sequence}, party {self.rank} expected frame {expected}",
-                where=f"party {self.rank}",
+                f"{self.names[peer]} sent frame {sequence}, {self.name} expected frame {expected}",
+                where=self.name,
                 hint="after an error, start again: uninit() and init() at all parties",
             )
         return kind, checksum, length
@@ -302,8 +330,8 @@ class Channel:
 
     def _mismatch(self, peer: int, length: int, expected: str) -> HummingbirdError:
         """The error for a frame of another kind, layer or shape; tells the peer, and asks it what it expected."""
-        mine = f"party {self.rank} expects {expected} at {_place()}"
-        theirs = f"party {peer} sent {length} bytes of something else"
+        mine = f"{self.name} expects {expected} at {_place()}"
+        theirs = f"{self.names[peer]} sent {length} bytes of something else"
         self._incoming[peer].settimeout(min(_GRACE, self.timeout))
         try:
             # First to the end of the payload: the peer may be able to say something only when it is rid of that.
@@ -317,19 +345,17 @@ class Channel:
         return self._elsewhere(mine, theirs)
 
     def _elsewhere(self, one: str, other: str) -> AgreementError:
-        return AgreementError(
-            f"the parties are at different places: {one}; {other}", where=f"party {self.rank}", hint=_AGREE
-        )
+        return AgreementError(f"the parties are at different places: {one}; {other}", where=self.name, hint=_AGREE)
 
     def _lost(self, peer: int, error: OSError) -> PeerError:
-        where = f"party {self.rank}, layer {meter.current_layer()}" if meter.current_layer() else f"party {self.rank}"
+        where = f"{self.name}, layer {meter.current_layer()}" if meter.current_layer() else self.name
         if isinstance(error, TimeoutError):
             return PeerError(
-                f"party {peer} sent or took nothing for {self.timeout:g} s",
+                f"{self.names[peer]} sent or took nothing for {self.timeout:g} s",
                 where=where,
                 hint="is it still running, and reachable? hummingbird.init(timeout=...) takes more seconds",
             )
-        return PeerError(f"party {peer} closed the connection: it ended or was killed", where=where, hint=_ASK)
+        return PeerError(self._ended(peer), where=where, hint=_ASK)
 
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
         """The error for a failed send: the peer's own words if they lie behind what is unread. Reading thread only."""

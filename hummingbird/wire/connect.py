@@ -1,4 +1,5 @@
-"""Connecting the parties: one TCP connection per ordered pair, made by its sender, which proves that it is a party.
+"""Connecting the parties, or one lane of each: one TCP connection per ordered pair, made by its
+sender, which proves that it is a party.
 
 The proof is a keyed hash of the rank under the run's token, so that neither a port scanner nor a process of another run
 can take a party's place or keep it waiting. With TLS the certificate must be for the name `party-RANK` as well.
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hummingbird.errors import PeerError
-from hummingbird.wire.channel import Channel
+from hummingbird.wire.channel import Channel, named
 
 _HELLO = 5.0  # seconds for a new connection to prove that it is a party's, handshake included
 _PROOF_BYTES = 20
@@ -46,11 +47,14 @@ def connect(
     token: bytes,
     timeout: float,
     tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    lane: int | None = None,
 ) -> Channel:
     """Connect all parties to each other: every ordered pair has a connection, made by its sender.
 
-    addresses: (host, port) by rank. token: 16 bytes known to the parties of this run only; a connection must prove it.
+    rank: of the party. addresses: (host, port) by party. token: 16 bytes known to the parties of this run only; a
+    connection must prove it.
     tls: contexts for the connecting and the accepting side; then party i's certificate must be for the name `party-i`.
+    lane: which one of the parties' lanes meets here, where they have several; for errors.
     """
     parties = len(addresses)
     deadline = time.monotonic() + timeout
@@ -63,12 +67,14 @@ def connect(
     try:
         with ThreadPoolExecutor(max_workers=1) as pool:
             accepting = pool.submit(
-                _accept, server, incoming, parties, rank, token, deadline, timeout, tls[1] if tls else None
+                _accept, server, incoming, parties, rank, token, deadline, timeout, tls[1] if tls else None, lane
             )
             try:
                 for peer in range(parties):
                     if peer != rank:
-                        outgoing[peer] = _reach(rank, peer, addresses[peer], token, deadline, tls[0] if tls else None)
+                        outgoing[peer] = _reach(
+                            rank, peer, addresses[peer], token, deadline, tls[0] if tls else None, lane
+                        )
             except BaseException:
                 _wake(server)
                 raise
@@ -79,7 +85,7 @@ def connect(
         raise
     finally:
         server.close()
-    return Channel(rank, parties, outgoing, incoming, timeout)
+    return Channel(rank, parties, outgoing, incoming, timeout, lane)
 
 
 def _wake(server: socket.socket) -> None:
@@ -91,7 +97,13 @@ def _wake(server: socket.socket) -> None:
 
 
 def _reach(
-    rank: int, peer: int, address: tuple[str, int], token: bytes, deadline: float, context: ssl.SSLContext | None
+    rank: int,
+    peer: int,
+    address: tuple[str, int],
+    token: bytes,
+    deadline: float,
+    context: ssl.SSLContext | None,
+    lane: int | None,
 ) -> socket.socket:
     """A connection to party `peer` that has said who we are."""
     connection: socket.socket | None = None
@@ -107,8 +119,8 @@ def _reach(
         if connection is not None:
             connection.close()
         raise PeerError(
-            f"cannot connect to party {peer} at {address[0]}:{address[1]}: {error}",
-            where=f"party {rank}",
+            f"cannot connect to {named(peer, lane)} at {address[0]}:{address[1]}: {error}",
+            where=named(rank, lane),
             hint="did it end, or is there a firewall between the hosts?",
         ) from None
     return connection
@@ -123,6 +135,7 @@ def _accept(
     deadline: float,
     timeout: float,
     context: ssl.SSLContext | None,
+    lane: int | None,
 ) -> None:
     """Fill `incoming`, by rank, with the connections of all other parties."""
     proofs = {_secret(token, peer): peer for peer in range(parties) if peer != rank}
@@ -135,7 +148,7 @@ def _accept(
             missing = sorted(set(proofs.values()) - set(incoming))
             raise PeerError(
                 f"parties {missing} did not connect within {timeout:g} s",
-                where=f"party {rank}",
+                where=named(rank, lane),
                 hint=refused or "did they end, or is there a firewall between the hosts?",
             ) from None
         try:

@@ -15,13 +15,14 @@ import contextlib
 import contextvars
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from hummingbird.cost import Cost
 from hummingbird.table import text_table
 
 OUTSIDE = "(outside)"
+_MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_seconds")  # pass at all lanes at once
 
 
 @dataclass
@@ -53,6 +54,8 @@ class Meter:
     """Rows by layer in the order of their first call, and the sum of all rows."""
 
     rows: dict[str, Row] = field(default_factory=dict)
+    seconds: float = 0.0  # for which its block ran
+    caption: str = ""  # of its table, where the numbers are those of several lanes
 
     def row(self, name: str) -> Row:
         return self.rows.setdefault(name, Row(name))
@@ -70,6 +73,23 @@ class Meter:
     def to_json(self) -> str:
         """A list of flat objects, one per layer, units in the key names."""
         return json.dumps([asdict(row) for row in self.rows.values()], indent=2)
+
+    @classmethod
+    def over_lanes(cls, meters: Sequence[Meter]) -> Meter:
+        """One meter for the lanes of a party: counts are summed, and so is the dealer's work; the other seconds, which
+        pass at all lanes at once, are those of the lane whose meter ran longest.
+        """
+        slowest = max(range(len(meters)), key=lambda lane: meters[lane].seconds)
+        caption = f"{len(meters)} lanes: rounds, kB and dealer s are sums; other seconds: lane {slowest}, the slowest"
+        out = cls(seconds=meters[slowest].seconds, caption=caption)
+        for lane, meter in enumerate(meters):
+            for name, row in meter.rows.items():
+                sum_ = out.row(name)
+                sum_.kind, sum_.window = row.kind or sum_.kind, row.window or sum_.window
+                for key, value in asdict(row).items():
+                    if isinstance(value, (int, float)) and (key not in _MEANWHILE or lane == slowest):
+                        setattr(sum_, key, getattr(sum_, key) + value)
+        return out
 
     def table(self, every_layer: bool = True) -> str:
         """The rows as text; layers that neither sent nor received are summed into one line.
@@ -102,7 +122,8 @@ class Meter:
         total = self.total
         dealer = f"{total.dealer_seconds:.3f}" if total.dealer_seconds else ""
         lines = [*((*_cells(row), "") for row in rows), (*_cells(total), dealer)]
-        return text_table(head, lines, left=3, total=True)
+        text = text_table(head, lines, left=3, total=True)
+        return f"{self.caption}\n{text}" if self.caption else text
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -130,11 +151,12 @@ _idle: contextvars.ContextVar[float] = contextvars.ContextVar("idle", default=0.
 @contextlib.contextmanager
 def meter() -> Iterator[Meter]:
     """Count everything that happens in this block."""
-    opened = Meter()
+    opened, started = Meter(), time.perf_counter()
     _open.append(opened)
     try:
         yield opened
     finally:
+        opened.seconds = time.perf_counter() - started
         _open.remove(opened)
 
 

@@ -195,7 +195,7 @@ def test_arguments_that_make_no_sense_are_refused_with_the_usage(
         ("frontier", ["--model", "--weights", "--data", "--budgets", "--out-folder", "--plot", "6-64.json"]),
         ("finetune", ["--model", "--weights", "--data", "--validation", "--test", "--bits", "X.bits.json"]),
         ("validate", ["--model", "--weights", "--data", "--bits", "--repeat", "--json"]),
-        ("dealer", ["--listen", "--tls-cert", "--tls-key", "--tls-ca", "--once", "must not collude"]),
+        ("dealer", ["--listen", "--tls-cert", "--tls-key", "--tls-ca", "--sessions", "must not collude"]),
     ],
 )
 def test_help(capsys: pytest.CaptureFixture[str], name: str, words: list[str]) -> None:

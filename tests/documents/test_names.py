@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import scripts.bench_he
+import scripts.bench_kernels
 import scripts.bench_linear
 import scripts.bench_pir
 import scripts.bench_pir_service
@@ -24,6 +25,7 @@ import scripts.bench_simulate
 import scripts.crypten_baseline
 import scripts.demo
 import scripts.fuzz_nets
+import scripts.gpu
 import scripts.recommend
 import scripts.results
 import scripts.torchvision_table
@@ -69,6 +71,7 @@ HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
     "scripts.train": lambda: scripts.train.parser().format_help(),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
+    "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
     "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
     "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
@@ -78,6 +81,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
+    "scripts.gpu": lambda: help_of(scripts.gpu.main),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
     "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),

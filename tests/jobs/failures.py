@@ -29,7 +29,8 @@ from hummingbird.commands.party import run_party
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
-from tests.jobs import stores
+from tests.jobs import gathering, stores
+from tests.jobs.lanes import lanes
 from tests.support.patience import HANG, NEVER
 
 SECRET = "4711.25"  # party 0's, in the text of an exception that no other party may read
@@ -215,7 +216,7 @@ def deal(version: str) -> None:
     server.VERSION = version or server.VERSION
     command.main(
         argparse.Namespace(
-            listen=os.environ["DEALER"], tls_cert=None, tls_key=None, tls_ca=None, parties=None, once=False
+            listen=os.environ["DEALER"], tls_cert=None, tls_key=None, tls_ca=None, parties=None, sessions=None
         )
     )
 
@@ -269,8 +270,10 @@ JOBS: dict[str, Callable[..., None]] = {
     "deal": deal,
     "failures": failures,
     "forever": forever,
+    "lanes": lanes,
     "meet": meet,
     "recommend": recommend,
+    **gathering.JOBS,
     **stores.JOBS,
 }
 

@@ -38,12 +38,15 @@ def rows(count: int) -> torch.Tensor:
     return torch.randn(count, 6)
 
 
-def write_store(out: Path, slots: int, parties: int = 2, weights: str | int = "public", protocol: str = "gmw") -> None:
+def write_store(
+    out: Path, slots: int, parties: int = 2, weights: str | int = "public", protocol: str = "gmw", lanes: int = 1
+) -> None:
     """Deal a store for `net` on slices of `SLICE`, as the command does."""
     private = hummingbird.convert_model(net(), WINDOW, weights, protocol)
     plan = dry_run(private, SLICE, parties)
     facts = material_facts(private.facts)
-    deal(out, setup=plan.setup, batch=plan.batch, shape=SLICE, slots=slots, parties=parties, facts=facts)
+    made = {"setup": plan.setup, "batch": plan.batch, "shape": SLICE, "facts": facts}
+    deal(out, slots=slots, parties=parties, lanes=lanes, **made)
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ look at a value. On a GPU the results are compared too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hummingbird
-from hummingbird import kernels, prg
+from hummingbird import kernels
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
+from hummingbird.kernels import chacha20
 from hummingbird.kernels.reference.shares import products
-from hummingbird.mpc import _crypten
+from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of
 from hummingbird.mpc.averaging import sums_by_halves
@@ -45,9 +47,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
 
     monkeypatch.setattr(_crypten, "_kbit", drawn)
     # Thousands of operations for each draw, tested in test_prg.py.
-    monkeypatch.setattr(
-        prg, "chacha20", lambda _, __, blocks, device: torch.empty(64 * blocks, dtype=torch.uint8, device=device)
-    )
+    octets = partial(torch.empty, dtype=torch.uint8)
+    monkeypatch.setattr(chacha20, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
     monkeypatch.setattr(weight_mask, "_digest", lambda owned: b"")  # the one place that reads weights
     yield hummingbird.init(device="meta")
     hummingbird.uninit()
@@ -82,6 +83,27 @@ def test_a_session_on_cuda_needs_a_cuda_device(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(EnvironmentProblem, match="no CUDA device"):
         hummingbird.init(device="cuda")
     assert not sessions.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "asked, local_rank, card",
+    [("cuda", "0", 0), ("cuda", "1", 1), ("cuda", "5", 1), ("cuda", None, 0), ("cuda:1", "0", 1)],
+)
+def test_a_lane_has_a_card_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, asked: str, local_rank: str | None, card: int
+) -> None:
+    """Processes of a host take its two cards in turn; a card that is named stays."""
+    chosen: list[int] = []
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert launch._on_card(torch.device(asked)) == torch.device("cuda", card) and chosen == [card]
+    with pytest.raises(EnvironmentProblem, match="this host has 2 CUDA devices, and no cuda:2"):
+        launch._on_card(torch.device("cuda:2"))
+    assert launch._on_card(torch.device("cpu")) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("ceil", [False, True])

@@ -130,7 +130,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, why: str, no_netem: str, *links: s
     monkeypatch.setattr(
         bench, "obstacle", lambda there: no_netem if there.round_trip_seconds else why and there != Link() and why
     )
-    args = argparse.Namespace(links=links, rtt=[0.0, 20.0], repeats=3)
+    args = argparse.Namespace(links=links, rtt=[0.0, 20.0], repeats=3, device="cpu")
     rows = bench.compare(args, Work("none", [], [], ()), UNIT, {"elements": 1000})
     assert len(asked) == len(set(asked))  # nothing is run twice
     return rows
@@ -155,6 +155,18 @@ def test_rows_where_links_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["speedup_total"] for row in rows] == [1.0, 2.0] * 2
     assert [row["fewer_relu_bits"] for row in rows] == [1.0, 2.0] * 2
     assert rows[0]["offline_size"] == "predicted, not dealt" and rows[1]["offline_size"] == "measured"
+
+
+def test_rows_without_crypten_have_no_ratios(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"protocol": "masked", "material": "stored", "window": "[20:12)", "sample": asdict(SAMPLE)}
+    monkeypatch.setattr(bench, "_contest", lambda *_: [run])
+    args = argparse.Namespace(links=["loopback"], rtt=[0.0], repeats=3, device="cpu")
+    (row,) = bench.compare(args, Work("none", [], [], ()), UNIT, {})
+    assert row["device"] == "cpu" and not any("speedup" in key or "fewer" in key for key in row)
+    bench.show("ReLUs", [row], UNIT, {})
+    assert "masked" in capsys.readouterr().out
 
 
 def test_the_table_has_one_part_per_link(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +259,23 @@ def test_bench_resnet_logits(
     assert "trained weights" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", [["--windows", "20"], ["--links", "fast"], ["--repeats", "0"], ["--rtt", "-1"]])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "cuda"], "CrypTen as shipped is measured on the CPU"),
+        (["--contestants", "stored", "--plot", "p.png"], "the plot shows times faster than CrypTen"),
+    ],
+)
+def test_crypten_is_the_baseline_on_the_cpu(options: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "device_name", lambda device: device)
+    monkeypatch.setattr(sys, "argv", ["bench_relu", *options])
+    with pytest.raises(SystemExit, match=said):
+        bench_relu.main()
+
+
+@pytest.mark.parametrize(
+    "option", [["--windows", "20"], ["--links", "fast"], ["--repeats", "0"], ["--rtt", "-1"], ["--device", "tpu"]]
+)
 def test_what_cannot_be_run_is_an_error_and_a_hint(
     option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

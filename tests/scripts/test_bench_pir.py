@@ -97,6 +97,7 @@ def test_a_path_that_is_not_there_is_said_and_left_out(
         (["--row-bytes", "-1"], "--row-bytes"),
         (["--repeats", "0"], "--repeats"),
         (["--json", "absent/rows.json"], "--json"),
+        (["--paths", "cuda"], "--paths cuda"),
     ],
 )
 def test_wrong_options_are_one_error(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:

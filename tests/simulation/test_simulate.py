@@ -296,6 +296,7 @@ def test_shares_moved_by_a_constant_keep_their_low_bits(protocol: str, mode: str
     assert len(out.unique()) == (4 if protocol == "masked" else 3)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 def test_a_net_on_cuda(mode: str) -> None:

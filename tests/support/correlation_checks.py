@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from hummingbird import cost
-from hummingbird.cost import packed
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.products import SquarePair, Triple
@@ -121,15 +120,15 @@ def check_masked(parts, *, count, k, m, tables, ring):
     """lambda from its summands and their carry, the bits in both forms, their product, and every table entry."""
     low, modulus = (1 << k) - 1, (1 << ring) - 1
     mask = [sum(word & low for word in words) for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
-    choice, lift = (bits(plane, count) for plane in zip(*[iter(xored(parts[1]))] * packed(count), strict=True))
-    carry, r, s, product = (total(column) for column in parts[2:6])
+    choice, lift = (bits(xored(column), count) for column in parts[1:3])
+    carry, r, s, product = (total(column) for column in parts[3:7])
     exact = [value & low for value in mask]
     assert [(value - (c << k)) & modulus for value, c in zip(mask, carry, strict=True)] == exact
     assert [value & modulus for value in r] == choice
     assert [value & (modulus >> k) for value in s] == [value & (modulus >> k) for value in lift]
     assert [value & modulus for value in product] == [x * y & modulus for x, y in zip(exact, choice, strict=True)]
     at = m
-    for size, column in zip(cost.chunks(k - m, tables), parts[6:], strict=True):
+    for size, column in zip(cost.chunks(k - m, tables), parts[7:], strict=True):
         entries = bits(xored(column), count << size)
         for i, value in enumerate(exact):
             step = value >> at & ((1 << size) - 1)

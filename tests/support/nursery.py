@@ -88,10 +88,10 @@ class Nursery:
         assert pid is not None
         return Party(self, pid, variables, out, err)
 
-    def start(self, job: Sequence[str], parties: int, **variables: str) -> list[Party]:
-        """All parties of a run."""
+    def start(self, job: Sequence[str], world: int, **variables: str) -> list[Party]:
+        """All processes of a run: a party each, or several if HUMMINGBIRD_LANES is among the variables."""
         port = free_port()
-        return [self.fork(job, rank, parties, port, **variables) for rank in range(parties)]
+        return [self.fork(job, rank, world, port, **variables) for rank in range(world)]
 
 
 @contextlib.contextmanager
@@ -125,7 +125,7 @@ def error_of(party: Party, code: int) -> str:
     text = party.err.read_text()
     assert code == 1, (code, text)
     assert "Traceback" not in text and text.count("] error: ") == 1, text
-    assert re.search(r"^\[party \d\] error: .+ \(at .+\)\nhint: .+$", text, re.MULTILINE), text
+    assert re.search(r"^\[party \d(, lane \d)?\] error: .+ \(at .+\)\nhint: .+$", text, re.MULTILINE), text
     return text
 
 

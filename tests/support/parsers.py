@@ -13,7 +13,7 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.checkpoint import load_checkpoint
 from hummingbird.errors import HummingbirdError, PeerError
-from hummingbird.mpc import rendezvous
+from hummingbird.mpc import meeting, rendezvous
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.request import corrections, layout
 from hummingbird.mpc.dealer import folder, ledger
@@ -110,7 +110,7 @@ def stores(root: Path) -> dict[str, Parser]:
     requests = [request for request, _ in CASES]
     facts = {"architecture": "a", "bits": "b", "protocol": "gmw", "weights": "public"}
     deal(root / "store", setup=[], batch=requests[:6], shape=(4, 6), slots=2, parties=PARTIES, facts=facts)
-    party = root / "store" / "party-0"
+    party = folder.lane_folder(root / "store", 0, 0)
     header, seed = party / folder.HEADER, (party / folder.SEED).read_bytes()
 
     def signed(data: bytes) -> bytes:
@@ -299,7 +299,13 @@ def parties(root: Path) -> dict[str, Parser]:
     def said(function: Callable[[Any], object]) -> Callable[[bytes], object]:
         """A function of a channel on which the other party has sent this text."""
         return lambda data: function(
-            SimpleNamespace(rank=0, parties=2, exchange_text=lambda _: {1: data.decode(errors="replace")})
+            SimpleNamespace(
+                rank=0,
+                parties=2,
+                name="party 0",
+                names=["party 0", "party 1"],
+                exchange_text=lambda _: {1: data.decode(errors="replace")},
+            )
         )
 
     class Store:
@@ -333,7 +339,14 @@ def parties(root: Path) -> dict[str, Parser]:
         return Parser([files[name].read_bytes()], parse)
 
     addresses = [b"127.0.0.1:7000", b"unix:/tmp/x.sock", b"[::1]:80", b"localhost:1"]
+
+    def roll(data: bytes) -> object:
+        return meeting.read_roll(SimpleNamespace(get=lambda _: data), PARTIES)  # type: ignore[arg-type]
+
+    cards = [asdict(meeting.Card(f"127.0.0.1:{port}", 1)) for port in (7000, 7001)]
+    called = json.dumps({"cards": cards, "token": "00" * 16, "dealer": "unix:/tmp/x.sock"}).encode()
     return {
+        "roll": Parser([called], roll),
         "hello": Parser([next(iter(proofs))], hello),
         "channel's tensors": Parser(sent, tensors, valid=False),
         "channel's text": Parser(sent, text, valid=False),

@@ -400,3 +400,13 @@ def test_frames_are_documented() -> None:
         tensors = [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.uint8)]
         assert wire.describe(tensors) == "int64[2, 3], uint8[1]"
         assert channel._checksum(tensors) == other._checksum(tensors) != channel._checksum(tensors[:1])
+
+
+def test_a_loss_is_seen_without_reading() -> None:
+    """A party that is gone, though what it has sent before is unread."""
+    with opened(3) as parties:
+        assert [party.loss() for party in parties] == ["", "", ""]
+        parties[2].send(0, torch.zeros(4))
+        parties[2].close()
+        assert parties[0].loss() == "party 2 closed the connection: it ended or was killed (at party 0)"
+        assert parties[2].loss() == ""

@@ -11,7 +11,7 @@ import pytest
 from hummingbird.cost import FREE, Cost
 from hummingbird.table import text_table
 from hummingbird.wire import meter
-from hummingbird.wire.meter import OUTSIDE, Row
+from hummingbird.wire.meter import OUTSIDE, Meter, Row
 
 
 def test_counts_go_to_the_layer_they_were_made_in() -> None:
@@ -102,12 +102,13 @@ def test_without_a_meter_nothing_is_kept() -> None:
 
 
 def test_time_is_computed_waited_or_spent_on_the_dealer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([10.0, 18.0])  # when the layer begins and when it ends
+    clock = iter([7.0, 10.0, 18.0, 20.0])  # when the block and its layer begin, and when they end
     monkeypatch.setattr(meter, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     with meter.meter() as m, meter.layer("a", "relu", FREE):
         meter.count(waited=2.0, offline_seconds=1.0)
     row = m.rows["a"]
     assert (row.wait_seconds, row.offline_seconds, row.compute_seconds) == (2.0, 1.0, 5.0)
+    assert m.seconds == 13.0
 
 
 def test_json_is_a_flat_list_with_units_in_the_keys() -> None:
@@ -143,6 +144,56 @@ def test_the_table_shows_layers_that_send_and_sums_up_the_rest() -> None:
     assert len({len(line) for line in (lines[1], lines[-2])}) == 1
     short = m.table(every_layer=False).splitlines()
     assert not any(line.startswith("relu") for line in short) and short[-1].split() == lines[-1].split()
+
+
+def test_lanes_add_up_and_the_slowest_tells_the_time() -> None:
+    """Lane 2 had no image. What lane 1 alone has seen is in the sum too."""
+    quick, slow, idle = (Meter(seconds=seconds) for seconds in (2.0, 3.0, 0.1))
+    for at, m in ((1, quick), (2, slow)):
+        m.rows["relu"] = Row(
+            layer="relu",
+            kind="relu",
+            window="[8:0)",
+            calls=at,
+            elements=10 * at,
+            rounds_predicted=2 * at,
+            rounds=2 * at,
+            bits_predicted=80 * at,
+            bits_sent=80 * at,
+            offline_bits_predicted=40 * at,
+            offline_bits=40 * at,
+            compute_seconds=0.5 * at,
+            wait_seconds=0.25 * at,
+            offline_seconds=0.125 * at,
+            expanding_seconds=4.0 / at,
+            dealer_seconds=1.0 * at,
+        )
+    slow.rows["late"] = Row("late", bits_sent=8, wait_seconds=1.0)
+    quick.rows[OUTSIDE] = Row(OUTSIDE, bits_sent=16, wait_seconds=9.0)
+    m = Meter.over_lanes([quick, slow, idle])
+    assert m.rows["relu"] == Row(
+        layer="relu",
+        kind="relu",
+        window="[8:0)",
+        calls=3,
+        elements=30,
+        rounds_predicted=6,
+        rounds=6,
+        bits_predicted=240,
+        bits_sent=240,
+        offline_bits_predicted=120,
+        offline_bits=120,
+        compute_seconds=1.0,
+        wait_seconds=0.5,
+        offline_seconds=0.25,
+        expanding_seconds=2.0,
+        dealer_seconds=3.0,
+    )
+    assert m.rows["late"] == slow.rows["late"] and m.rows[OUTSIDE] == Row(OUTSIDE, bits_sent=16)
+    assert m.seconds == 3.0 and m.total.bits_sent == 264
+    first, head, *_ = m.table().splitlines()
+    assert first == "3 lanes: rounds, kB and dealer s are sums; other seconds: lane 1, the slowest"
+    assert head.startswith("layer")
 
 
 def test_an_empty_table_is_still_a_table() -> None:

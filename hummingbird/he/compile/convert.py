@@ -43,6 +43,7 @@ def convert_model(
     degree: int | None = None,
     input_range: float | None = None,
     samples: Tensor | None = None,
+    device: str = "cpu",
 ) -> HEModel:
     """The net on encrypted images; the net itself is left as it is and used as in eval mode.
 
@@ -52,10 +53,11 @@ def convert_model(
     the smallest that is secure and has room. input_range: bound on |input|, checked before anything is encrypted, 4.0
     if not given; in client-aided mode only where given, as there the client fits each batch's range. samples: images
     (2 or more, *input_shape) like those to come; they make predictions precise, and in polynomial mode replace bounds
-    that hold for all inputs by the largest values seen, with 2 bits of margin.
+    that hold for all inputs by the largest values seen, with 2 bits of margin. device: where both roles then compute,
+    "cpu" or "cuda"; plans are made on the CPU.
     Raises ModelError with all problems, ConfigError for options, InputError for shapes and samples.
     """
-    return HEModel(make_plan(net, input_shape, mode, packing, degree, input_range, samples))
+    return HEModel(make_plan(net, input_shape, mode, packing, degree, input_range, samples), device)
 
 
 def make_plan(

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,18 +28,25 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.he.runtime.client_spec import Public, client_steps
+from hummingbird.he.runtime.placing import moved
 from hummingbird.he.runtime.precision import Precision, Shadow, named
 from hummingbird.he.runtime.rounds import Download, Return, Turn, Upload, check_body
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import Coins, SecretKey
+from hummingbird.kernels.devices import find_device
 
 
 class Client:
-    """Holds the secret key, and works by `public` alone."""
+    """Holds the secret key, and works by `public` alone.
 
-    def __init__(self, public: Public) -> None:
-        self.public = public
-        self._key = SecretKey(public.parameters)
+    device: where it encrypts, decrypts and computes, "cpu" or "cuda"; images, outputs and what is sent are the same.
+    InputError for a device that is not there.
+    """
+
+    def __init__(self, public: Public, device: str = "cpu") -> None:
+        self.device = find_device(device, "he.Client(device)")
+        self.public = replace(public, steps=moved(public.steps, self.device))
+        self._key = SecretKey(public.parameters, self.device)
 
     def batches(self, images: Tensor) -> list[Batch]:
         """Start on any number of images, float (n, *input_shape), n >= 1, in batches of `slots`, as `begin` does."""
@@ -63,7 +71,7 @@ class Client:
             raise InputError(f"images are {got}", where=where, hint="give a float tensor")
         if images.device.type != "cpu" or images.layout != torch.strided:
             what = f"images are {str(images.layout).removeprefix('torch.')} on device {images.device}"
-            raise InputError(what, where=where, hint="give images.to_dense().cpu(): encryption runs there")
+            raise InputError(what, where=where, hint="give images.to_dense().cpu()")
         if tuple(images.shape[1:]) != public.input_shape or not 1 <= len(images) <= public.slots:
             what = f"images are {tuple(images.shape)}, this net takes (1 to {public.slots}, *{public.input_shape})"
             raise InputError(what, where=where, hint="the first dimension is the batch")
@@ -77,7 +85,7 @@ class Client:
             what = f"images reach {most:.4g}, the plan was made for |input| <= {bound:.4g}: {wrong}"
             hint = "normalize them as in training, or convert with a larger input_range: sums could leave the modulus"
             raise InputError(what, where=where, hint=hint)
-        return Batch(public, self._key, images.detach(), first)
+        return Batch(public, self._key, images.detach(), first, self.device)
 
 
 class Batch:
@@ -89,16 +97,16 @@ class Batch:
     images: how many. precision: of the values that have come back so far, image by image.
     """
 
-    def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int) -> None:
-        self.public, self._key, self.images, self._first = public, key, len(images), first
-        self.precision = Precision(len(images), public.slots)
+    def __init__(self, public: Public, key: SecretKey, images: Tensor, first: int, device: torch.device) -> None:
+        self.public, self._key, self.images, self._first, self._device = public, key, len(images), first, device
+        self.precision = Precision(len(images), public.slots, device)
         self._shadow: Shadow | None = None
         self._steps = client_steps(public)
         self._values: dict[int, Any] = self._steps.start(images.float())
         self._turn, self._arrived = 0, 0  # the turn that is next; where the tensor that is coming back began
         self._waiting: Iterator[tuple[int, int, Return]] = iter(())
         self._order: dict[int, Tensor] = {}
-        self._scales = torch.zeros(len(images), dtype=torch.int64)
+        self._scales = torch.zeros(len(images), dtype=torch.int64, device=device)
 
     def uploads(self, number: int) -> Iterator[Upload]:
         """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete."""
@@ -114,7 +122,7 @@ class Batch:
         self._shadow = Shadow(outliers, self._first) if len(outliers) else None
         for start, stop in turn.up():
             message = self._messages(turn, flat, start, stop)
-            seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start), public.form)
+            seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start, self._device), public.form)
             yield Upload(number, start, seed, body)
         del flat
         self._steps.drop(self._values, len(public.steps) + number)
@@ -131,14 +139,15 @@ class Batch:
         shape = (stop - first, tensor.size, tensor.primes, self.public.parameters.degree)
         check_body(back.body, shape, "download")
         turn = self.public.turns[back.turn]
-        values = packing.decode(self._key.decrypt(back.body, self.public.form), self.public.packing)
+        body = back.body.to(self._device)
+        values = packing.decode(self._key.decrypt(body, self.public.form), self.public.packing)
         if tensor.value not in self._order:
-            self._order[tensor.value] = tensor.order()
-            self._values[tensor.value] = torch.empty(tensor.count, self.images)
+            self._order[tensor.value] = tensor.order().to(self._device)
+            self._values[tensor.value] = torch.empty(tensor.count, self.images, device=self._device)
             self._arrived = first
         at = first - self._arrived
         where = self._order[tensor.value][at : at + stop - first]
-        units = torch.full((self.images,), float(tensor.unit), dtype=torch.float64)
+        units = torch.full((self.images,), float(tensor.unit), dtype=torch.float64, device=self._device)
         if turn.scale is None:
             units = torch.ldexp(units, -self._scales)
         self._values[tensor.value][where] = (values[:, : self.images] * units).float()
@@ -153,7 +162,7 @@ class Batch:
                 self._shadow.add(tensor.value, self._values[tensor.value], tensor.noise * units.abs())
 
     def result(self) -> Tensor:
-        """The net's outputs (images, *output), float32 unless they are indices, after the last turn."""
+        """The net's outputs (images, *output) on the CPU, float32 unless they are indices, after the last turn."""
         self._expect(len(self.public.turns))
         self._steps.run(self._values, self._compute, self.public.last)
         self._check_errors(self.public.last[-1])
@@ -162,7 +171,7 @@ class Batch:
             (~output.isfinite()).reshape(self.images, -1).any(1), self.public.steps[self.public.last[-1]].name
         )
         self._values.clear()
-        return output.contiguous()
+        return output.contiguous().cpu()
 
     def _expect(self, number: int) -> None:
         if number != self._turn or next(self._waiting, None) is not None:
@@ -171,7 +180,7 @@ class Batch:
 
     def _compute(self, index: int, step: Step, given: tuple[Any, ...]) -> Any:
         if step.op == "input":
-            return given[0]
+            return given[0].to(self._device)
         try:
             with torch.no_grad():
                 value = OPS[step.op](step.attrs, *given)
@@ -205,7 +214,7 @@ class Batch:
         names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
         self._check_finite(~peaks.isfinite().all(0), names)
         if turn.scale is not None:
-            return torch.full((self.images,), turn.scale)
+            return torch.full((self.images,), turn.scale, device=self._device)
         scales = turn.fit(peaks, self.public.parameters, self.public.packing)
         if bool((scales < 0).any()):
             rows = max(sum(back.gains) for back in turn.returns)
@@ -221,8 +230,8 @@ class Batch:
     def _messages(self, turn: Turn, flat: list[Tensor], start: int, stop: int) -> Tensor:
         """Ciphertexts start .. stop - 1 of the stream as integers: int32 (stop - start, N)."""
         public, out, first = self.public, [], 0
-        degree, scales = public.parameters.degree, torch.ldexp(torch.ones(self.images), self._scales)
-        last = torch.full((1, self.images), float(turn.one))  # the one, or a zero
+        degree, scales = public.parameters.degree, torch.ldexp(torch.ones_like(self._scales).float(), self._scales)
+        last = torch.full((1, self.images), float(turn.one), device=self._device)  # the one, or a zero
         for part in (*flat, last)[: len(flat) + (turn.one or turn.zero)]:
             rows = part[max(0, start - first) : max(0, stop - first)]
             if len(rows):

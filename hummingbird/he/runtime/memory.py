@@ -22,6 +22,7 @@ from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.program import Plan
 from hummingbird.he.runtime.rounds import SLICE
 
+_GPU_ROOM = 2 << 30  # bytes of a GPU: CUDA's own, and what kernels work in (1.2 GB; kernels/reference/ciphertexts)
 _SHARING = VIEWS | {"output"}  # whose result shares the memory of their first input
 
 
@@ -52,8 +53,11 @@ def at_client(public: Public) -> int:
     return max([last[0], *(max(moment) + _moving(public) for moment in moments)])
 
 
-def installed() -> int:
-    """Bytes of memory that this machine has; where the system does not tell, all that can be counted."""
+def installed(device: torch.device | str = "cpu") -> int:
+    """Bytes of memory that this machine has, or a GPU for ciphertexts; all that can be counted where none tells."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return max(0, int(torch.cuda.mem_get_info(device)[1]) - _GPU_ROOM)
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):

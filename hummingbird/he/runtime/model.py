@@ -27,18 +27,19 @@ _COMPARED = 64  # images whose outputs are kept for `report` to compare
 class HEModel:
     """`model(images)` evaluates the net on images encrypted here, under a key that the server's part never gets.
 
-    plan: what is done. server, client: the two roles; a service takes the first (he/service/server.py).
+    plan: what is done. device: where, "cpu" or "cuda". server, client: the two roles; a service takes the first
+    (he/service/server.py). InputError for a device that is not there.
 
         model = he.convert_model(net, (1, 28, 28))
         logits = model(images)              # (n, 1, 28, 28) to (n, 10), any n
         print(model.report())
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, device: str = "cpu") -> None:
         heap.keep()  # ciphertexts of a layer are large, and fresh memory costs more than the arithmetic on it
         self.plan = plan
-        self.server = Server(plan)
-        self.client = Client(plan.public)
+        self.server = Server(plan, device)
+        self.client = Client(plan.public, device)
         self.last: report.Run | None = None
 
     @property
@@ -52,9 +53,10 @@ class HEModel:
         InputError for shapes, types and ranges that do not fit, before anything is encrypted; ConfigError where a batch
         takes more memory than this machine has.
         """
-        needed, has = predicted(self.plan).process, installed()
+        needed, has = predicted(self.plan).process, installed(self.server.device)
         if needed > has:
-            what = f"a batch takes {needed / 1e9:.3g} GB for client and server, this machine has {has / 1e9:.3g}"
+            owner = "this machine" if self.server.device.type == "cpu" else str(self.server.device)
+            what = f"a batch takes {needed / 1e9:.3g} GB for client and server, {owner} has {has / 1e9:.3g}"
             hint = "a batch takes the same for 1 image as for all: run them on two machines, or take a smaller net"
             raise ConfigError(what, where="memory", hint=hint)
         batches = deque(self.client.batches(images))  # all are checked before the first is encrypted

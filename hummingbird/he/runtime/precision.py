@@ -30,24 +30,28 @@ _SHOWN = 8  # images named in an error
 class Precision:
     """Precision of a batch's answers, in bits of an image's typical value: turns add up as independent relative errors.
 
-    predicted, measured: float64 (images,); measured is None without two free slots.
+    device: of the integers that come back. predicted, measured: float64 (images,) on the CPU; measured is None without
+    two free slots.
     """
 
-    def __init__(self, images: int, slots: int) -> None:
+    def __init__(self, images: int, slots: int, device: torch.device | str = "cpu") -> None:
         self._images, self._free = images, slots - images
-        self._squares = torch.zeros(2, images, dtype=torch.float64)  # of relative errors: predicted, measured
-        self._energy, self._spread = torch.zeros(images, dtype=torch.float64), 0.0
+        # Of relative errors: predicted, measured.
+        self._squares = torch.zeros(2, images, dtype=torch.float64, device=device)
+        self._energy = torch.zeros(images, dtype=torch.float64, device=device)
+        self._spread = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
         """Count integers that came back: float64 (ciphertexts, slots), a slice of `back`; last: its last one."""
         self._energy += integers[:, : self._images].square().sum(0)
         if self._free > 1:
-            self._spread += float(integers[:, self._images :].var(1).sum())
+            self._spread += integers[:, self._images :].var(1).sum()
         if last:
             energy = self._energy / back.count
-            for squares, error in zip(self._squares, (back.noise**2, self._spread / back.count), strict=True):
-                squares += error / energy.clamp(min=2.0**-60) + back.relative**2
-            self._energy, self._spread = torch.zeros_like(energy), 0.0
+            size = energy.clamp(min=2.0**-60)
+            self._squares[0] += back.noise**2 / size + back.relative**2
+            self._squares[1] += self._spread / back.count / size + back.relative**2
+            self._energy, self._spread = torch.zeros_like(energy), torch.zeros_like(self._spread)
 
     @property
     def predicted(self) -> Tensor:
@@ -58,7 +62,7 @@ class Precision:
         return self._bits(1) if self._free > 1 else None
 
     def _bits(self, which: int) -> Tensor:
-        return (-torch.log2(self._squares[which]) / 2).clamp(min=0.0)
+        return (-torch.log2(self._squares[which].cpu()) / 2).clamp(min=0.0)
 
 
 def summary(batches: Sequence[Precision]) -> str:
@@ -86,7 +90,8 @@ class Shadow:
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
         """Add errors of these deviations, (batch,), to the images of `value`, (batch, ...)."""
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
-        signs = prg.Stream(prg.derive(bytes(prg.SEED_BYTES), index)).bits(*few.shape)  # a fixed key: this is no secret
+        key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed one: this is no secret
+        signs = prg.Stream(key, few.device).bits(*few.shape)
         self._values[index] = few + (signs.to(few.dtype) * 2 - 1) * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:

@@ -148,7 +148,8 @@ class Turn:
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
         bounds = [((1 << 30) - errors) * (1 - 2.0**-40) / (most * largest)]
         for back in self.returns:
-            gains, one = peaks.new_tensor([float(gain) for gain in back.gains]), float(back.one_gain)
+            gains = torch.tensor([float(gain) for gain in back.gains], dtype=peaks.dtype).to(peaks.device)
+            one = float(back.one_gain)
             bounds.append((back.room(parameters) - errors * (gains.sum() + one)) / (most * (gains @ peaks + one)))
         bound = torch.stack(bounds).amin(0).nan_to_num(0.0, posinf=2.0**MOST_SCALE).clamp(0.5, 2.0**MOST_SCALE)
         return torch.frexp(bound).exponent.long() - 1  # 2^(exponent - 1) <= bound

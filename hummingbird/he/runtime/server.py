@@ -18,11 +18,13 @@ from hummingbird.errors import InputError
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.operations import Linear, switched, times
+from hummingbird.he.runtime.placing import moved
 from hummingbird.he.runtime.program import Plan, Program
 from hummingbird.he.runtime.rounds import Download, Return, Upload, check_body
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import expand
 from hummingbird.he.scheme.masking import masked
+from hummingbird.kernels.devices import find_device
 from hummingbird.prg import SEED_BYTES
 
 _MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large as it is
@@ -31,24 +33,25 @@ _MASKED = 16  # ciphertexts masked at a time: the randomness of one is as large 
 class Server:
     """The net's weights and what to do with them; immutable, for any number of clients and threads.
 
-    memory: bytes that the largest turn takes, predicted.
+    device: where weights and ciphertexts are, "cpu" or "cuda"; what is sent is the same. memory: bytes that the largest
+    turn takes there, predicted. InputError for a device that is not there.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.public = plan.public
+    def __init__(self, plan: Plan, device: str = "cpu") -> None:
+        self.public, self.device = plan.public, find_device(device, "he.Server(device)")
         self.memory = predicted(plan).server
-        self._programs = plan.programs
+        self._programs = moved(plan.programs, self.device)
 
     def turn(self, number: int) -> ServerTurn:
         """Begin a turn of one client."""
-        return ServerTurn(self.public, number, self._programs[number])
+        return ServerTurn(self.public, number, self._programs[number], self.device)
 
 
 class ServerTurn:
     """One turn of one client at the server: its ciphertexts."""
 
-    def __init__(self, public: Public, number: int, program: Program) -> None:
-        self.public, self.number, self._program = public, number, program
+    def __init__(self, public: Public, number: int, program: Program, device: torch.device) -> None:
+        self.public, self.number, self.device, self._program = public, number, device, program
         self._turn, self._ring = public.turns[number], public.parameters.ring
         self._waiting = self._turn.up()
         self._next = next(self._waiting, None)
@@ -66,9 +69,9 @@ class ServerTurn:
         if not isinstance(sent.seed, bytes) or len(sent.seed) != SEED_BYTES:
             raise InputError("a seed has 16 bytes", where="upload", hint="one for each slice")
         if self._received is None:
-            self._received = torch.empty(self._turn.sent, 2, *shape[1:], dtype=torch.int32)
+            self._received = torch.empty(self._turn.sent, 2, *shape[1:], dtype=torch.int32, device=self.device)
         self._received[start:stop, 0] = sent.body
-        self._received[start:stop, 1] = expand(self._ring, sent.seed, stop - start)
+        self._received[start:stop, 1] = expand(self._ring, sent.seed, stop - start, self.device)
         self._next = next(self._waiting, None)
 
     def downloads(self) -> Iterator[Download]:
@@ -99,7 +102,8 @@ class ServerTurn:
             step = back.tile if back is not None else program.tile(number, self._ring.degree)
             if not program.streams(number):
                 size = registers[operation.source].shape[1:]
-                whole = torch.empty(operation.rows, operation.places, *size, dtype=torch.int32)
+                grid = operation.rows, operation.places
+                whole = torch.empty(*grid, *size, dtype=torch.int32, device=self.device)
             for start in range(0, operation.places, step):
                 stop = min(start + step, operation.places)
                 if whole is not None:
@@ -118,9 +122,9 @@ class ServerTurn:
         if program.last_use(made) >= 0:
             registers[made] = whole
         if back is not None:
-            grid = whole.unflatten(0, (back.rows, back.places))
+            table = whole.unflatten(0, (back.rows, back.places))
             for start in range(0, back.places, back.tile):
-                yield self._sent(grid[:, start : start + back.tile], back)
+                yield self._sent(table[:, start : start + back.tile], back)
 
     def _sent(self, tile: Tensor, back: Return) -> Tensor:
         flat, form = tile.reshape(-1, *tile.shape[2:]), self.public.form

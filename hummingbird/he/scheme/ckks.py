@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from hummingbird import prg
@@ -27,16 +28,16 @@ SECRET = 2 / 3  # variance of a coefficient of s
 
 
 class Coins:
-    """The randomness of `count` encryptions: fresh from the operating system, to be spent once.
+    """The randomness of `count` encryptions on a device: fresh from the operating system, to be spent once.
 
     It does not depend on the messages, so it can be drawn before they are there.
     """
 
-    def __init__(self, ring: Ring, count: int) -> None:
+    def __init__(self, ring: Ring, count: int, device: torch.device | str = "cpu") -> None:
         self.ring, self.count = ring, count
         self._seed = prg.new_seed()
-        self._a = expand(ring, self._seed, count)
-        self._noise = noise(prg.Stream(prg.new_seed()), count, ring.degree)
+        self._a = expand(ring, self._seed, count, device)
+        self._noise = noise(prg.fresh(device), count, ring.degree)
         self._spent = False
 
     def spend(self) -> tuple[bytes, Tensor, Tensor]:
@@ -58,14 +59,16 @@ class Coins:
 class SecretKey:
     """A secret, ternary, drawn here; it never leaves the object. One key serves any number of ciphertexts.
 
+    device: where it is, and where messages, coins and ciphertexts must be.
+
     key = SecretKey(choose(2048, 2))
     seed, body = key.encrypt(message, Coins(key.ring, 3), "mixed")
     key.decrypt(torch.stack([body, expand(key.ring, seed, 3)], 1), "mixed")  # message + e
     """
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, device: torch.device | str = "cpu") -> None:
         self.parameters, self.ring = parameters, parameters.ring
-        secret = ternary(prg.Stream(prg.new_seed()), parameters.degree)
+        secret = ternary(prg.fresh(device), parameters.degree)
         self._secret = self.ring.ntt(secret.expand(len(parameters.primes), -1).contiguous())
 
     def encrypt(self, message: Tensor, coins: Coins, form: str) -> tuple[bytes, Tensor]:
@@ -91,6 +94,6 @@ class SecretKey:
         raise TypeError("a SecretKey is not serialized")
 
 
-def expand(ring: Ring, seed: bytes, count: int) -> Tensor:
-    """a of `count` ciphertexts: int32 (count, L, N), transformed."""
-    return uniform(ring, prg.Stream(seed), count)
+def expand(ring: Ring, seed: bytes, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """a of `count` ciphertexts: int32 (count, L, N), transformed; the same on every device."""
+    return uniform(ring, prg.Stream(seed, device), count)

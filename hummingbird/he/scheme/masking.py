@@ -68,7 +68,7 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
     """
     n, size, primes, degree = c.shape
     b, a = zero[0] if form == "ntt" else ring.ntt(zero[:1].contiguous())[0], zero[1]
-    secret, first, second = (prg.Stream(prg.new_seed()) for _ in range(3))
+    secret, first, second = (prg.fresh(c.device) for _ in range(3))
     parts = list(c.unbind(1))
     for i in range(size - 1):
         r = ternary(secret, n * degree).view(n, degree)
@@ -77,7 +77,7 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
         high = _product(ring, r, a, noise(second, n, degree), "ntt")
         parts[i] = ciphertexts.add(ring, parts[i].contiguous(), low)
         parts[i + 1] = ciphertexts.add(ring, parts[i + 1].contiguous(), high)
-    over = _flood(ring, n, flood)
+    over = _flood(ring, n, flood, c.device)
     parts[0] = ciphertexts.add(ring, parts[0], over if form == "mixed" else ring.ntt(over))
     return torch.stack(parts, 1)
 
@@ -88,9 +88,9 @@ def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) ->
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)
 
 
-def _flood(ring: Ring, n: int, bits: int) -> Tensor:
+def _flood(ring: Ring, n: int, bits: int, device: torch.device) -> Tensor:
     """Uniform integers of -2^(bits-1) .. 2^(bits-1) - 1 as residues: int32 (n, L, N), coefficients."""
-    stream = prg.Stream(prg.new_seed())
+    stream = prg.fresh(device)
     shape, count = (n, len(ring.primes), ring.degree), (bits - 1) // _DIGIT
     top = stream.words(n, 1, ring.degree) >> (64 - bits + _DIGIT * count)  # with a sign, 24 bits at most
     out = top.int().expand(shape).contiguous()

@@ -57,7 +57,7 @@ def encode(values: Tensor, packing: str, degree: int, scales: Tensor | float) ->
     if count < degree:
         values = F.pad(values, (0, degree - count))
     out = torch.empty(n, 2, half, dtype=torch.int32, device=values.device)
-    factors = _twist(degree).to(values.device).conj().resolve_conj() / half
+    factors = _twist(degree).conj_physical().to(values.device) / half
     for piece, place in _pieces(values.view(n, 2, half), out):
         piece = piece.double()
         twisted = torch.fft.fft(torch.complex(piece[:, 0], piece[:, 1])).mul_(factors)

@@ -23,6 +23,7 @@ from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
 from hummingbird.he.runtime.precision import Precision
 from hummingbird.he.service import messages
+from hummingbird.kernels.devices import find_device
 from hummingbird.wire import service
 from hummingbird.wire.prefetch import Prefetch
 
@@ -33,20 +34,28 @@ _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    timeout: longest silence of the server, seconds. memory: bytes that the batches under way may take here, by what the
-    server has told; as much as the machine has if not given. `public` is what the server has told: shapes, operations,
-    parameters; `sent_bytes` and `received_bytes` count the messages of turns; `precision` is that of the last call's
-    batches.
+    timeout: longest silence of the server, seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
+    that the batches under way may take there, by what the server has told; as much as it has if not given. `public` is
+    what the server has told: shapes, operations, parameters; `sent_bytes` and `received_bytes` count the messages of
+    turns; `precision` is that of the last call's batches.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
-    for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description.
+    for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description,
+    and for a device that is not there.
 
         with RemoteModel("unix:/run/user/1000/he.sock") as model:
             logits = model(images)                            # (n, 1, 28, 28) to (n, 10)
     """
 
     def __init__(
-        self, address: str, *, tls: service.Tls | None = None, timeout: float = 120.0, memory: int | None = None
+        self,
+        address: str,
+        *,
+        tls: service.Tls | None = None,
+        timeout: float = 120.0,
+        memory: int | None = None,
+        device: str = "cpu",
     ) -> None:
+        self._device = find_device(device, "RemoteModel(device)")
         self.sent_bytes = self.received_bytes = 0
         self.precision: list[Precision] = []
         self._where, self._timeout = f"server {address}", timeout
@@ -55,8 +64,8 @@ class RemoteModel:
         try:
             text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
             self._digest, self.public = messages.digest(text), Public.from_json(text)
-            self._room = self._batches(installed() if memory is None else memory)
-            self._client = Client(self.public)
+            self._room = self._batches(installed(self._device) if memory is None else memory)
+            self._client = Client(self.public, device)
         except grpc.RpcError as error:
             self.close()
             raise service.explain(error, self._where) from None
@@ -123,7 +132,7 @@ class RemoteModel:
                 try:
                     for first, stop, back in self.public.turns[number].down():
                         receive = lambda: self._next(incoming)  # noqa: E731
-                        answer = messages.read_download(self.public, number, first, stop, back, receive)
+                        answer = messages.read_download(self.public, number, first, stop, back, receive, self._device)
                         # An honest server answers after the last slice, but `uploads` may not have returned yet.
                         if not encrypted.wait(self._timeout):
                             raise PeerError("an answer came before the question was whole", where=self._where)

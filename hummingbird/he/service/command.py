@@ -23,6 +23,7 @@ from hummingbird.he.runtime.precision import summary
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
+from hummingbird.kernels.devices import find_device
 from hummingbird.wire.service import Tls, serve
 
 _SERVER = """Evaluate a net on ciphertexts for the clients that connect; sees no image and no result.
@@ -35,6 +36,7 @@ _CLIENT = """Have a server evaluate its net on encrypted images; it sees neither
 
 The key is made here and stays here; the parameters that the server proposes must pass both security tables. Images are
 a .npy file of numbers (n, ...), scaled as the net was trained."""
+_DEVICE = "where this side computes: cpu, cuda, or cuda:1 for one GPU of several (default: %(default)s)"
 _READY = "he-server listening on "
 
 
@@ -42,7 +44,8 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     """Plan for a net, print the plan, and serve it until SIGTERM or SIGINT."""
     heap.keep()
     samples = None if args.samples is None else _read(args.samples, "--samples").float()
-    model = convert_model(net, args.input, mode=args.mode, input_range=args.range, samples=samples)
+    find_device(args.device, "--device")  # before the plan, which takes a while
+    model = convert_model(net, args.input, args.mode, input_range=args.range, samples=samples, device=args.device)
     print(model.report(), flush=True)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -68,7 +71,8 @@ def run_client(args: argparse.Namespace) -> int:
     if args.out is not None and not args.out.parent.is_dir():
         raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
     memory = None if args.memory is None else int(args.memory * 1e9)
-    with RemoteModel(args.server, tls=_tls(args), timeout=args.timeout, memory=memory) as model:
+    options: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
+    with RemoteModel(args.server, tls=_tls(args), **options) as model:
         print(_describe(model))
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
@@ -166,6 +170,7 @@ def add_server(
     )
     memory = "limit on what they need together, as predicted (default: all)"
     sub.add_argument("--memory", type=_positive, metavar="GB", help=memory)
+    sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--idle", type=_positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
     _add_tls(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))
@@ -187,6 +192,7 @@ def add_client(commands: Any) -> None:
     sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the outputs (n, ...)")
     sub.add_argument("--lanes", type=int, default=2, help="batches under way at a time (default: %(default)s)")
     sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what batches take here (default: all)")
+    sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--timeout", type=_positive, default=120.0, help="longest silence of the server, seconds")
     _add_tls(sub)
     sub.set_defaults(run=run_client)

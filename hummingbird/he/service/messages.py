@@ -65,7 +65,7 @@ def digest(public: bytes) -> str:
 
 def cut(data: Tensor, head: bytes = b"") -> Iterator[bytes]:
     """Messages that hold a slice's bytes, after `head`."""
-    view = data.numpy().data
+    view = data.cpu().numpy().data
     start = min(len(view), CHUNK - len(head))
     yield head + view[:start]
     for at in range(start, len(view), CHUNK):
@@ -90,11 +90,18 @@ def pack_upload(public: Public, sent: Upload) -> Iterator[bytes]:
     return cut(pack(public.parameters.ring, sent.body), sent.seed)
 
 
-def read_upload(public: Public, turn: int, first: int, stop: int, receive: Callable[[], bytes]) -> Upload:
-    """A slice up. InputError for a wrong length, and for a residue that is not below its prime."""
+def read_upload(
+    public: Public,
+    turn: int,
+    first: int,
+    stop: int,
+    receive: Callable[[], bytes],
+    device: torch.device | str = "cpu",
+) -> Upload:
+    """A slice up, on a device. InputError for a wrong length, and for a residue that is not below its prime."""
     primes, degree = len(public.parameters.primes), public.parameters.degree
     data = collect(receive, SEED_BYTES + public.up_bytes(stop - first))
-    body = unpack(public.parameters.ring, data[SEED_BYTES:], (stop - first, primes, degree))
+    body = unpack(public.parameters.ring, data[SEED_BYTES:].to(device), (stop - first, primes, degree))
     return Upload(turn, first, data[:SEED_BYTES].numpy().tobytes(), body)
 
 
@@ -104,10 +111,16 @@ def pack_download(public: Public, back: Download) -> Iterator[bytes]:
 
 
 def read_download(
-    public: Public, turn: int, first: int, stop: int, back: Return, receive: Callable[[], bytes]
+    public: Public,
+    turn: int,
+    first: int,
+    stop: int,
+    back: Return,
+    receive: Callable[[], bytes],
+    device: torch.device | str = "cpu",
 ) -> Download:
-    """A slice down. InputError as `read_upload`."""
-    data = collect(receive, public.down_bytes(back, stop - first))
+    """A slice down, on a device. InputError as `read_upload`."""
+    data = collect(receive, public.down_bytes(back, stop - first)).to(device)
     shape = (stop - first, back.size, back.primes, public.parameters.degree)
     return Download(turn, first, unpack(public.parameters.ring.take(back.primes), data, shape))
 

@@ -34,8 +34,9 @@ class Service:
     """All clients of one server: `serve(Service(server).handlers(), address)`.
 
     turns: how many are at work at a time; others wait. memory: bytes for all of them, each as large as the plan
-    predicts; what the machine has if not given. idle: seconds that a client may be silent when it should send, and that
-    it may wait for room. ConfigError for numbers out of range, and where not even one turn has room.
+    predicts; what the machine, or the server's GPU, has if not given. idle: seconds that a client may be silent when it
+    should send, and that it may wait for room. ConfigError for numbers out of range, and where not even one turn has
+    room.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Service:
     ) -> None:
         if not 1 <= turns <= MAX_CALLS:
             raise ConfigError(f"{turns} turns at a time", where="turns", hint=f"from 1 to {MAX_CALLS}")
-        memory = installed() if memory is None else memory
+        memory = installed(server.device) if memory is None else memory
         if memory < server.memory:
             what = f"a turn needs {server.memory / 1e9:.2f} GB, allowed are {memory / 1e9:.2f}"
             raise ConfigError(what, where="memory", hint="allow more, or run it on a larger machine")
@@ -109,7 +110,8 @@ class Service:
     def _take_in(self, turn: ServerTurn, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:
         signed = time.monotonic()
         for first, stop in self._public.turns[number].up():
-            turn.receive(messages.read_upload(self._public, number, first, stop, lambda: self._next(incoming)))
+            receive = lambda: self._next(incoming)  # noqa: E731
+            turn.receive(messages.read_upload(self._public, number, first, stop, receive, turn.device))
             if time.monotonic() > signed + _AT_WORK:
                 yield b""
                 signed = time.monotonic()

@@ -130,7 +130,7 @@ def shift(ring: Ring, x: Tensor, constants: Tensor, step: int) -> None:
         return
     if not x[0, 0].is_contiguous():
         raise InputError(f"x has strides {x.stride()}", where=f"{where}(x)", hint="a ciphertext is contiguous")
-    moduli = torch.tensor(ring.primes, dtype=torch.int32, device=x.device)
+    moduli = torch.tensor(ring.primes, dtype=torch.int32).to(x.device)
     lifted = constants + (constants >> 31 & moduli)  # 0 .. q - 1: no sum is below -q/2
     best(shift, lifted)(ring, x, lifted, moduli, step)
 

@@ -39,7 +39,7 @@ def uniform(ring: Ring, stream: Stream, n: int) -> Tensor:
     _check_count(n, "kernels.uniform(n)")
     shape = (n, len(ring.primes), ring.degree)
     x = stream.bytes(4 * torch.Size(shape).numel()).view(torch.int32).view(shape)
-    moduli = torch.tensor(ring.primes, dtype=torch.int32, device=x.device)
+    moduli = torch.tensor(ring.primes, dtype=torch.int32).to(x.device)
     places = best(uniform, x)(x, moduli)
     which = moduli[places // ring.degree % len(ring.primes)]
     while places.numel():

@@ -16,7 +16,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 8  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 9  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -28,11 +28,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_select": (None, [_long, *[_pointer] * 7, _int, _int, _long, _pointer, _pointer]),
     "hb_rescale": (None, [_long, *[_pointer] * 3, _int, _int, _long, _pointer]),
     "hb_pack_words": (None, [_pointer, _long, _int, _pointer]),
-    "hb_mask_words": (None, [_pointer, _pointer, _long, _int, _int, _pointer]),
+    "hb_mask_words": (None, [_pointer, _pointer, _int, _long, _int, _int, _pointer]),
     "hb_open_words": (None, [_pointer, _int, _long, _int, _pointer]),
     "hb_step_table": (None, [_pointer, _long, _int, _pointer]),
     "hb_lookup": (None, [_pointer, _long, _pointer, _int, _int, _int, _pointer]),
-    "hb_lift": (None, [_long, *[_pointer] * 7, _int, _int, _pointer, _pointer]),
+    "hb_lift": (None, [_long, *[_pointer] * 7, _int, _int, _int, _pointer, _pointer]),
     "hb_conv2d": (None, [_pointer, _pointer, _pointer, _int, _pointer]),
     "hb_twin_relu": (None, [_pointer, _long, _int, _word, *[_int] * 3, _word, _word, _int, _pointer, _pointer]),
     "hb_linear": (None, [*[_pointer] * 5, _int, _int, _pointer]),

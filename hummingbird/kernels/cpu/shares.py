@@ -13,6 +13,7 @@ from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing, products
 from hummingbird.kernels.shares.packing import bytes_of
 from hummingbird.kernels.shares.products import Factor
+from hummingbird.kernels.shares.words import Words, plain
 
 
 @implements(packing.to_planes, "cpu")
@@ -83,10 +84,11 @@ def select(
 
 
 @implements(opening.mask_words, "cpu")
-def mask_words(share: Tensor, mask: Tensor, shift: int, width: int) -> Tensor:
+def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
     """See `opening.mask_words`."""
-    out = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8)
-    handle().hb_mask_words(share.data_ptr(), mask.data_ptr(), share.numel(), shift, width, out.data_ptr())
+    out, mask = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8), plain(mask)
+    inputs = share.data_ptr(), mask.data_ptr(), mask.dtype == torch.int32
+    handle().hb_mask_words(*inputs, share.numel(), shift, width, out.data_ptr())
     return out
 
 
@@ -120,18 +122,20 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
 def lift(
     opened: Tensor,
     choice: Tensor,
-    mask: Tensor,
-    carry: Tensor,
-    bit: Tensor,
-    wrap: Tensor,
-    product: Tensor,
+    mask: Words,
+    carry: Words,
+    bit: Words,
+    wrap: Words,
+    product: Words,
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
     """See `opening.lift`."""
     y, z = torch.empty_like(opened), torch.empty_like(opened)
-    inputs = [t.data_ptr() for t in (opened, choice, mask, carry, bit, wrap, product)]
-    handle().hb_lift(opened.numel(), *inputs, k, first, y.data_ptr(), z.data_ptr())
+    words = [plain(x) for x in (mask, carry, bit, wrap, product)]
+    narrow = sum((x.dtype == torch.int32) << place for place, x in enumerate(words))
+    inputs = [x.data_ptr() for x in (opened, choice, *words)]
+    handle().hb_lift(opened.numel(), *inputs, narrow, k, first, y.data_ptr(), z.data_ptr())
     return y, z
 
 

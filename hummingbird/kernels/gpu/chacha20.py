@@ -1,8 +1,6 @@
-"""ChaCha20 in Triton: one program per 128 blocks, every thread a block; kernels/chacha20.py describes it."""
+"""ChaCha20 in Triton: every thread computes a block; kernels/chacha20.py describes it."""
 
 from __future__ import annotations
-
-import struct
 
 import torch
 import triton
@@ -10,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.kernels import chacha20 as declared
+from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.registry import implements
-
-_PROGRAM = 128  # blocks per program
 
 
 @triton.jit
@@ -86,10 +83,11 @@ def _blocks(key, first, blocks, out, size: tl.constexpr):
 
 
 @implements(declared.chacha20, "gpu")
-def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     """See `chacha20.chacha20`."""
-    out = torch.empty((blocks, 16), dtype=torch.int32, device=device)
-    words = torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
+    out = torch.empty((blocks, 16), dtype=torch.int32, device=key.device)
     if blocks:
-        _blocks[(triton.cdiv(blocks, _PROGRAM),)](words, first, blocks, out, size=_PROGRAM)
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            size = sizes("chacha20", key.device)
+            _blocks[(triton.cdiv(blocks, size["size"]),)](key, first, blocks, out, **size)
     return out.view(torch.uint8).view(-1)

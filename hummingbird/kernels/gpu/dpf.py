@@ -12,10 +12,9 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.gpu.chacha20 import double_round
+from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES
-
-_PROGRAM = 128  # nodes per program
 
 
 @triton.jit
@@ -119,18 +118,19 @@ def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tenso
     if not leaves:
         return out.view(torch.uint8)
     root, public, corrections, finals = (_words(part).to(device) for part in dpf.fields(keys))
+    size = sizes("dpf", device)
     nodes, low = root.view(batch, 1, 4), 0  # of this level, from number `low` on
     for level in range(levels):
         below, n = levels - level - 1, nodes.shape[1]
         both = torch.empty((batch, 2 * n, 4), dtype=torch.int32, device=device)
         level_corrections = corrections[:, level]
-        _children[(triton.cdiv(batch * n, _PROGRAM),)](
-            nodes, nodes.stride(0), n, batch * n, public, level_corrections, corrections.stride(0), both, size=_PROGRAM
+        _children[(triton.cdiv(batch * n, size["size"]),)](
+            nodes, nodes.stride(0), n, batch * n, public, level_corrections, corrections.stride(0), both, **size
         )
         start, end = first >> below, ((first + leaves - 1) >> below) + 1
         nodes, low = both[:, start - 2 * low : end - 2 * low], start
-    _leaves[(triton.cdiv(batch * leaves, _PROGRAM), 2)](
-        nodes, nodes.stride(0), leaves, batch * leaves, public, finals, out, size=_PROGRAM
+    _leaves[(triton.cdiv(batch * leaves, size["size"]), 2)](
+        nodes, nodes.stride(0), leaves, batch * leaves, public, finals, out, **size
     )
     return out.view(torch.uint8)
 

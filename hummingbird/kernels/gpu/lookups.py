@@ -16,7 +16,8 @@ from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUM
 from hummingbird.kernels.lookups.rows import WIDTHS, Store
 from hummingbird.kernels.registry import implements
 
-_MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes and leaves take as much again
+_MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes take half as much again, and sums less
+_ROOM = 3 * _MOST_BITS  # bytes of a GPU for answering, besides the table
 
 
 @implements(Store, "gpu")
@@ -24,11 +25,10 @@ class SignedRows(Store):
     """Rows of signed bytes on a device; keys, rows that come and answers that go are on the CPU."""
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
-        try:
-            self._data = prepare(torch.zeros((rows, row_bytes), dtype=torch.uint8, device=device))
-        except torch.OutOfMemoryError as error:
-            message, hint = f"no memory on the GPU for the table: {error}", "serve it from the CPU"
-            raise EnvironmentProblem(message, where="kernels.rows.Table", hint=hint) from None
+        _check_room(rows * row_bytes + _ROOM, device)
+        self._data = torch.full(
+            (rows, row_bytes), -128, dtype=torch.int8, device=device
+        )  # zeros, as `prepare` has them
         self.nbytes = self._data.numel()
 
     def write(self, start: int, data: Tensor) -> None:
@@ -45,6 +45,10 @@ class SignedRows(Store):
             raise InputError("a table on a GPU answers sums to ChaCha12 keys only", hint=hint)
 
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
+        with torch.cuda.device_of(self._data):  # Triton starts kernels on the thread's device
+            return self._answer(keys, width, leaf)
+
+    def _answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:
         (rows, row_bytes), device = self._data.shape, self._data.device
         leaves, step = leaves_of(rows), max(1, _MOST_BITS // (len(keys) * LEAF_BYTES))
         total = torch.zeros((len(keys), 8 * row_bytes // width), dtype=WIDTHS[width], device=device)
@@ -55,4 +59,16 @@ class SignedRows(Store):
         return total.view(torch.uint8).cpu()
 
     def select(self, bits: Tensor, width: int) -> Tensor:
-        return select_sum(bits.to(self._data.device), self._data, width).cpu()
+        with torch.cuda.device_of(self._data):
+            return select_sum(bits.to(self._data.device), self._data, width).cpu()
+
+
+def _check_room(needed: int, device: torch.device) -> None:
+    """EnvironmentProblem where a GPU has less memory left than this many bytes."""
+    if device.type != "cuda":
+        return  # a CPU, for Triton's interpreter
+    left = torch.cuda.mem_get_info(device)[0]
+    if needed > left:
+        what = f"rows on {device} take {needed / 1e9:.2f} GB with room to answer, {left / 1e9:.2f} are left there"
+        hint = "split the table over several GPUs (device cuda:0,cuda:1), or serve it from the CPU"
+        raise EnvironmentProblem(what, where="kernels.rows.Table", hint=hint)

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.lookups.rows import WIDTHS
 
-_QUERIES, _COLUMNS, _ROWS = 64, 128, 128  # a product's tile
 _PIECE, _PIECES = 1 << 23, 32  # rows of one sum at most; sums side by side, to fill the GPU
 
 
@@ -61,12 +61,13 @@ def select_sum(bits: Tensor, table: Tensor, width: int) -> Tensor:
         raise InputError(f"{8 * size} bits on {bits.device} for {rows} rows on {table.device}", where=where)
     if width not in WIDTHS or 8 * columns % width:
         raise InputError(f"no words of {width} bits in rows of {columns} bytes", where=f"{where}(width)")
-    pieces = max(triton.cdiv(rows, _PIECE), min(_PIECES, triton.cdiv(rows, _ROWS)))
-    piece = triton.cdiv(triton.cdiv(rows, pieces), _ROWS) * _ROWS  # at most 2^23, a multiple of a tile
+    size_of = sizes("rows", bits.device)  # of a product's tile
+    pieces = max(triton.cdiv(rows, _PIECE), min(_PIECES, triton.cdiv(rows, size_of["R"])))
+    piece = triton.cdiv(triton.cdiv(rows, pieces), size_of["R"]) * size_of["R"]  # at most 2^23, a multiple of a tile
     out = torch.empty((pieces, queries, columns), dtype=torch.int32, device=bits.device)
-    grid = (triton.cdiv(queries, _QUERIES), triton.cdiv(columns, _COLUMNS), pieces)
+    grid = (triton.cdiv(queries, size_of["Q"]), triton.cdiv(columns, size_of["C"]), pieces)
     bits, table = bits.contiguous(), table.contiguous()
-    _sums[grid](bits, size, table, rows, queries, columns, piece, out, Q=_QUERIES, C=_COLUMNS, R=_ROWS)
+    _sums[grid](bits, size, table, rows, queries, columns, piece, out, **size_of)
     octets = out.sum(0, dtype=torch.int64).view(queries, -1, width // 8)
     words = (octets << 8 * torch.arange(width // 8, device=bits.device)).sum(2)  # wraps mod 2^64
     return words.to(WIDTHS[width]).view(torch.uint8)

@@ -1,5 +1,5 @@
 """Shares on a GPU."""
 
-from hummingbird.kernels.gpu import products
+from hummingbird.kernels.gpu import dealing, opening, products
 
-__all__ = ["products"]
+__all__ = ["dealing", "opening", "products"]

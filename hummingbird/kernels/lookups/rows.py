@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.devices import find_device
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.registry import best_on
 
@@ -66,8 +67,8 @@ class Table:
     """Rows in the layout that the kernels read; made of zeros, then filled.
 
     rows, row_bytes: at least 1; 2^40 rows at most. device: "cpu", which takes ceil(row_bytes / 8) * 8 bytes a row, for
-    rows rounded up to 16, or "cuda", row_bytes bytes a row, for sums by ChaCha12 keys. Keys, rows and answers are on
-    the CPU. Any instruction set reads the same layout. Threads may ask at the same time, while none writes.
+    rows rounded up to 16, or "cuda", "cuda:1", row_bytes bytes a row, for sums by ChaCha12 keys. Keys, rows and answers
+    are on the CPU. Any instruction set reads the same layout. Threads may ask at the same time, while none writes.
     InputError for wrong shapes, types and ranges in all methods, and for a device that is not there; EnvironmentProblem
     where the memory is not there.
 
@@ -164,16 +165,13 @@ class Table:
 
 def _store_on(device: str, rows: int, row_bytes: int) -> Store:
     """Zeros where a device's kernels read them; InputError where it is not there."""
-    where, hint = "kernels.rows.Table(device)", "cpu serves every decoder and PRF"
-    if device not in ("cpu", "cuda"):
-        raise InputError(f"no tables on {device!r}", where=where, hint='"cpu" or "cuda"')
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("there is no GPU that PyTorch can use", where=where, hint=hint)
-    there = torch.device(device)
+    where = "kernels.rows.Table(device)"
+    there = find_device(device, where)
     try:
         store = best_on(Store, there)
     except ImportError as error:
-        raise InputError(f"Triton cannot be imported: {error}", where=where, hint=hint) from None
+        what = f"Triton cannot be imported: {error}"
+        raise InputError(what, where=where, hint="cpu serves every decoder and PRF") from None
     return store(rows, row_bytes, there)
 
 

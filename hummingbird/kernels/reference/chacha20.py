@@ -19,11 +19,11 @@ QUARTERS = (
 
 
 @implements(declared.chacha20, "reference")
-def chacha20(key: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     """See `chacha20.chacha20`; int32 additions wrap."""
-    counter = torch.arange(first, first + blocks, device=device).to(torch.int32)  # keeps the low 32 bits
-    fixed = [*CONSTANTS, *struct.unpack("<8i", key)]
-    start = [torch.full_like(counter, word) for word in fixed] + [counter] + [torch.zeros_like(counter)] * 3
+    counter = torch.arange(first, first + blocks, device=key.device).to(torch.int32)  # keeps the low 32 bits
+    constants = [torch.full_like(counter, word) for word in CONSTANTS]
+    start = [*constants, *key[:, None].expand(-1, blocks), counter, *[torch.zeros_like(counter)] * 3]
     return torch.stack(rounds(start, 20), dim=1).view(torch.uint8).view(-1)
 
 

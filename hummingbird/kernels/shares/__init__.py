@@ -3,16 +3,29 @@
 All of them raise InputError for a wrong type, shape, device or range, and send nothing.
 """
 
-from hummingbird.kernels.shares.opening import lift, lookup, mask_words, open_words, rescale, select, step_table
+from hummingbird.kernels.shares.dealing import deal_masks, mask_values
+from hummingbird.kernels.shares.opening import (
+    compare_opened,
+    lift,
+    lookup,
+    mask_words,
+    open_words,
+    rescale,
+    select,
+    step_table,
+)
 from hummingbird.kernels.shares.packing import from_bits, pack_bits, pack_words, to_planes, unpack_words
 from hummingbird.kernels.shares.products import Factor, conv2d, matmul
 
 __all__ = [
     "Factor",
+    "compare_opened",
     "conv2d",
+    "deal_masks",
     "from_bits",
     "lift",
     "lookup",
+    "mask_values",
     "mask_words",
     "matmul",
     "open_words",

@@ -11,7 +11,8 @@ mask a, and of r a):
 with R the share of r (`bit`), and [first] 1 for the one party that adds public constants, else 0.
 
 The others are the masked comparison's (protocols/masked.py has its equations): `mask_words` and `open_words` open the
-window, `step_table` is dealt, `lookup` reads it, `lift` ends the ReLU.
+window, `step_table` is dealt, `lookup` reads it, `lift` ends the ReLU; `compare_opened` is all between the two messages
+where one table is enough. Operands that a GPU would rather draw or unpack by itself are `Words`.
 
 Source: public openings of masked wires with dealt corrections, E. Boyle, N. Gilboa, Y. Ishai, "Secure Computation with
 Preprocessing via Function Secret Sharing", TCC 2019; the equations above are derived here, none is a paper's own.
@@ -26,6 +27,7 @@ from hummingbird.errors import InputError
 from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.packing import bytes_of
+from hummingbird.kernels.shares.words import Words, anchor, check_words
 
 
 def _size(x: Tensor) -> int:
@@ -76,18 +78,18 @@ def select(
     return best(select, *tensors)(*tensors, shift, first, offset)
 
 
-def mask_words(share: Tensor, mask: Tensor, shift: int, width: int) -> Tensor:
+def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
     """Round a share to a coarser scale, add a mask and pack: what a party opens.
 
-    share, mask: int64 (n,). 0 <= shift <= 62. Returns round(share / 2^shift) + mask mod 2^width, packed:
-    uint8 (ceil(n width / 8),).
+    share: int64 (n,). mask: int64 (n,), or int32 (n,) for a width of at most 32. 0 <= shift <= 62. Returns
+    round(share / 2^shift) + mask mod 2^width, packed: uint8 (ceil(n width / 8),).
     """
     function = "kernels.mask_words"
     check_tensor(f"{function}(share)", share, torch.int64, share)
-    check_tensor(f"{function}(mask)", mask, torch.int64, share, share.numel())
+    check_words(f"{function}(mask)", mask, share, share.numel())
     check_range(f"{function}(shift)", shift, 0, 62)
-    check_range(f"{function}(width)", width, 0, 64)
-    return best(mask_words, share, mask)(share, mask, shift, width)
+    check_range(f"{function}(width)", width, 0, 32 if mask.dtype == torch.int32 else 64)
+    return best(mask_words, share, anchor(mask))(share, mask, shift, width)
 
 
 def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
@@ -131,29 +133,63 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
     return best(lookup, opened, table)(opened, table, low, bits, rows)
 
 
+def compare_opened(
+    frames: list[Tensor],
+    table: Words,
+    choice_bits: Words,
+    wrap_bits: Words,
+    n: int,
+    k: int,
+    m: int,
+    first: bool,
+) -> tuple[Tensor, Tensor]:
+    """Open masked words and compare them with the mask by one step table: this party's xor shares of c_b and c_s.
+
+    frames: all parties' packed words, uint8 (ceil(n k / 8),) each. table: xor shares of the step tables of lambda >> m,
+    uint8 (ceil(n 2^(k - m) / 8),). choice_bits, wrap_bits: those of r_b and r_s, uint8 (ceil(n/8),). 1 <= k - m <= 8,
+    k <= 64. first: True for exactly one party. Returns the opened words, as `open_words` does, and uint8
+    (2, ceil(n/8)), packed.
+    """
+    function = "kernels.compare_opened"
+    check_range(f"{function}(k)", k, 1, 64)
+    check_range(f"{function}(m)", m, max(0, k - 8), k - 1)
+    check_range(f"{function}(n)", n, 0, 2**56)
+    if not frames:
+        raise InputError("no frame to open", where=f"{function}(frames)", hint="give every party's, the own too")
+    for frame in frames:
+        check_tensor(f"{function}(frames)", frame, torch.uint8, frames[0], bytes_of(n * k))
+    check_words(f"{function}(table)", table, frames[0], bytes_of(n << (k - m)), octets=True)
+    for name, bits in (("choice_bits", choice_bits), ("wrap_bits", wrap_bits)):
+        check_words(f"{function}({name})", bits, frames[0], bytes_of(n), octets=True)
+    run = best(compare_opened, *frames, anchor(table), anchor(choice_bits), anchor(wrap_bits))
+    return run(frames, table, choice_bits, wrap_bits, n, k, m, first)
+
+
 def lift(
     opened: Tensor,
     choice: Tensor,
-    mask: Tensor,
-    carry: Tensor,
-    bit: Tensor,
-    wrap: Tensor,
-    product: Tensor,
+    mask: Words,
+    carry: Words,
+    bit: Words,
+    wrap: Words,
+    product: Words,
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
     """Compute this party's shares of y = b z and of z, mod 2^64, from an opening mod 2^k.
 
     opened: int64 (n,), public, z + lambda mod 2^k, without sign. choice: uint8 (2, ceil(n/8)), public, packed c_b and
-    c_s. mask: int64 (n,), this party's summand of lambda, of which the low k bits count; carry, bit, wrap, product:
-    int64 (n,), its shares of the summands' carry, r_b, r_s and r_b lambda. 1 <= k <= 64. first: True for exactly one
-    party. Returns (y, z): int64 (n,) each.
+    c_s. mask: (n,), this party's summand of lambda, of which the low k bits count; carry, bit, wrap, product: (n,), its
+    shares of the summands' carry, r_b, r_s and r_b lambda; int64, or int32, of which the results' low 32 bits are
+    right, and the carry's and the wrap's times 2^k. 1 <= k <= 64, of an int32 mask at most 32. first: True for exactly
+    one party. Returns (y, z): int64 (n,) each.
     """
     function, n = "kernels.lift", _size(opened)
-    words = {"opened": opened, "mask": mask, "carry": carry, "bit": bit, "wrap": wrap, "product": product}
-    for name, tensor in words.items():
-        check_tensor(f"{function}({name})", tensor, torch.int64, opened, n)
+    check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)
+    words = {"mask": mask, "carry": carry, "bit": bit, "wrap": wrap, "product": product}
+    for name, operand in words.items():
+        check_words(f"{function}({name})", operand, opened, n)
     check_tensor(f"{function}(choice)", choice, torch.uint8, opened, bytes_of(n), rows=2)
-    check_range(f"{function}(k)", k, 1, 64)
-    tensors = (opened, choice, mask, carry, bit, wrap, product)
-    return best(lift, *tensors)(*tensors, k, first)
+    check_range(f"{function}(k)", k, 1, 32 if mask.dtype == torch.int32 else 64)
+    run = best(lift, opened, choice, *map(anchor, words.values()))
+    return run(opened, choice, *words.values(), k, first)

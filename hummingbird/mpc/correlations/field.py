@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.cost import packed
+from hummingbird.kernels.shares.words import Packed, Words
 from hummingbird.prg import Stream
 
 
@@ -18,6 +19,8 @@ from hummingbird.prg import Stream
 class Field:
     """One tensor of a correlation: additive shares in Z_2^64 (`ring`), or xor shares of words, packed bits or 0/1
     words.
+
+    Ring elements of which at most 32 bits count are drawn as int32: half the randomness, and half the memory.
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -27,10 +30,13 @@ class Field:
     key: int | None = None  # of a mask that outlives the request: the same values for the same key, in every request
     earlier: bool = False  # such a mask that the parties have from a request before
     apart: bool = False  # `Request.derive` gets the list of the parties' shares, not the value that they stand for
+    left: bool = False  # on a GPU, kernels draw or unpack it where they read it (kernels/shares/words.py)
 
     @property
     def dtype(self) -> torch.dtype:
         """Type of a share."""
+        if self.kind == "ring" and self.width <= 32:
+            return torch.int32
         return torch.uint8 if self.kind == "packed" else torch.int64
 
     @property
@@ -48,18 +54,25 @@ class Field:
 
     @property
     def share_bytes(self) -> int:
-        """Size of a share in memory."""
+        """Size of a drawn share in memory."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def draw(self, stream: Stream, rank: int) -> Tensor:
+    @property
+    def received_bytes(self) -> int:
+        """Size of party 0's share in memory: whole words, if it has unpacked them."""
+        return max(self.dtype.itemsize, 8 if self.kind == "ring" else 0) * math.prod(self.shape)
+
+    def draw(self, stream: Stream, rank: int) -> Words:
         """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""
         if self.owner is not None and self.owner != rank:
             return torch.zeros(self.shape, dtype=self.dtype, device=stream.device)
+        if self.left and stream.on_device:
+            return stream.leave(self.dtype, *self.shape)
         if self.kind == "packed":
             return stream.bytes(math.prod(self.shape)).view(self.shape)
         if self.kind == "bit":
             return stream.bits(*self.shape).long()
-        return stream.words(*self.shape)
+        return stream.words(*self.shape, dtype=self.dtype)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:
         """The value that all shares stand for."""
@@ -72,13 +85,15 @@ class Field:
         """Party 0's share of `value` when the others hold `shares`, as it travels (`layout`)."""
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
         for share in shares:  # into the share's own memory, which nobody looks at again
-            value = subtract(value, share, out=share)
+            value = subtract(value, share, out=share if share.dtype == value.dtype else None)
         return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
 
-    def received(self, correction: Tensor) -> Tensor:
+    def received(self, correction: Tensor) -> Words:
         """Party 0's share from its correction."""
         if self.width == 64:
             return correction
+        if self.left and correction.device.type != "cpu":
+            return Packed(correction, self.shape, self.width)
         return kernels.unpack_words(correction, math.prod(self.shape), self.width).view(self.shape)
 
 

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.cost import packed
-from hummingbird.mpc.correlations.field import Field, Fields, planes
+from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.shares.words import Words
+from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Draw, Request, layout
 
 
 class MaskedShares(NamedTuple):
     """A party's part of a masked opening.
 
-    mask: its summand of lambda in the low k bits, int64 (count,). bits: xor shares of r_b and r_s, uint8 (2,
-    ceil(count/8)). carry: (sum of the summands - lambda) / 2^k. choice, wrap: r_b and r_s as numbers. product: r_b
-    lambda. tables: xor shares of the step tables, lowest first, uint8 (ceil(count 2^c / 8),).
+    mask: its summand of lambda in the low k bits, int32 or int64 (count,). choice_bits, wrap_bits: xor shares of r_b
+    and r_s, uint8 (ceil(count/8),). carry: (sum of the summands - lambda) / 2^k. choice, wrap: r_b and r_s as numbers.
+    product: r_b lambda. tables: xor shares of the step tables, lowest first, uint8 (ceil(count 2^c / 8),).
     """
 
-    mask: Tensor
-    bits: Tensor
-    carry: Tensor
-    choice: Tensor
-    wrap: Tensor
-    product: Tensor
-    tables: list[Tensor]
+    mask: Words
+    choice_bits: Words
+    wrap_bits: Words
+    carry: Words
+    choice: Words
+    wrap: Words
+    product: Words
+    tables: list[Words]
 
 
 @dataclass(frozen=True)
@@ -59,30 +61,30 @@ class MaskedOpening(Request[MaskedShares]):
 
     @cached_property
     def free(self) -> Fields:
-        return {"mask": Field("ring", (self.count,), apart=True), "bits": planes(2, self.count)}
+        bits = Field("packed", (packed(self.count),), left=True)
+        mask = Field("ring", (self.count,), width=self.k, apart=True, left=True)
+        return {"mask": mask, "choice_bits": bits, "wrap_bits": bits}
 
     @cached_property
     def derived(self) -> Fields:
-        whole = Field("ring", (self.count,), width=self.ring)
-        high = Field("ring", (self.count,), width=self.ring - self.k)  # is used times 2^k
-        tables = {f"table_{place}": Field("packed", (packed(self.count << c),)) for place, c in enumerate(self.sizes)}
+        whole = Field("ring", (self.count,), width=self.ring, left=True)
+        high = Field("ring", (self.count,), width=self.ring - self.k, left=True)  # is used times 2^k
+        tables = {
+            f"table_{place}": Field("packed", (packed(self.count << c),), left=True)
+            for place, c in enumerate(self.sizes)
+        }
         return {"carry": high, "choice": whole, "wrap": high, "product": whole, **tables}
 
-    def derive(self, mask: list[Tensor], bits: Tensor) -> dict[str, Tensor]:
-        low = (1 << self.k) - 1 if self.k < 64 else -1
-        total = mask[0] & low
-        for summand in mask[1:]:
-            total = total + (summand & low)
-        lambda_ = total & low
-        # Only the carry's low ring - k bits are used.
-        carry = (total - lambda_) >> self.k if self.k < 64 else torch.zeros_like(lambda_)
-        choice, wrap = (kernels.from_bits(plane, self.count) for plane in bits)
-        out, at = {"carry": carry, "choice": choice, "wrap": wrap, "product": choice * lambda_}, self.m
-        for place, size in enumerate(self.sizes):
-            out[f"table_{place}"] = kernels.step_table(lambda_ >> at, size)
-            at += size
-        return out
+    def derive(self, mask: list[Tensor], choice_bits: Tensor, wrap_bits: Tensor) -> dict[str, Tensor]:
+        values = kernels.mask_values(mask, choice_bits, wrap_bits, self.count, self.k, self.m, self.sizes)
+        return dict(zip(self.derived, values, strict=True))
 
-    def shares(self, **tensors: Tensor) -> MaskedShares:
-        tables = [tensors.pop(f"table_{place}") for place in range(self.tables)]
-        return MaskedShares(**tensors, tables=tables)
+    def correct_at_once(self, draw: Draw) -> list[Tensor]:
+        fields = [draw(item, 0) for item in self.free.values()] + [draw(item, 1) for item in self.derived.values()]
+        left = cast("list[list[Drawn]]", fields)
+        out = kernels.deal_masks(left, self.count, self.k, self.m, self.ring, self.sizes)
+        return [x.view(dtype) for x, (dtype, _) in zip(out, layout(self), strict=True)]
+
+    def shares(self, **words: Words) -> MaskedShares:
+        tables = [words.pop(f"table_{place}") for place in range(self.tables)]
+        return MaskedShares(**words, tables=tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from hummingbird.kernels.shares.words import Words
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Material:
     dealer_seconds: the dealer's own work, where it has told of it with this piece.
     """
 
-    shares: dict[str, Tensor]
+    shares: dict[str, Words]
     offline_bits: int = 0
     waiting_seconds: float = 0.0
     expanding_seconds: float = 0.0

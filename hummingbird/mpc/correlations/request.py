@@ -10,6 +10,8 @@ which is uniform from its point of view. So a request costs party 0 the bits of 
 nothing. The dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; the
 "corrections to one party" layout is that of CrypTen's trusted third party, Knott et al. 2021, section 3).
 
+On a GPU, fields that its kernels draw by themselves stay undrawn (`Field.left`).
+
 Every request has an index. Its seed is derive(party seed, index, kind), so no two requests share a bit of randomness.
 """
 
@@ -19,7 +21,7 @@ import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
@@ -28,11 +30,13 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError
+from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import LIMIT, faults
 from hummingbird.prg import Stream, derive
 
 Shares = TypeVar("Shares", covariant=True)
+Draw = Callable[[Field, int], list[Words]]  # the shares of a field, the next one, of the parties from a rank on
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,22 @@ class Request(ABC, Generic[Shares]):
         """
         return {}
 
+    def correct(self, draw: Draw) -> list[Tensor]:
+        """Compute the corrections for party 0 (`layout`), the dealer's work, from the parties' shares of the fields."""
+        free: dict[str, Any] = {}
+        for name, item in self.free.items():
+            shares = [plain(share) for share in draw(item, 0)]
+            free[name] = shares if item.apart else item.combine(shares)
+        values = self.derive(**free)
+        others = ((name, item, [plain(share) for share in draw(item, 1)]) for name, item in self.derived.items())
+        return [item.correction(values[name], shares) for name, item, shares in others]
+
+    def correct_at_once(self, draw: Draw) -> list[Tensor]:
+        """The same, by a kernel that draws by itself: of a request all of whose fields are left to kernels."""
+        raise NotImplementedError
+
     @abstractmethod
-    def shares(self, **tensors: Tensor) -> Shares:
+    def shares(self, **tensors: Any) -> Shares:
         """A party's shares of all fields, from tensors by name."""
 
     def check(self) -> None:
@@ -100,8 +118,9 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def share_bytes(self) -> int:
-        """Size of one party's shares in memory."""
-        return sum(item.share_bytes for item in self.parts.values())
+        """Size of party 0's shares in memory, which no other party's exceed."""
+        drawn = sum(item.share_bytes for item in self.free.values() if not item.earlier)
+        return drawn + sum(item.received_bytes for item in self.derived.values())
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON values, for `registry.from_json`."""
@@ -116,14 +135,14 @@ def _stream(seed: bytes, index: int, request: Request[Any], device: torch.device
     return Stream(derive(seed, "request", index, request.kind), device)
 
 
-def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Tensor:
+def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
     """A free field's share: from the request's stream, or from its own if it outlives the request."""
     return item.draw(stream if item.key is None else Stream(derive(seed, "fixed", item.key), stream.device), rank)
 
 
 def expand(
     request: Request[Any], index: int, seed: bytes, rank: int, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
+) -> dict[str, Words]:
     """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0, on `device`."""
     stream = _stream(seed, index, request, device)
     shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
@@ -135,22 +154,24 @@ def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     return [item.layout for item in request.derived.values()]
 
 
-def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Tensor]:
+def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Words]:
     """Party 0's shares of the derived fields, from its corrections."""
     pairs = zip(request.derived.items(), corrections, strict=True)
     return {name: item.received(correction) for (name, item), correction in pairs}
 
 
-def corrections(request: Request[Any], index: int, seeds: Sequence[bytes]) -> list[Tensor]:
-    """The dealer's work: what party 0 must receive (`layout`), from all parties' seeds."""
-    streams = [_stream(seed, index, request) for seed in seeds]
-    free: dict[str, Any] = {}
-    for name, item in request.free.items():
+def corrections(
+    request: Request[Any], index: int, seeds: Sequence[bytes], device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """The dealer's work: what party 0 must receive (`layout`), from all parties' seeds.
+
+    device: where it is computed, if kernels there draw all of its fields.
+    """
+    left = all(item.left for item in request.parts.values())
+    streams = [_stream(seed, index, request, device if left else "cpu") for seed in seeds]
+
+    def draw(item: Field, least: int) -> list[Words]:
         parties = enumerate(zip(seeds, streams, strict=True))
-        shares = [_draw(item, seed, stream, rank) for rank, (seed, stream) in parties]
-        free[name] = shares if item.apart else item.combine(shares)
-    values, out = request.derive(**free), []
-    for name, item in request.derived.items():
-        others = [item.draw(stream, rank) for rank, stream in enumerate(streams) if rank]
-        out.append(item.correction(values[name], others))
-    return out
+        return [_draw(item, seed, stream, rank) for rank, (seed, stream) in parties if rank >= least]
+
+    return request.correct_at_once(draw) if streams[0].on_device else request.correct(draw)

@@ -39,13 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
     parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of all parties (PEM)")
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
-    parser.add_argument(
-        "--once", action="store_true", help="end with the first session, the parent process, or a pipe on stdin"
-    )
+    text = "end after N sessions, with the parent process, or with a pipe on stdin"
+    parser.add_argument("--sessions", type=int, metavar="N", help=text)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run a dealer until SIGTERM, SIGINT, or what `--once` names. Raises the errors of `wire.service.serve`."""
+    """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of `wire.service.serve`."""
     files = (args.tls_cert, args.tls_key, args.tls_ca)
     if any(files) and not all(files):
         raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="dealer", hint="give all three or none")
@@ -61,11 +60,11 @@ def main(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # who started this dealer is gone
         stop.set()
     while not stop.wait(_POLL):
-        if args.once and (dealer.ended.is_set() or os.getppid() != parent or _stdin_closed()):
+        if args.sessions and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed()):
             break
     server.stop(grace=1.0).wait()
     folder = Path(args.listen.removeprefix("unix:")).parent
-    if args.once and folder.name.startswith(_FOLDER):
+    if args.sessions and folder.name.startswith(_FOLDER):
         # The parent removes the directory it has made, unless it was killed. Whatever else lies there stays.
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -82,11 +81,11 @@ def _stdin_closed() -> bool:
     return bool(select.select([0], [], [], 0)[0]) and not os.read(0, 4096)
 
 
-def spawn_local(parties: int, timeout: float) -> tuple[str, subprocess.Popen[bytes]]:
-    """A dealer process for one session of `parties` on this host: its address and the process, once it listens.
+def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, subprocess.Popen[bytes]]:
+    """A dealer process for some sessions of `parties` on this host: its address and the process, once it listens.
 
-    It listens on a unix socket in a new directory that only this user can enter, and ends with its session or with this
-    process, whichever is first. DealerError if it ends or is not up within `timeout` seconds.
+    It listens on a unix socket in a new directory that only this user can enter, and ends with its last session or with
+    this process, whichever is first. DealerError if it ends or is not up within `timeout` seconds.
     """
     folder = tempfile.mkdtemp(prefix=_FOLDER)  # mode 0700
     address = f"unix:{folder}/dealer.sock"
@@ -95,7 +94,7 @@ def spawn_local(parties: int, timeout: float) -> tuple[str, subprocess.Popen[byt
     try:
         check_address(address, None)
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, "--listen", address, "--parties", str(parties), "--once"],
+            [sys.executable, "-m", __name__, "--listen", address, f"--parties={parties}", f"--sessions={sessions}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},

@@ -1,4 +1,4 @@
-"""Dealing in advance: the folders of a store, one per party, from the list of requests of a net's slice.
+"""Dealing in advance: the folders of a store, one per party and lane, from the list of requests of a net's slice.
 
 The same work as a dealer's that is asked online, with the answers written to party 0's folder; seeds are drawn here and
 kept nowhere else. Whoever holds two parties' folders can read everything these parties compute from them.
@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,7 @@ from hummingbird.mpc.dealer.folder import (
     Header,
     checksums_digest,
     chunk_state,
+    lane_folder,
     places,
 )
 from hummingbird.prg import new_seed
@@ -42,40 +44,53 @@ def deal(
     slots: int,
     parties: int,
     facts: dict[str, str],
+    lanes: int = 1,
     progress: Callable[[int], object] = lambda images: None,
 ) -> float:
-    """Write out/party-0 .. out/party-(parties - 1) with material for `slots` slices of `shape`; seconds of work.
+    """Write out/party-P/lane-L for all parties and lanes, with material for `slots` slices each; seconds of work.
 
-    setup, batch: what a run asks for once, and for every slice (`mpc.dry_run`). facts: what the net must be like.
-    progress: called with the number of images after every slice. InputError if something lies there already.
+    setup, batch: what a run asks for once, and for every slice of `shape` (`mpc.dry_run`); every lane has its own.
+    facts: what the net must be like. progress: called with the number of images after every slice.
+    InputError if something lies there already.
     """
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folders = [root / f"party-{rank}" for rank in range(parties)]
-    seeds, set_id, started = [new_seed() for _ in folders], secrets.token_hex(16), time.perf_counter()
-    for folder, seed in zip(folders, seeds, strict=True):
+    folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
+    seeds = [[new_seed() for _ in range(parties)] for _ in range(lanes)]
+    for rank in range(parties):
+        folders[0][rank].parent.mkdir(mode=0o700)
+    for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # so that an unfinished lane says so
         folder.mkdir(mode=0o700)
         _secret(folder / SEED, seed)
+    header = Header("", 0, parties, 0, lanes, dict(facts), tuple(shape), slots, list(setup), list(batch), 0.0, "")
+    return sum(
+        _deal_lane(mine, theirs, replace(header, lane=lane, set_id=secrets.token_hex(16)), progress)
+        for lane, (mine, theirs) in enumerate(zip(folders, seeds, strict=True))
+    )
+
+
+def _deal_lane(
+    folders: Sequence[Path], seeds: Sequence[bytes], header: Header, progress: Callable[[int], object]
+) -> float:
+    """Write the material of one lane into its folders, by party; seconds of work."""
+    started = time.perf_counter()
     with open(folders[0] / CORRECTIONS, "wb", opener=_private) as file:
         writer, first = _Writer(file, seeds[0]), 0
-        for number, requests in enumerate([setup, *[batch] * slots]):
+        for number, requests in enumerate([header.setup, *[header.batch] * header.slots]):
             writer.region(requests, first, seeds)
             first += len(requests)
-            progress(shape[0] if number else 0)
+            progress(header.shape[0] if number else 0)
         file.flush()
         os.fsync(file.fileno())
     checksums = b"".join(writer.checksums)
     _secret(folders[0] / CHECKSUMS, checksums)
-    seconds = time.perf_counter() - started
-    lists = list(setup), list(batch)
-    digest = checksums_digest(checksums)
-    header = Header(set_id, 0, parties, dict(facts), tuple(shape), slots, *lists, seconds, digest)
+    header = replace(header, seconds=time.perf_counter() - started, checksums=checksums_digest(checksums))
     for rank, (folder, seed) in enumerate(zip(folders, seeds, strict=True)):
-        _secret(folder / ledger.NAME, ledger.beginning(set_id))
+        _secret(folder / ledger.NAME, ledger.beginning(header.set_id))
         replace(header, rank=rank).write(folder, seed)
-    return seconds
+    return header.seconds
 
 
 def _private(path: str, flags: int) -> int:

@@ -1,11 +1,13 @@
 """The files of a store: what `deal` writes for a party, and what `StoreDealer` reads.
 
-    DIR/party-RANK/          mode 0700
+    DIR/party-RANK/lane-LANE/  mode 0700
       header.json            what the material is for, and the lists of requests; written last
       seed                   16 bytes, mode 0600: this party's, which expands to all of its free fields
       ledger                 what was used (ledger.py)
       corrections            party 0's only: for the setup, then for every slot, the corrections of each request as they
       checksums              would travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
+
+Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
 A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory anywhere. Sizes and
 offsets follow from the requests. The index of a request is its place: setup, slot 0, slot 1, ...
@@ -38,7 +40,7 @@ from hummingbird.mpc.correlations.request import Request, layout
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.version import VERSION
 
-FORMAT, FORMAT_VERSION = "hummingbird store", 1
+FORMAT, FORMAT_VERSION = "hummingbird store", 2
 CHUNK = 8 << 20  # bytes under one checksum
 HEADER, SEED, CORRECTIONS, CHECKSUMS = "header.json", "seed", "corrections", "checksums"
 _DIGEST = 16
@@ -52,7 +54,7 @@ Place = tuple[int, torch.dtype, tuple[int, ...]]  # where a tensor begins in its
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a party's material.
+    """The description of a party's material for one of its lanes.
 
     facts: net (without weights), bits, protocol, weights. shape: of a slice's input. seconds: the dealer's work.
     checksums: digest of that file.
@@ -61,6 +63,8 @@ class Header:
     set_id: str
     rank: int
     parties: int
+    lane: int
+    lanes: int
     facts: dict[str, str]
     shape: tuple[int, ...]
     slots: int
@@ -104,11 +108,21 @@ def checksums_digest(checksums: bytes) -> str:
     return hashlib.blake2b(checksums, digest_size=_DIGEST).hexdigest()
 
 
-def find(path: str | os.PathLike[str], rank: int) -> Path:
-    """A party's folder: `path` with {rank} replaced, or the folder party-RANK in it, or `path` itself."""
+def lane_folder(root: Path, rank: int, lane: int) -> Path:
+    """The folder of a party's lane in a store."""
+    return root / f"party-{rank}" / f"lane-{lane}"
+
+
+def find(path: str | os.PathLike[str], rank: int, lane: int) -> Path:
+    """A lane's folder in its party's, which is `path` with {rank} replaced, or the folder party-RANK in it.
+
+    Where there is no such lane, the first one's: its header says how many there are.
+    """
     folder = Path(str(path).replace("{rank}", str(rank)))
-    inner = folder / f"party-{rank}"
-    return inner if inner.is_dir() else folder
+    inner = lane_folder(folder, rank, lane).parent
+    party = inner if inner.is_dir() else folder
+    mine, first = (party / f"lane-{number}" for number in (lane, 0))
+    return mine if mine.is_dir() or not first.is_dir() else first
 
 
 def read_header(folder: Path) -> tuple[Header, bytes]:
@@ -144,7 +158,7 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
         for name in _LISTS:
             named[name] = [from_json(item) for item in named[name]]
         header = Header(**{**named, "shape": tuple(named["shape"])})
-        numbers = header.rank, header.parties, header.slots, *header.shape
+        numbers = header.rank, header.parties, header.lane, header.lanes, header.slots, *header.shape
         texts = header.set_id, header.checksums, *header.facts, *header.facts.values()
     except (TypeError, KeyError, AttributeError, HummingbirdError):
         raise _damaged(folder, "its lists cannot be read") from None

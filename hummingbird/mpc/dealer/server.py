@@ -93,7 +93,7 @@ class Dealer:
         self._sessions: dict[bytes, _Session] = {}
         self._past: dict[bytes, None] = {}  # in order of their end
         self._changed = threading.Condition()
-        self.ended = threading.Event()  # set when the first session has ended
+        self.ended = 0  # sessions that have ended
 
     # What parties may ask ---------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Dealer:
         while len(self._past) > _REMEMBERED:
             del self._past[next(iter(self._past))]
         _log.info("session %s: ended, %.3f s of work", session.hex()[:8], state.seconds)
-        self.ended.set()
+        self.ended += 1
 
     def _drop_idle(self) -> None:
         now = time.monotonic()

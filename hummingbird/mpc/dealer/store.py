@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import DealerError
+from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand, received
 from hummingbird.mpc.dealer import supplies
@@ -32,12 +33,13 @@ _REGIONS = 3  # mapped at a time: two slices under way, and the next one
 
 
 class StoreDealer:
-    """Party `rank`'s part of a store, locked for this process, in the place of a `DealerClient`.
+    """The part of a store of party `rank`'s lane, locked for this process, in the place of a `DealerClient`.
 
     path: the party's folder, the folder that holds it, or either with {rank}.
+    lane, lanes: which of how many lanes of the party; the store must have been dealt for as many.
     device: where the shares are wanted; they are made on the CPU.
     timeout: seconds for which a request waits for what the background thread makes, plus a second per megabyte.
-    DealerError if it is not this party's, damaged, of another release, in use, or not there.
+    DealerError if it is not this lane's, damaged, of another release, in use, or not there.
     """
 
     def __init__(
@@ -46,20 +48,16 @@ class StoreDealer:
         *,
         rank: int,
         parties: int,
+        lane: int = 0,
+        lanes: int = 1,
         timeout: float = 60.0,
         device: torch.device | str = "cpu",
         buffer_bytes: int = supplies.BUFFER_BYTES,
     ) -> None:
-        self.folder, self.rank, self._device = find(path, rank), rank, torch.device(device)
+        self.folder, self.rank, self._device = find(path, rank, lane), rank, torch.device(device)
         self.header, self._seed = read_header(self.folder)
         self.slice_shape = self.header.shape
-        for what, theirs, ours in (("party", self.header.rank, rank), ("a run of size", self.header.parties, parties)):
-            if theirs != ours:
-                raise DealerError(
-                    f"this store is for {what} {theirs}, this process is for {what} {ours}",
-                    where=str(self.folder),
-                    hint="each party uses the folder party-RANK that was dealt for it",
-                )
+        self._check_place(parties, lane, lanes)
         self._corrections: Corrections | None = None
         self._ledger = Ledger(self.folder, self.header.set_id)
         try:
@@ -74,6 +72,27 @@ class StoreDealer:
         self._regions: dict[int, list[list[Tensor]]] = {}
         self._supplies = Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
         self._upcoming: supplies.Supply | None = None  # of slot `_next`, when its making has begun
+
+    def _check_place(self, parties: int, lane: int, lanes: int) -> None:
+        header, where = self.header, str(self.folder)
+        if header.lanes != lanes:
+            raise DealerError(
+                f"this store was dealt with --lanes {header.lanes}, this run has lanes={lanes}",
+                where=where,
+                hint=f"run with lanes={header.lanes}, or deal a store with --lanes {lanes}",
+            )
+        facts = (
+            ("party", header.rank, self.rank),
+            ("a run of size", header.parties, parties),
+            ("lane", header.lane, lane),
+        )
+        for what, theirs, ours in facts:
+            if theirs != ours:
+                raise DealerError(
+                    f"this store is for {what} {theirs}, this process is for {what} {ours}",
+                    where=where,
+                    hint="each lane of a party uses the folder party-RANK/lane-LANE that was dealt for it",
+                )
 
     # What the parties agree on ----------------------------------------------------------------------------------------
 
@@ -145,7 +164,7 @@ class StoreDealer:
         self._setup_at += 1
         (material,) = self._make(place, [request])
         # Another net of this run, or another run, gets the same again: nobody may write into it.
-        shares = {name: share.clone() for name, share in material.shares.items()}
+        shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
 
     def reserve(self, requests: Requests | None) -> Slot:

@@ -40,7 +40,8 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.kernels.shares.words import plain
+from hummingbird.mpc.correlations.masked import MaskedOpening, MaskedShares
 from hummingbird.mpc.protocols.boolean import and_, and_pair, open_bits
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.law import UNIT, Law
@@ -134,8 +135,7 @@ def relu(session: Session, share: Tensor, shift: int, k: int, m: int, ring: int 
     material = session.correlation(MaskedOpening(count, k, m, tables, ring))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
-    opened = kernels.open_words(frames, count, k)
-    both = torch.stack(_compare(session, opened, material.tables, k, m, tables)) ^ material.bits
+    opened, both = _compare(session, material, frames, count, k, m)
     (public,) = open_bits(session, both)
     return kernels.lift(
         opened,
@@ -151,27 +151,36 @@ def relu(session: Session, share: Tensor, shift: int, k: int, m: int, ring: int 
 
 
 def _compare(
-    session: Session, opened: Tensor, steps: list[Tensor], k: int, m: int, tables: int
+    session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
 ) -> tuple[Tensor, Tensor]:
-    """Xor shares of b and of s, packed."""
-    low, looked = m, []
-    sizes = cost.chunks(k - m, tables)
-    for place, (size, table) in enumerate(zip(sizes, steps, strict=True)):
-        # The top table answers at X and at X xor h; if it is alone, one answer of each is all that is used.
-        rows = (0, 1) if place < tables - 1 else (0, 1, 2, 3) if place else (0, 3)
+    """The opened words, and xor shares of c_b and c_s, packed: uint8 (2, ceil(count/8))."""
+    first, (table, *more) = session.rank == 0, material.tables
+    if not more:
+        bits = material.choice_bits, material.wrap_bits
+        return kernels.compare_opened(frames, table, *bits, count, k, m, first)
+    opened = kernels.open_words(frames, count, k)
+    less, wrap = _lookup(session, opened, [plain(steps) for steps in material.tables], k, m)
+    if first:
+        less = less ^ ~kernels.to_planes(opened, k - 1, 1)[0]  # [X < h]
+    return opened, torch.stack((less ^ wrap ^ plain(material.choice_bits), wrap ^ plain(material.wrap_bits)))
+
+
+def _lookup(session: Session, opened: Tensor, steps: list[Tensor], k: int, m: int) -> tuple[Tensor, Tensor]:
+    """Xor shares of [L < X] and of s = [L <= X xor h], packed, from several tables."""
+    low, looked, tables = m, [], len(steps)
+    for place, (size, table) in enumerate(zip(cost.chunks(k - m, tables), steps, strict=True)):
+        # The top table answers at X and at X xor h.
+        rows = (0, 1) if place < tables - 1 else (0, 1, 2, 3)
         looked.append(kernels.lookup(opened, table, low, size, rows))
         low += size
-    less, at_most = _merge(session, looked, opened.numel())
-    if session.rank == 0:
-        less = less ^ ~kernels.to_planes(opened, k - 1, 1)[0]  # [X < h]
-    return less ^ at_most, at_most
+    return _merge(session, looked, opened.numel())
 
 
 def _merge(session: Session, looked: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
     """[L < X] and [L <= X xor h], from what the tables say, lowest first; a level of the tree is one round."""
-    less, most = (torch.stack([table[row] for table in looked[:-1]]) if looked[:-1] else None for row in (0, 1))
+    less, most = (torch.stack([table[row] for table in looked[:-1]]) for row in (0, 1))
     top_less, top_most = looked[-1][0::2], looked[-1][1::2]  # at X, and at X xor h
-    while less is not None and most is not None and less.shape[0] > 1:
+    while less.shape[0] > 1:
         pairs, odd = divmod(less.shape[0], 2)
         low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
         under, over = [less[low], most[low]], [less[high], most[high]]
@@ -183,8 +192,6 @@ def _merge(session: Session, looked: list[Tensor], count: int) -> tuple[Tensor, 
         less, most = merged[0][:pairs], merged[1][:pairs]
         if odd:
             top_less, top_most = merged[0][pairs:], merged[1][pairs:]
-    if less is None or most is None:
-        return top_less[0], top_most[0]
     # Of the two comparisons at the top, one answer of each is wanted.
     product = and_(session, top_less ^ top_most, torch.cat([less, most]), count)
     return top_less[0] ^ product[0], top_less[1] ^ product[1]

@@ -67,9 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device",
-        choices=("cpu", "cuda"),
         default="cpu",
-        help="where the rows are; a GPU answers clients with decoder sum and prf chacha12 only (default cpu)",
+        metavar="NAMES",
+        help="where the rows are: cpu, cuda, or a part on each of several, cuda:0,cuda:1; GPUs answer clients with "
+        "decoder sum and prf chacha12 only (default cpu)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers")
     parser.add_argument("--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of who may update rows")

@@ -27,7 +27,7 @@ from hummingbird.pir.messages import (
     unpack_update,
 )
 from hummingbird.pir.secret_shared.pending_shares import Deposits, Shares, name
-from hummingbird.pir.serving.shards import Part, Shard
+from hummingbird.pir.serving.shards import Shard, opened
 from hummingbird.pir.serving.workers import Workers
 from hummingbird.pir.table import Source, State, first_state
 
@@ -42,8 +42,9 @@ class Server:
 
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
     without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
-    and shares by ChaCha12 keys. shard: its records made ready (`workers.Workers`), by default in this process, on the
-    device. Methods may be called from any thread. InputError where there is no such device.
+    and shares by ChaCha12 keys; several, "cuda:0,cuda:1", each hold a part. shard: its records made ready
+    (`workers.Workers`), by default in this process, on the device. Methods may be called from any thread. InputError
+    where there is no such device, EnvironmentProblem where its memory is too small.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Server:
         self.party, self.facts, self.name = party, source.facts, f"server {party} (in this process)"
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
         self._identity = None if identity is None else integrity.Identity(identity)
-        self._shard = Part(source, device=device) if shard is None else shard
+        self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
         self._last = b""  # update
         self._lock = threading.Lock()
@@ -225,7 +226,7 @@ def open_server(
         hint = "a GPU needs none"
         raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
     source = Source.open(path, tensor)
-    shard = Workers(path, tensor, workers) if workers else Part(source, device=device)
+    shard = Workers(path, tensor, workers) if workers else opened(source, device)
     return Server(source, party, owner=owner, identity=identity, shard=shard)
 
 

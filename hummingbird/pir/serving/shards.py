@@ -1,15 +1,22 @@
-"""The records of a table, or of a part of it, made ready for queries (over worker processes: workers.py)."""
+"""The records of a table made ready for queries: on one device, or in parts on several (worker processes: workers.py).
+
+A part is a run of leaves. A query goes to all parts, each expands its own leaves of the keys, and their answers are
+joined: a selection over all rows is the union of the selections over the runs, so they add up mod 2^width, or by XOR.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hummingbird.errors import InputError
 from hummingbird.kernels.lookups import rows as kernel
-from hummingbird.kernels.lookups.dpf import LEAF_ROWS
+from hummingbird.kernels.lookups.dpf import LEAF_ROWS, leaves_of
 from hummingbird.pir.table import Source, leaf_digests
 
 
@@ -35,18 +42,24 @@ class Shard(Protocol):
 
 
 class Part:
-    """Records first..last-1 of a table, in this process; `first` begins a leaf. device: "cpu" or "cuda"."""
+    """Records first..last-1 of a table, in this process, zeros before `load`; `first` begins a leaf.
+
+    device: "cpu", "cuda" or "cuda:1". EnvironmentProblem where it has not enough memory.
+    """
 
     def __init__(self, source: Source, first: int = 0, last: int | None = None, *, device: str = "cpu") -> None:
         last = source.facts.rows if last is None else last
-        self._first, self._last = first, last
+        self._source, self._first, self._last = source, first, last
         self._leaf = first // LEAF_ROWS
         self.digests: list[bytes] = []
         self._table = kernel.Table(last - first, source.facts.record_bytes, device)
-        for start, records in source.parts(first, last):
+
+    def load(self) -> None:
+        """Read the records."""
+        for start, records in self._source.parts(self._first, self._last):
             records = np.ascontiguousarray(records)
             self.digests += leaf_digests(records)
-            self._table.fill(start - first, torch.from_numpy(records))
+            self._table.fill(start - self._first, torch.from_numpy(records))
 
     def accept(self, keys: Tensor, width: int) -> None:
         self._table.accept(keys, width)
@@ -66,3 +79,64 @@ class Part:
 
     def close(self) -> None:
         pass
+
+
+class Split:
+    """A table in parts of about equal size, one on each of some devices, which answer side by side.
+
+    InputError where there are more devices than leaves, or one is not there; EnvironmentProblem where one has not
+    enough memory; both before anything is read.
+    """
+
+    def __init__(self, source: Source, devices: Sequence[str]) -> None:
+        runs = cut(source.facts.rows, len(devices), "device")
+        self._parts = [Part(source, *run, device=name) for run, name in zip(runs, devices, strict=True)]
+        for part in self._parts:
+            part.load()
+        self.digests = [digest for part in self._parts for digest in part.digests]
+        self._pool = ThreadPoolExecutor(len(devices), thread_name_prefix="hummingbird-shard")
+
+    def accept(self, keys: Tensor, width: int) -> None:
+        for part in self._parts:
+            part.accept(keys, width)
+
+    def answer(self, keys: Tensor, width: int) -> Tensor:
+        return joined([*self._pool.map(lambda part: part.answer(keys, width), self._parts)], width)
+
+    def write(self, indices: Tensor, records: Tensor) -> None:
+        for part in self._parts:
+            part.write(indices, records)
+
+    def check(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def opened(source: Source, device: str) -> Shard:
+    """A table on a device, or split over several: "cpu", "cuda", "cuda:0,cuda:1"; errors as `Part` and `Split`."""
+    names = device.split(",")
+    if len(names) > 1:
+        return Split(source, names)
+    whole = Part(source, device=device)
+    whole.load()
+    return whole
+
+
+def cut(rows: int, count: int, where: str) -> list[tuple[int, int]]:
+    """First and last + 1 row of `count` runs of whole leaves; InputError where there are not so many leaves."""
+    leaves = leaves_of(rows)
+    if not 0 < count <= leaves:
+        hint = f"each has whole leaves of {LEAF_ROWS} rows, of which this table has {leaves}"
+        raise InputError(f"{count} parts for {rows:,} rows", where=where, hint=hint)
+    ends = [min(rows, leaves * number // count * LEAF_ROWS) for number in range(count + 1)]
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def joined(answers: Sequence[Tensor], width: int) -> Tensor:
+    """The answer of a table from those of its parts, uint8 (B, record_bytes): their sum mod 2^width, or XOR for 0."""
+    total = answers[0].view(kernel.WIDTHS[width or 8])
+    for part in answers[1:]:
+        total = total + part.view(total.dtype) if width else total ^ part.view(total.dtype)
+    return total.view(torch.uint8)

@@ -1,9 +1,8 @@
 """A table's records spread over worker processes.
 
-Every worker maps the file and prepares its own run of leaves, so that all of them together hold the table once. A query
-goes to all, and their answers add up (xor, or sums mod 2^width), since a selection over all rows is the union of the
-selections over the runs. A worker ends with its pipe. One that dies takes the server with it: half a table answers
-wrongly, not slowly.
+Every worker maps the file and prepares its own run of leaves (shards.py), so that all of them together hold the table
+once. A query goes to all, and their answers are joined. A worker ends with its pipe. One that dies takes the server
+with it: half a table answers wrongly, not slowly.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, PeerError
-from hummingbird.kernels.lookups.dpf import LEAF_ROWS, leaves_of
 from hummingbird.pir.messages import as_bytes
-from hummingbird.pir.serving.shards import Part
+from hummingbird.pir.serving.shards import Part, cut, joined
 from hummingbird.pir.table import Source
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
 
@@ -31,7 +29,6 @@ _FRAME = struct.Struct("<Q")
 _LOAD_SECONDS = 3600.0  # for a worker to load its part
 _WORK_SECONDS = 300.0  # for one answer
 _WRITE = -1  # in place of a width: write records
-_INTS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 class Workers:
@@ -41,15 +38,10 @@ class Workers:
     """
 
     def __init__(self, path: Path, tensor: str | None, count: int) -> None:
-        rows = Source.open(path, tensor).facts.rows
-        leaves = leaves_of(rows)
-        if not 0 < count <= leaves:
-            hint = f"a worker has whole leaves of {LEAF_ROWS} rows, of which this table has {leaves}"
-            raise InputError(f"{count} workers for {rows:,} rows", where="workers", hint=hint)
-        cuts = [min(rows, leaves * number // count * LEAF_ROWS) for number in range(count + 1)]
+        runs = cut(Source.open(path, tensor).facts.rows, count, "workers")
         self._workers: list[_Worker] = []
         try:
-            for first, last in zip(cuts, cuts[1:], strict=False):
+            for first, last in runs:
                 self._workers.append(_Worker(path, tensor, first, last))
             parts = [worker.receive(_LOAD_SECONDS) for worker in self._workers]
         except BaseException:
@@ -61,11 +53,7 @@ class Workers:
         pass
 
     def answer(self, keys: Tensor, width: int) -> Tensor:
-        parts = self._ask([torch.tensor([width]), keys])
-        total = parts[0].view(_INTS[width or 8])
-        for part in parts[1:]:
-            total = total + part.view(total.dtype) if width else total ^ part
-        return total.view(torch.uint8)
+        return joined(self._ask([torch.tensor([width]), keys]), width)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
         self._ask([torch.tensor([_WRITE]), indices, records])
@@ -184,6 +172,7 @@ def work(job: str) -> None:
     torch.set_num_threads(1)
     try:
         part = Part(Source.open(path, tensor), first, last)
+        part.load()
     except HummingbirdError as error:
         _send(pipe, [as_bytes(error.what.encode()), as_bytes(error.hint.encode())])
         return

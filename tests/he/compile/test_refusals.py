@@ -94,10 +94,10 @@ def test_memory_beyond_the_machine_is_refused_before_anything_runs(monkeypatch: 
     with pytest.raises(ConfigError, match="planning runs the net in the clear, which takes .* GB; this machine has"):
         he.convert_model(nn.Conv2d(3, 64, 3), (3, 1 << 17, 1 << 17))
     model = he.convert_model(nn.Linear(400, 300), (400,))
-    monkeypatch.setattr("hummingbird.he.runtime.model.installed", lambda: 1 << 20)
+    monkeypatch.setattr("hummingbird.he.runtime.model.installed", lambda device: 1 << 20)
     with pytest.raises(ConfigError, match="a batch takes .* GB for client and server, this machine has 0.00105"):
         model(torch.zeros(1, 400))
-    monkeypatch.setattr("hummingbird.he.service.server.installed", lambda: 1 << 20)
+    monkeypatch.setattr("hummingbird.he.service.server.installed", lambda device: 1 << 20)
     with pytest.raises(ConfigError, match="a turn needs"):
         Service(model.server)
 

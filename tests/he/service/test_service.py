@@ -325,7 +325,7 @@ def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is dishonestly large for a machine of 64 GB, and an honest one where less is allowed."""
-    monkeypatch.setattr("hummingbird.he.service.client.installed", lambda: 64 * 10**9)
+    monkeypatch.setattr("hummingbird.he.service.client.installed", lambda device: 64 * 10**9)
     fields = json.loads(server.public.to_json())
     back = fields["turns"][-1]["returns"][0]
     for key, value in (("shape", [1 << 24]), ("rows", 1 << 24), ("places", 1), ("tile", 1)):

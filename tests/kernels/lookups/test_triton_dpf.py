@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-from tests.support.paths import ROOT
+from tests.support.triton import interpret, run
 
 # Rows at the edges of leaves and tiles, batches and rows of bytes that fill no tile; expansions of parts of a table.
 PROGRAM = """
@@ -51,23 +46,9 @@ for wrong in ((bits.long(), table, 8), (bits[:, :9], table, 8), (bits, table[:, 
 """
 
 
-def run(program: str, *words: str, **environment: str) -> None:
-    """A program on a device, its first word: in a process of its own, for Triton's variable."""
-    pytest.importorskip("triton")
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
 @pytest.mark.slow
-def test_triton_computes_the_same(tmp_path: Path) -> None:
-    """In Triton's interpreter, which wants its variable set before Triton is imported."""
-    run(PROGRAM, "cpu", "70000", TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
+def test_triton_computes_the_same() -> None:
+    interpret(PROGRAM, "cpu", "70000")
 
 
 @pytest.mark.gpu

@@ -161,6 +161,9 @@ def test_native_words_equal_reference(isa: str, n: int) -> None:
             assert kernels.open_words(opened, n, width).equal(opening.open_words(opened, n, width))
         for shift in (0, 1, 16, 62):
             assert kernels.mask_words(x, y, shift, width).equal(opening.mask_words(x, y, shift, width))
+            if width <= 32:
+                expected = opening.mask_words(x, y, shift, width)
+                assert kernels.mask_words(x, y.int(), shift, width).equal(expected)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -184,9 +187,30 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:
     for k in (1, 2, 20, 63, 64):
         opened = source.words(n)
         for first in (True, False):
-            got = kernels.lift(opened, choice, *words, k=k, first=first)
-            wanted = opening.lift(opened, choice, *words, k=k, first=first)
-            assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
+            for narrow in range(32):
+                if k > 32 and narrow & 1:
+                    continue
+                mixed = [word.int() if narrow >> place & 1 else word for place, word in enumerate(words)]
+                got = kernels.lift(opened, choice, *mixed, k=k, first=first)
+                wanted = opening.lift(opened, choice, *mixed, k=k, first=first)
+                assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_opening_and_comparing_is_what_its_parts_do(path: str, n: int) -> None:
+    """c_b = [L < X] xor s xor [X < h] xor r_b and c_s = s xor r_s, from the definitions, with one party."""
+    source = stream("compare", n)
+    for k, m in ((1, 0), (8, 0), (20, 12), (33, 30), (64, 57)):
+        masked, r_b, r_s = source.words(n), source.bytes((n + 7) // 8), source.bytes((n + 7) // 8)
+        lambda_, w, half = source.words(n), k - m, 1 << (k - m - 1)
+        frame, table = kernels.pack_words(masked, k), kernels.step_table(lambda_ >> m, w)
+        opened, both = kernels.compare_opened([frame], table, r_b, r_s, n, k, m, True)
+        assert opened.equal(kernels.unpack_words(frame, n, k))
+        steps, seen = ([v >> m & (1 << w) - 1 for v in x.tolist()] for x in (lambda_, opened))
+        s = [int(step <= x ^ half) for step, x in zip(steps, seen, strict=True)]
+        b = [int(1 <= (x - step) % (2 * half) < half) for step, x in zip(steps, seen, strict=True)]
+        for bits, plane, r in ((b, both[0], r_b), (s, both[1], r_s)):
+            assert (kernels.from_bits(plane ^ r, n)).tolist() == bits
 
 
 def test_native_takes_unaligned_slices(isa: str) -> None:
@@ -217,7 +241,7 @@ def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:
         frame = kernels.pack_words(x, width)
         pointers = (ctypes.c_void_p * 2)(frame.data_ptr(), frame.data_ptr())
         written(size, lambda to, w=width: built.hb_pack_words(x.data_ptr(), n, w, to))
-        written(size, lambda to, w=width: built.hb_mask_words(x.data_ptr(), y.data_ptr(), n, 3, w, to))
+        written(size, lambda to, w=width: built.hb_mask_words(x.data_ptr(), y.data_ptr(), 0, n, 3, w, to))
         written(8 * n, lambda to, p=pointers, w=width: built.hb_open_words(p, 2, n, w, to))
     for bits in range(1, 9):
         table = kernels.step_table(x, bits)

@@ -116,14 +116,14 @@ def test_the_folders_are_for_their_user_alone_from_the_start(tmp_path: Path, mon
 
 def test_what_the_folders_hold(tmp_path: Path) -> None:
     out = dealt(tmp_path / "new" / "store")
-    assert sorted(path.name for path in (out / "party-1").iterdir()) == ["header.json", "ledger", "seed"]
-    for path in [*out.iterdir(), *out.glob("*/*")]:
+    assert sorted(path.name for path in (out / "party-1" / "lane-0").iterdir()) == ["header.json", "ledger", "seed"]
+    for path in out.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
-    seeds = [(out / f"party-{rank}" / "seed").read_bytes() for rank in range(2)]
+    seeds = [(out / f"party-{rank}" / "lane-0" / "seed").read_bytes() for rank in range(2)]
     assert seeds[0] != seeds[1] and all(len(seed) == 16 for seed in seeds)
-    assert not any(seed in path.read_bytes() for seed in seeds for path in out.glob("*/*") if path.name != "seed")
+    assert not any(seed in path.read_bytes() for seed in seeds for path in out.glob("*/*/*") if path.name != "seed")
     _, size = folder.places(BATCH)
-    assert (out / "party-0" / "corrections").stat().st_size == SLOTS * size
+    assert (out / "party-0" / "lane-0" / "corrections").stat().st_size == SLOTS * size
     with pytest.raises(InputError, match="the folder is not empty"):
         dealt(out)
 
@@ -144,7 +144,7 @@ def test_chunks_of_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def ledger_of(out: Path, rank: int = 0) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / f"party-{rank}" / "ledger").read_text().splitlines()]
+    return [json.loads(line) for line in (out / f"party-{rank}" / "lane-0" / "ledger").read_text().splitlines()]
 
 
 def test_a_slot_is_marked_at_its_first_take_and_not_before(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_slot_is_marked_at_its_first_take_and_not_before(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("rest", ['{"us', "\0\0\0", '{"used": 1}'])
 def test_a_mark_that_a_crash_has_cut_off_counts(tmp_path: Path, rest: str) -> None:
-    path = dealt(tmp_path) / "party-0" / "ledger"
+    path = dealt(tmp_path) / "party-0" / "lane-0" / "ledger"
     path.write_text(path.read_text() + '{"used": 0}\n' + rest)
     for _ in range(2):
         store = StoreDealer(tmp_path, rank=0, parties=2)
@@ -198,7 +198,7 @@ def test_what_the_weights_are_is_told_to_nobody(tmp_path: Path) -> None:
         store.bind("weights", digests[0])
         with pytest.raises(DealerError, match="used with another weights") as caught:
             store.bind("weights", digests[1])
-        kept.append((tmp_path / name / "party-0" / "ledger").read_text())
+        kept.append((tmp_path / name / "party-0" / "lane-0" / "ledger").read_text())
         bound = next(entry["digest"] for entry in ledger_of(tmp_path / name) if "bound" in entry)
         for text in (str(caught.value), kept[-1]):
             assert not any(digest.hex()[:8] in text for digest in digests)
@@ -247,8 +247,9 @@ BAD = {
     "no folder": (lambda p: shutil.rmtree(p), "there is no store here"),
     "not dealt to its end": (lambda p: (p / "header.json").unlink(), "this store was not dealt to its end"),
     "no JSON": (lambda p: cut(p / "header.json", 100), "the header is damaged: it is not JSON"),
-    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 1; this release reads"),
+    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 2; this release reads"),
     "another format version": (lambda p: edit(p / "header.json", format_version=7), "format 7; this release reads"),
+    "an older format": (lambda p: edit(p / "header.json", format_version=1), "format 1; this release reads"),
     "header changed": (lambda p: edit(p / "header.json", slots=99), "header and seed do not fit each other"),
     "seed changed": (lambda p: flip(p / "seed", 3), "header and seed do not fit each other"),
     "seed cut off": (lambda p: cut(p / "seed", 9), "header and seed do not fit each other"),
@@ -270,7 +271,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_stores_are_refused_when_they_are_opened(tmp_path: Path, name: str) -> None:
     spoil, message = BAD[name]
-    spoil(dealt(tmp_path) / "party-0")
+    spoil(dealt(tmp_path) / "party-0" / "lane-0")
     with pytest.raises(DealerError, match=message) as caught:
         StoreDealer(tmp_path, rank=0, parties=2)
     assert str(tmp_path) in str(caught.value) and caught.value.hint
@@ -292,7 +293,7 @@ def test_a_store_of_another_release_or_party(tmp_path: Path, monkeypatch: pytest
 def test_a_damaged_chunk_is_found_before_anything_of_its_slot_is_used(tmp_path: Path, slot: int) -> None:
     """And the slot is skipped by the next run."""
     _, size = folder.places(BATCH)
-    flip(dealt(tmp_path) / "party-0" / "corrections", slot * size + 50)
+    flip(dealt(tmp_path) / "party-0" / "lane-0" / "corrections", slot * size + 50)
     store = StoreDealer(tmp_path, rank=0, parties=2)
     for number in range(SLOTS):
         supply = store.reserve(None)
@@ -378,7 +379,7 @@ def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path
     shutil.copytree(tmp_path / "one" / "party-0", tmp_path / "mixed" / "party-0")
     shutil.copytree(tmp_path / "two" / "party-1", tmp_path / "mixed" / "party-1")
     shutil.copytree(tmp_path / "one", tmp_path / "damaged")
-    cut(tmp_path / "damaged" / "party-0" / "corrections", 5)
+    cut(tmp_path / "damaged" / "party-0" / "lane-0" / "corrections", 5)
     for arguments, message in (
         (["mixed", "4"], "store: party 0 has "),
         (["damaged", "4"], "5 bytes instead of"),

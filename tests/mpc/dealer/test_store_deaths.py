@@ -30,8 +30,8 @@ def handed_out(party: Party) -> list[int]:
     return [int(line.split()[1]) for line in party.out.read_text().splitlines() if line.startswith("slot ")]
 
 
-def marked(out: Path, rank: int) -> list[int]:
-    entries = map(json.loads, (out / f"party-{rank}" / "ledger").read_text().splitlines())
+def marked(out: Path, rank: int, lane: int = 0) -> list[int]:
+    entries = map(json.loads, (out / f"party-{rank}" / f"lane-{lane}" / "ledger").read_text().splitlines())
     return [entry["used"] for entry in entries if "used" in entry]
 
 

@@ -196,7 +196,8 @@ def test_the_size_of_shares_in_memory() -> None:
         for rank in range(2):
             shares = expand(request, 0, seeds[rank], rank)
             shares |= received(request, corrections(request, 0, seeds)) if rank == 0 else {}
-            assert request.share_bytes == sum(share.nbytes for share in shares.values()), request
+            size = sum(share.nbytes for share in shares.values())
+            assert request.share_bytes == size if rank == 0 else request.share_bytes >= size, request
 
 
 def test_a_dealer_killed_while_nobody_waits_is_an_error_of_the_next_take(running: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import cost, kernels
+from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand
@@ -30,7 +31,9 @@ def masks(session: Session, count: int, k: int, m: int) -> Tensor:
     """The lambdas that the next request of these sessions will hold."""
     dealer: Any = session.dealer
     request = MaskedOpening(count, k, m, cost.tables(k - m), ring=64)
-    words = [expand(request, dealer._index, seed, rank)["mask"] for rank, seed in enumerate(dealer._seeds)]
+    words = [
+        plain(expand(request, dealer._index, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)
+    ]
     return sum(words[1:], words[0].clone()) & ((1 << k) - 1)
 
 
@@ -231,7 +234,7 @@ def test_any_wrong_table_entry_shows(entry: int) -> None:
     assert wrong_results(flip, 4, 0) > 0
 
 
-@pytest.mark.parametrize("field", ["bits", "carry", "choice", "wrap", "product"])
+@pytest.mark.parametrize("field", ["choice_bits", "wrap_bits", "carry", "choice", "wrap", "product"])
 def test_any_wrong_share_shows(field: str) -> None:
     def spoil(request: Request[Any], shares: dict[str, Tensor]) -> None:
         if request.kind == "masked":

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hummingbird.errors import InputError
+from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels import registry
 from hummingbird.kernels.lookups.rows import Store
 from hummingbird.pir import Server, Source, local_servers
 from hummingbird.pir.serving.server import open_server
-from tests.kernels.lookups.test_triton_dpf import run
+from tests.support.triton import interpret, run
 
 # Pieces of one leaf, the last one cut; a part of a larger table; updates; wrong queries beside others.
 PROGRAM = """
@@ -62,7 +62,8 @@ for dtype in (torch.float32, torch.float16, torch.int8):
     layer = torch.nn.Embedding(1500, 4)
     layer.weight = torch.nn.Parameter((50 * torch.randn(1500, 4)).to(dtype), requires_grad=False)
     wanted = torch.tensor([[0, 1499], [3, 1024]])
-    client = Client(local_servers(layer, device="cuda"), decoder="sum", prf="chacha12")
+    name = "cuda,cuda" if dtype == torch.float16 else "cuda"  # in two parts, or as a whole
+    client = Client(local_servers(layer, device=name), decoder="sum", prf="chacha12")
     private = PrivateEmbedding.from_torch(layer, client)
     assert torch.equal(private(wanted), layer(wanted))
 
@@ -108,8 +109,8 @@ for service in services:
 
 
 @pytest.mark.slow
-def test_in_tritons_interpreter(tmp_path: Path) -> None:
-    run(PROGRAM, "cpu", TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
+def test_in_tritons_interpreter() -> None:
+    interpret(PROGRAM, "cpu")
 
 
 @pytest.mark.gpu
@@ -121,11 +122,14 @@ def test_on_a_gpu() -> None:
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     table = torch.randn(5, 4)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="no GPU that PyTorch can use.*\nhint: cpu serves every decoder"):
+    with pytest.raises(InputError, match="no GPU that PyTorch can use"):
         local_servers(table, device="cuda")
-    with pytest.raises(InputError, match="no tables on 'tpu'"):
+    with pytest.raises(InputError, match="no device 'tpu'"):
         Server(table, 0, device="tpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="cuda:2 of 2 GPUs.*\nhint: they are cuda:0 to cuda:1"):
+        Server(table, 0, device="cuda:2")
     monkeypatch.setitem(sys.modules, "triton", None)
     for name in ("chacha20", "dpf", "lookups", "rows"):
         monkeypatch.delitem(sys.modules, f"hummingbird.kernels.gpu.{name}", raising=False)
@@ -135,3 +139,16 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     Source.of(table).save(tmp_path / "t.safetensors")
     with pytest.raises(InputError, match="2 workers for a table on cuda"):
         open_server(tmp_path / "t.safetensors", 0, workers=2, device="cuda")
+
+
+def test_a_table_that_does_not_fit_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any memory is taken; the kernels' module needs Triton."""
+    pytest.importorskip("triton")
+    from hummingbird.kernels.gpu.lookups import SignedRows
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
+    what = (
+        r"rows on cuda:1 take 5\.10 GB with room to answer, 1\.07 are left there.*\nhint: split the table over several"
+    )
+    with pytest.raises(EnvironmentProblem, match=what):
+        SignedRows(1 << 24, 256, torch.device("cuda:1"))

@@ -216,7 +216,7 @@ def test_bad_command_lines(tmp_path):
     assert "plain text is for unix sockets" in run("--listen", "0.0.0.0:7000")
     assert "batches of 0" in run("--max-batch", "0")
     assert "0 threads" in run("--threads", "0")
-    assert "3 workers for 10 rows" in run("--workers", "3")
+    assert "3 parts for 10 rows" in run("--workers", "3")
     (tmp_path / "plan.json").write_text(Plan(BatchCode.cuckoo(10, 4)).to_json())
     plan = ("--plan", str(tmp_path / "plan.json"))
     assert "2 addresses, 1 tables" in run(*plan, "--listen", f"unix:{tmp_path}/a", f"unix:{tmp_path}/b")

@@ -11,6 +11,26 @@ namespace {
 
 BODY uint64_t low_bits(int width) { return width < 64 ? (uint64_t(1) << width) - 1 : ~uint64_t(0); }
 
+typedef int64_t Signed8 __attribute__((vector_size(64)));
+typedef int32_t Narrow8 __attribute__((vector_size(32)));
+
+struct Words {  // of 64 bits, or of 32 with sign
+    const void* words;
+    bool narrow;
+};
+
+BODY void read_words(Eight& to, Words from, int64_t i, size_t bytes) {
+    if (!from.narrow) return load(to, static_cast<const uint64_t*>(from.words) + i, bytes);
+    Narrow8 half = {};
+    memcpy(&half, static_cast<const int32_t*>(from.words) + i, bytes / 2);
+    to = Eight(__builtin_convertvector(half, Signed8));
+}
+
+BODY void read_words(uint64_t& to, Words from, int64_t i, size_t) {
+    to = from.narrow ? uint64_t(int64_t(static_cast<const int32_t*>(from.words)[i]))
+                     : static_cast<const uint64_t*>(from.words)[i];
+}
+
 // ---- sources of words to pack: read() gives one, or eight of which `step` bytes are there
 
 struct Plain {
@@ -21,17 +41,16 @@ struct Plain {
     }
 };
 
-typedef int64_t Signed8 __attribute__((vector_size(64)));
-
 struct Rounded {  // to a coarser scale, and masked
-    const uint64_t *share, *mask;
+    const uint64_t* share;
+    Words mask;
     int shift;
     uint64_t half;
     template <class T>
     BODY void read(T& word, int64_t i, size_t step) const {
         T added = {};
         memcpy(&word, share + i, step);
-        memcpy(&added, mask + i, step);
+        read_words(added, mask, i, step);
         word += half;
         if constexpr (sizeof(T) == 8) word = T(int64_t(word) >> shift);
         else word = T(Signed8(word) >> shift);
@@ -265,7 +284,7 @@ AVX512 void lookup(Avx512, Lookup job, uint8_t* out) {
 struct Lift {
     const uint64_t* opened;
     const uint8_t *choice, *lifted;
-    const uint64_t *mask, *carry, *bit, *wrap, *product;
+    Words mask, carry, bit, wrap, product;
     int k;
     uint64_t first;  // 1 for the party that adds public constants, else 0
     uint64_t *y, *z;
@@ -275,11 +294,11 @@ BODY void lift(Portable, int64_t n, Lift job) {
     by_eights(n, [&](int64_t i, size_t bytes) INLINE {
         Eight e, mask, carry, r_b, r_s, product, c_b, c_s;
         load(e, job.opened + i, bytes);
-        load(mask, job.mask + i, bytes);
-        load(carry, job.carry + i, bytes);
-        load(r_b, job.bit + i, bytes);
-        load(r_s, job.wrap + i, bytes);
-        load(product, job.product + i, bytes);
+        read_words(mask, job.mask, i, bytes);
+        read_words(carry, job.carry, i, bytes);
+        read_words(r_b, job.bit, i, bytes);
+        read_words(r_s, job.wrap, i, bytes);
+        read_words(product, job.product, i, bytes);
         spread(c_b, job.choice[i / 8]);
         spread(c_s, job.lifted[i / 8]);
         const int k = job.k;
@@ -301,8 +320,10 @@ API void hb_pack_words(const uint64_t* x, int64_t n, int width, uint8_t* out) {
     dispatch(OVERLOADS(pack), n, width, out, Plain{x});
 }
 
-API void hb_mask_words(const uint64_t* share, const uint64_t* mask, int64_t n, int shift, int width, uint8_t* out) {
-    dispatch(OVERLOADS(pack), n, width, out, Rounded{share, mask, shift, uint64_t(1) << shift >> 1});
+API void hb_mask_words(const uint64_t* share, const void* mask, int narrow, int64_t n, int shift, int width,
+                       uint8_t* out) {
+    const Words added{mask, narrow != 0};
+    dispatch(OVERLOADS(pack), n, width, out, Rounded{share, added, shift, uint64_t(1) << shift >> 1});
 }
 
 API void hb_open_words(const uint8_t* const* frames, int count, int64_t n, int width, uint64_t* out) {
@@ -320,10 +341,12 @@ API void hb_lookup(const uint64_t* opened, int64_t n, const uint8_t* table, int 
     dispatch(OVERLOADS(lookup), Lookup{opened, table, n, low, bits, rows}, out);
 }
 
-API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint64_t* mask, const uint64_t* carry,
-                 const uint64_t* bit, const uint64_t* wrap, const uint64_t* product, int k, int first, uint64_t* y,
+// Bit j of `narrow` says that the j-th of the last five has words of 32 bits.
+API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const void* mask, const void* carry,
+                 const void* bit, const void* wrap, const void* product, int narrow, int k, int first, uint64_t* y,
                  uint64_t* z) {
-    const uint8_t* const lifted = choice + (n + 7) / 8;
-    const Lift job{opened, choice, lifted, mask, carry, bit, wrap, product, k, uint64_t(first != 0), y, z};
+    const auto is = [=](int place) { return (narrow >> place & 1) != 0; };
+    const Lift job{opened, choice, choice + (n + 7) / 8, {mask, is(0)}, {carry, is(1)}, {bit, is(2)}, {wrap, is(3)},
+                   {product, is(4)}, k, uint64_t(first != 0), y, z};
     dispatch(OVERLOADS(lift), n, job);
 }

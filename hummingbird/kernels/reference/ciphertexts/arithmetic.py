@@ -13,7 +13,7 @@ from hummingbird.kernels.ciphertexts.ring import Ring
 from hummingbird.kernels.reference.ciphertexts.ring import carry
 from hummingbird.kernels.registry import implements
 
-_CPU_NUMBERS, _CUDA_NUMBERS = 1 << 16, 1 << 24  # float64 numbers per buffer: four fit a second-level cache; a full GPU
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 16, 1 << 24  # float64 numbers per buffer: four fit a second-level cache; a full GPU
 _LEAST_WIDTH = 128  # columns of a matrix product: with fewer it is slow
 _FEW_ROWS = 8  # from some 16 on a product is as fast as it gets
 
@@ -25,7 +25,7 @@ def linear(ring: Ring, weights: Tensor, index: Tensor, x: Tensor, out: Tensor, s
     out may be strided. steps: those of `_reduce` that the largest sum needs.
     """
     (groups, rows, terms), places = weights.shape, index.shape[1]
-    numbers = _CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS
+    numbers = _CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS
     width = ring.degree  # of the columns: wide ones first, as memory is read in long runs
     while width > _LEAST_WIDTH and width * max(rows, terms) > numbers:
         width //= 2
@@ -127,7 +127,7 @@ def _by_residue(ring: Ring, sizes: int, steps: int, function: Callable[..., obje
     out = torch.empty((count, sizes, len(ring.primes), ring.degree), dtype=torch.int32, device=like.device)
     parts = [t.shape[1] for t in tensors]
     most = max(sizes, sum(parts))
-    step = max(1, (_CUDA_NUMBERS if like.is_cuda else _CPU_NUMBERS) // (ring.degree * most))
+    step = max(1, (_CPU_NUMBERS if like.is_cpu else _GPU_NUMBERS) // (ring.degree * most))
     room = torch.empty(2, min(step, count) * most * ring.degree, dtype=torch.float64, device=like.device)
     ends = [0, *accumulate(parts)]
     for start in range(0, count, step):
@@ -158,7 +158,7 @@ def add(ring: Ring, x: Tensor, y: Tensor, factor: int) -> Tensor:
 def shift(ring: Ring, x: Tensor, constants: Tensor, moduli: Tensor, step: int) -> None:
     """See `arithmetic.shift`; constants are residues 0 .. q - 1, moduli int32 (L,)."""
     moduli, part = moduli[:, None], x[:, :, 0, :, ::step]
-    count = max(1, (_CUDA_NUMBERS if x.is_cuda else _CPU_NUMBERS) // part[0, 0].numel())
+    count = max(1, (_CPU_NUMBERS if x.is_cpu else _GPU_NUMBERS) // part[0, 0].numel())
     for row, constant in zip(part, constants[..., None], strict=True):
         for piece in row.split(count):
             piece += constant

@@ -89,7 +89,7 @@ def inverses(primes: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
 @lru_cache(maxsize=64)
 def moduli(ring: Ring, device: str = "cpu") -> Tensor:
     """The primes, int32 (L, 1)."""
-    return torch.tensor(ring.primes, dtype=torch.int32, device=device).view(-1, 1)
+    return torch.tensor(ring.primes, dtype=torch.int32).view(-1, 1).to(device)
 
 
 def _planes(ring: Ring, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hummingbird.kernels.ciphertexts.roots import centred, exponents, powers
 
-_PIECE = {"cpu": 1 << 16, "cuda": 1 << 22}  # residues modulo one prime at a time
+_CPU_PIECE, _GPU_PIECE = 1 << 16, 1 << 22  # residues modulo one prime at a time
 _WIDE = 64  # columns of a matrix product, from which on it costs no more than to multiply its result by a number
 _COLUMNS = 8  # at least: a vector of the last steps, whose rows are short
 
@@ -116,7 +116,7 @@ _kept = threading.local()
 
 def pieces(degree: int, count: int, device: torch.device) -> Iterator[tuple[slice, Workspace]]:
     """Cut `count` polynomials into pieces that fit a workspace, this thread's."""
-    size = max(_COLUMNS, _PIECE[device.type] // degree)
+    size = max(_COLUMNS, (_CPU_PIECE if device.type == "cpu" else _GPU_PIECE) // degree)
     for start in range(0, count, size):
         key = (degree, min(size, count - start), device)
         if getattr(_kept, "space", None) is None or _kept.space.key != key:

@@ -14,7 +14,8 @@ from hummingbird.kernels.reference.shares.packing import (
     unpack_words,
 )
 from hummingbird.kernels.registry import implements
-from hummingbird.kernels.shares import opening
+from hummingbird.kernels.shares import opening, packing
+from hummingbird.kernels.shares.words import Words, plain
 
 
 @implements(opening.rescale, "reference")
@@ -45,9 +46,9 @@ def select(
 
 
 @implements(opening.mask_words, "reference")
-def mask_words(share: Tensor, mask: Tensor, shift: int, width: int) -> Tensor:
+def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
     """round(share / 2^shift) + mask mod 2^width, packed: two int64 (n,) -> uint8 (ceil(n width / 8),)."""
-    return pack_words(((share + (1 << shift >> 1)) >> shift) + mask, width)
+    return pack_words(((share + (1 << shift >> 1)) >> shift) + plain(mask), width)
 
 
 @implements(opening.open_words, "reference")
@@ -87,15 +88,27 @@ def lookup(opened: Tensor, table: Tensor, low: int, bits: int, rows: tuple[int, 
     return torch.stack(answers)
 
 
+@implements(opening.compare_opened, "reference")
+def compare_opened(
+    frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
+) -> tuple[Tensor, Tensor]:
+    """See `opening.compare_opened`: other operations in a row; b = [L < X] xor s xor [X < h]."""
+    opened = opening.open_words(frames, n, k)
+    less, wrap = opening.lookup(opened, plain(table), m, k - m, (0, 3))
+    if first:
+        less = less ^ ~packing.to_planes(opened, k - 1, 1)[0]  # [X < h]
+    return opened, torch.stack((less ^ wrap ^ plain(choice_bits), wrap ^ plain(wrap_bits)))
+
+
 @implements(opening.lift, "reference")
 def lift(
     opened: Tensor,
     choice: Tensor,
-    mask: Tensor,
-    carry: Tensor,
-    bit: Tensor,
-    wrap: Tensor,
-    product: Tensor,
+    mask: Words,
+    carry: Words,
+    bit: Words,
+    wrap: Words,
+    product: Words,
     k: int,
     first: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -104,11 +117,11 @@ def lift(
     bits = from_bits(choice[0], n), from_bits(choice[1], n)
     one = int(first)
     # Shares of the two bits and of the mask, whose own carries are taken off.
-    b, s = (c * one + (1 - 2 * c) * r for c, r in zip(bits, (bit, wrap), strict=True))
-    carried = carry << k if k < 64 else 0
-    own = (mask & low) - carried
+    b, s = (c * one + (1 - 2 * c) * plain(r) for c, r in zip(bits, (bit, wrap), strict=True))
+    carried = plain(carry).long() << k if k < 64 else 0
+    own = (plain(mask).long() & low) - carried
     below = 1 - ((opened >> (k - 1)) & 1)  # [X < 2^(w-1)]
     over = (below * one - s) << k if k < 64 else 0
     z = opened * one - own + over
-    y = opened * b - bits[0] * own - (1 - 2 * bits[0]) * product + over * below
+    y = opened * b - bits[0] * own - (1 - 2 * bits[0]) * plain(product) + over * below
     return y, z

@@ -1,0 +1,66 @@
+"""Ends of a program that torchrun has started at several ranks: one of them speaks for all.
+
+Rank 0 prints, shows bars and writes files. The others say nothing, but for an error that rank 0 does not live to tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hummingbird import ranks
+from hummingbird.commands.program import end
+from hummingbird.errors import HummingbirdError
+from hummingbird.version import VERSION
+
+NOTES = """
+On several devices: torchrun --standalone --nproc_per_node=4 -m PROGRAM ... runs one process for each, GPU i for process
+i. They split the images, and find what one process finds (docs/commands.md, "Several devices").
+"""
+
+
+def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
+    """`end` of a `run` that ranks share (hummingbird/ranks.py), each waiting so many seconds for the others."""
+
+    def joined() -> None:
+        job = None
+        try:
+            with ranks.job(timeout) as job, _hushed(not ranks.first()):
+                run()
+        except (HummingbirdError, KeyboardInterrupt) as error:
+            if job is not None and job.rank:
+                if isinstance(error, KeyboardInterrupt):
+                    raise SystemExit(130) from None
+                if job.has_said(0):
+                    raise SystemExit(1) from None
+                print(f"rank {job.rank} of {job.size}:", file=sys.stderr)
+            raise
+
+    return end(joined, interrupted)
+
+
+@contextlib.contextmanager
+def _hushed(hush: bool) -> Any:
+    """Nothing printed, neither rows nor bars nor warnings."""
+    if not hush:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def agree_on(args: argparse.Namespace) -> None:
+    """AgreementError unless all ranks have the same versions and options; files may have other names on other hosts."""
+
+    def facts() -> dict[str, Any]:
+        kinds = (str, int, float, bool, list, tuple)
+        options = {name: value for name, value in vars(args).items() if isinstance(value, kinds) and name != "words"}
+        return {"hummingbird": VERSION, "torch": torch.__version__, **{f"--{name}": x for name, x in options.items()}}
+
+    ranks.agree(facts)

@@ -1,0 +1,291 @@
+"""A masked ReLU at a party in three launches, in Triton: kernels/shares/opening.py declares the operations.
+
+What comes from the party's seed is drawn in registers, from its ChaCha blocks, and never stored; what is packed is
+unpacked there. A program does a tile of `tiles.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.gpu import tiles
+from hummingbird.kernels.gpu.sizes import sizes
+from hummingbird.kernels.gpu.tiles import (
+    DRAWN,
+    TENSOR,
+    chacha_blocks,
+    drawn_planes,
+    gathered,
+    grid,
+    halves,
+    keep_packed,
+    keep_plane,
+    low_bits,
+    packed_part,
+    read,
+    room,
+    spread,
+    tile,
+    unpacked,
+)
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import opening, packing
+from hummingbird.kernels.shares.packing import bytes_of
+from hummingbird.kernels.shares.words import Packed, Words, anchor
+
+
+@triton.jit(do_not_specialize=["first", "n"])
+def _mask_words(
+    share,
+    mask,
+    first,
+    out,
+    n,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FORM: tl.constexpr,
+    MASK_WIDTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    lane = tile(LANES)
+    x = read(share, 0, lane, n, TENSOR, 64).to(tl.int64, bitcast=True)
+    x = (x + (1 << SHIFT >> 1)) >> SHIFT
+    keep_packed(out, lane, x.to(tl.uint64, bitcast=True) + read(mask, first, lane, n, FORM, MASK_WIDTH), n, WIDTH)
+
+
+@triton.jit
+def _sum(frames, element, inside, WIDTH: tl.constexpr):
+    """Opened words: the sum of packed ones mod 2^WIDTH, uint64."""
+    total = (element ^ element).to(tl.uint64)
+    for party in tl.static_range(len(frames)):
+        total += unpacked(frames[party], element, inside, WIDTH)
+    return total & low_bits(WIDTH)
+
+
+@triton.jit(do_not_specialize=["n"])
+def _open_words(frames, out, n, WIDTH: tl.constexpr, LANES: tl.constexpr):
+    element = tile(LANES)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    word = _sum(frames, element, element < n, WIDTH)
+    tl.store(out + element, word.to(tl.int64, bitcast=True), mask=element < n)
+
+
+@triton.jit
+def _drawn_bits(key, first, lane, v, other, C: tl.constexpr):
+    """Entries v and `other` of each element's drawn table of 2^C bits: two planes, 16 bits a lane in uint32."""
+    lanes: tl.constexpr = lane.shape[0]
+    if C < 5:  # a word serves several elements, a block several lanes
+        own: tl.constexpr = 1 << (C - 1)  # words of a lane
+        here = tl.min(lane, axis=0) * own // 16 + tl.arange(0, lanes * own // 16)
+        words = chacha_blocks(key, first + here).reshape(lanes, own, 1)
+        words = tl.broadcast_to(words, (lanes, own, 16 // own)).reshape(lanes, 16)
+        j = tl.arange(0, 16)[None, :]
+        start = (j % (16 // own)) << C
+        one = tl.sum((words >> (start + v).to(tl.uint32) & 1) << j.to(tl.uint32), axis=1)
+        two = tl.sum((words >> (start + other).to(tl.uint32) & 1) << j.to(tl.uint32), axis=1)
+    else:
+        P: tl.constexpr = 1 << (C - 5)  # blocks of a lane, and words of an element
+        E: tl.constexpr = 16 // P  # elements of a block
+        one = (lane ^ lane).to(tl.uint32)
+        two = one
+        for p in range(P):
+            words = chacha_blocks(key, first + lane * P + p).reshape(lanes, E, P)
+            this = tl.arange(0, P)[None, :, None] == p
+            at = tl.sum(tl.where(this, v.reshape(lanes, P, E), 0), axis=1)
+            word = tl.arange(0, P)[None, None, :] == (at >> 5)[:, :, None]
+            bit = tl.sum(tl.where(word, words, 0), axis=2) >> (at & 31).to(tl.uint32) & 1
+            places = (p * E + tl.arange(0, E)[None, :]).to(tl.uint32)
+            one |= tl.sum(bit << places, axis=1)
+            at = tl.sum(tl.where(this, other.reshape(lanes, P, E), 0), axis=1)
+            word = tl.arange(0, P)[None, None, :] == (at >> 5)[:, :, None]
+            bit = tl.sum(tl.where(word, words, 0), axis=2) >> (at & 31).to(tl.uint32) & 1
+            two |= tl.sum(bit << places, axis=1)
+    return one, two
+
+
+@triton.jit
+def _stored_bits(table, element, v, inside, C: tl.constexpr):
+    at = element * (1 << C) + v
+    octet = tl.load(table + (at >> 3), mask=inside, other=0).to(tl.uint32)
+    return gathered(octet >> (at & 7).to(tl.uint32) & 1)
+
+
+@triton.jit(do_not_specialize=["table_first", "choice_first", "wrap_first", "n"])
+def _compare_opened(
+    frames,
+    table,
+    table_first,
+    choice_bits,
+    choice_first,
+    wrap_bits,
+    wrap_first,
+    opened,
+    out,
+    n,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    FIRST: tl.constexpr,
+    TABLE_FORM: tl.constexpr,
+    BITS_FORM: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    lane = tile(LANES)
+    element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = element < n
+    total = _sum(frames, element, inside, K)
+    tl.store(opened + element, total.to(tl.int64, bitcast=True), mask=inside)
+    C: tl.constexpr = K - M
+    v = (total >> M).to(tl.int32) & ((1 << C) - 1)
+    before, flipped = tl.where(v > 0, v - 1, 0), v ^ (1 << (C - 1))
+    if TABLE_FORM == DRAWN:
+        less, wrap = _drawn_bits(table, table_first, lane, before, flipped, C)
+    else:
+        less = _stored_bits(table, element, before, inside, C)
+        wrap = _stored_bits(table, element, flipped, inside, C)
+    less = less & gathered((v > 0).to(tl.uint32))  # [L < 0] is 0
+    wrap = wrap & gathered(inside.to(tl.uint32))  # spare bits are 0
+    if FIRST:
+        less = less ^ gathered(1 - (total >> (K - 1)).to(tl.uint32))  # [X < h]
+    if BITS_FORM == DRAWN:
+        r_b, r_s = drawn_planes(choice_bits, choice_first, wrap_first, lane)
+    else:
+        r_b, r_s = halves(choice_bits, lane, n), halves(wrap_bits, lane, n)
+    keep_plane(out, lane, less ^ wrap ^ r_b, n)
+    keep_plane(out + (n + 7) // 8, lane, wrap ^ r_s, n)
+
+
+@triton.jit(do_not_specialize=["mask_first", "carry_first", "bit_first", "wrap_first", "product_first", "n"])
+def _lift(
+    opened,
+    choice,
+    mask,
+    mask_first,
+    carry,
+    carry_first,
+    bit,
+    bit_first,
+    wrap,
+    wrap_first,
+    product,
+    product_first,
+    y,
+    z,
+    n,
+    K: tl.constexpr,
+    FIRST: tl.constexpr,
+    FORMS: tl.constexpr,
+    WIDTHS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    lane = tile(LANES)
+    e = read(opened, 0, lane, n, TENSOR, 64)
+    c_b, c_s = spread(halves(choice, lane, n)), spread(halves(choice + (n + 7) // 8, lane, n))
+    one: tl.constexpr = 1 if FIRST else 0
+    below = 1 - (e >> (K - 1) & 1)  # [X < h]
+    own = read(mask, mask_first, lane, n, FORMS[0], WIDTHS[0]) & low_bits(K)
+    over = e ^ e
+    if K < 64:
+        own = own - (read(carry, carry_first, lane, n, FORMS[1], WIDTHS[1]) << K)
+        r_s = read(wrap, wrap_first, lane, n, FORMS[3], WIDTHS[3])
+        over = (below * one - tl.where(c_s != 0, one - r_s, r_s)) << K
+    element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(z + element, (e * one - own + over).to(tl.int64, bitcast=True), mask=element < n)
+    r_b = read(bit, bit_first, lane, n, FORMS[2], WIDTHS[2])
+    rest = e * tl.where(c_b != 0, one - r_b, r_b) + over * below
+    r_lambda = read(product, product_first, lane, n, FORMS[4], WIDTHS[4])
+    rest = rest - tl.where(c_b != 0, own - r_lambda, r_lambda)
+    tl.store(y + element, rest.to(tl.int64, bitcast=True), mask=element < n)
+
+
+# What launches them -------------------------------------------------------------------------------------------------
+
+
+def operand(words: Words) -> tuple[Tensor, int, int, int]:
+    """An operand as kernels take it: its tensor, its first block, and its form and width (`tiles.read`)."""
+    if isinstance(words, Drawn):
+        return words.key, words.first, tiles.DRAWN.value, 8 * words.dtype.itemsize
+    if isinstance(words, Packed):
+        return words.data, 0, tiles.PACKED.value, words.width
+    return words, 0, tiles.TENSOR.value, 64
+
+
+def _contiguous(*tensors: Tensor) -> bool:
+    return all([x.is_contiguous() for x in tensors])
+
+
+@implements(opening.mask_words, "gpu", takes=_contiguous)
+def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
+    """See `opening.mask_words`."""
+    n, size = share.numel(), sizes("mask_words", share.device)
+    out, (source, first, form, mask_width) = room(n, width, share.device), operand(mask)
+    if out.numel():
+        _mask_words[grid(n, size["LANES"])](
+            *(share, source, first, out, n),
+            **{"SHIFT": shift, "WIDTH": width, "FORM": form, "MASK_WIDTH": mask_width, **size},
+        )
+    return packed_part(out, n, width)
+
+
+@implements(opening.open_words, "gpu", takes=_contiguous)
+def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
+    """See `opening.open_words`."""
+    device = frames[0].device
+    out, size = torch.empty(n, dtype=torch.int64, device=device), sizes("open_words", device)
+    if n:
+        _open_words[grid(n, size["LANES"])](tuple(frames), out, n, WIDTH=width, **size)
+    return out
+
+
+@implements(packing.unpack_words, "gpu", takes=_contiguous)
+def unpack_words(data: Tensor, n: int, width: int) -> Tensor:
+    """See `packing.unpack_words`: the sum of one party's words."""
+    return open_words([data], n, width)
+
+
+@implements(opening.compare_opened, "gpu", takes=_contiguous)
+def compare_opened(
+    frames: list[Tensor], table: Words, choice_bits: Words, wrap_bits: Words, n: int, k: int, m: int, first: bool
+) -> tuple[Tensor, Tensor]:
+    """See `opening.compare_opened`."""
+    device = frames[0].device
+    opened = torch.empty(n, dtype=torch.int64, device=device)
+    out = torch.empty((2, bytes_of(n)), dtype=torch.uint8, device=device)
+    (steps, steps_first, steps_form, _), size = operand(table), sizes("compare_opened", device)
+    (choice, choice_first, choice_form, _), (wrap, wrap_first, wrap_form, _) = operand(choice_bits), operand(wrap_bits)
+    assert choice_form == wrap_form and anchor(choice_bits).dtype == anchor(wrap_bits).dtype
+    if n:
+        _compare_opened[grid(n, size["LANES"])](
+            *(tuple(frames), steps, steps_first, choice, choice_first, wrap, wrap_first, opened, out, n),
+            **{"K": k, "M": m, "FIRST": first, "TABLE_FORM": steps_form, "BITS_FORM": choice_form, **size},
+        )
+    return opened, out
+
+
+@implements(opening.lift, "gpu", takes=_contiguous)
+def lift(
+    opened: Tensor,
+    choice: Tensor,
+    mask: Words,
+    carry: Words,
+    bit: Words,
+    wrap: Words,
+    product: Words,
+    k: int,
+    first: bool,
+) -> tuple[Tensor, Tensor]:
+    """See `opening.lift`."""
+    y, z, size = torch.empty_like(opened), torch.empty_like(opened), sizes("lift", opened.device)
+    operands = [operand(words) for words in (mask, carry, bit, wrap, product)]
+    inputs: list[Any] = [part for source, first_block, _, _ in operands for part in (source, first_block)]
+    forms, widths = (tuple(part) for part in list(zip(*operands, strict=True))[2:])
+    if opened.numel():
+        _lift[grid(opened.numel(), size["LANES"])](
+            *(opened, choice, *inputs, y, z, opened.numel()),
+            **{"K": k, "FIRST": first, "FORMS": forms, "WIDTHS": widths, **size},
+        )
+    return y, z

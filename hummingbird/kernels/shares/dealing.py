@@ -1,0 +1,79 @@
+"""The dealer's end of masked openings: what masks decide, and the corrections that party 0 needs of it.
+
+lambda is the sum mod 2^k of the parties' masks, r_b and r_s the xor of their bits. They decide the carry (sum - lambda)
+/ 2^k, r_b, r_s and r_b lambda as numbers, and the step tables of lambda's upper bits; protocols/masked.py has the use.
+A correction is a value less all shares of it but party 0's, as it travels: numbers mod 2^width, packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.checks import check_range
+from hummingbird.kernels.registry import best
+from hummingbird.kernels.shares.opening import step_table
+from hummingbird.kernels.shares.packing import bytes_of, from_bits
+from hummingbird.kernels.shares.words import Words, plain
+
+
+def mask_values(
+    mask: Sequence[Words], choice: Tensor, wrap: Tensor, n: int, k: int, m: int, sizes: Sequence[int]
+) -> list[Tensor]:
+    """Compute the carry, r_b, r_s and r_b lambda, int64 (n,) each, and the step tables, uint8 (ceil(n 2^c / 8),).
+
+    mask: the parties' summands, (n,), of which the low k bits count. choice, wrap: r_b and r_s, packed uint8
+    (ceil(n/8),). sizes: bits that each table covers, from bit m of lambda on. Of the carry, 64 - k bits are right.
+    """
+    low = (1 << k) - 1 if k < 64 else -1
+    total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
+    lambda_ = total & low
+    carry = (total - lambda_) >> k if k < 64 else torch.zeros_like(lambda_)
+    r_b, r_s = from_bits(choice, n), from_bits(wrap, n)
+    tables, at = [], m
+    for size in sizes:
+        tables.append(step_table(lambda_ >> at, size))
+        at += size
+    return [carry, r_b, r_s, r_b * lambda_, *tables]
+
+
+def deal_masks(
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int]
+) -> list[Tensor]:
+    """Make the corrections of n masks, in the order of `mask_values`: packed uint8, of ring - k or ring bits, or 2^c.
+
+    fields: all parties' shares of lambda, r_b and r_s, by rank, then those of each value of the parties from 1 on; a
+    party's are parts of one key stream, at the same blocks as the others'. 1 <= k <= ring <= 64, 0 <= m. sizes: 1 to 8
+    bits each, m and they at most k.
+    """
+    function = "kernels.deal_masks"
+    check_range(f"{function}(n)", n, 0, 2**56)
+    check_range(f"{function}(ring)", ring, 1, 64)
+    check_range(f"{function}(k)", k, 1, ring)
+    check_range(f"{function}(m)", m, 0, k - sum(sizes))
+    for size in sizes:
+        check_range(f"{function}(sizes)", size, 1, 8)
+    keys = [share.key for share in fields[0]] if fields else []
+    if not keys or [len(shares) for shares in fields] != [len(keys)] * 3 + [len(keys) - 1] * (4 + len(sizes)):
+        what = f"got fields of {[len(shares) for shares in fields]} shares"
+        raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but party 0")
+    width = {True: torch.int32, False: torch.int64}
+    words = {place: width[bits <= 32] for place, bits in {0: k, 3: ring - k, 4: ring, 5: ring - k, 6: ring}.items()}
+    octets = [1, 1, *[0] * 4, *[1 << size for size in sizes]]  # bits for each element, from field 1 on
+    for place, shares in enumerate(fields):
+        shape, dtype = ((n,), words[place]) if place in words else ((bytes_of(n * octets[place - 1]),), torch.uint8)
+        of = keys if place < 3 else keys[1:]
+        for share, key in zip(shares, of, strict=True):
+            found = share.shape, share.dtype, share.first
+            if share.key is not key or found != (shape, dtype, shares[0].first):
+                hint = "parties draw the same fields in the same order"
+                expected = shape, dtype, shares[0].first
+                raise InputError(
+                    f"expected {expected} of one stream, got {found}", where=f"{function}(fields)", hint=hint
+                )
+    return best(deal_masks, *keys)(fields, n, k, m, ring, sizes)

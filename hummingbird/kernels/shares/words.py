@@ -1,0 +1,76 @@
+"""Words as kernels read them: a tensor, or what it would be made of, where reading that costs less than storing it.
+
+    Tensor    int64, or int32 where only the low 32 bits or fewer count
+    Drawn     a part of a key stream (kernels/chacha20.py), of either type
+    Packed    a correction as it came over the wire, to be unpacked
+
+A kernel on a GPU computes the last two in registers; on a CPU `plain` makes tensors of them first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.shares.packing import bytes_of, unpack_words
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Words of `width` bits, without sign, packed as `pack_words` does: data uint8 (ceil(n width / 8),)."""
+
+    data: Tensor
+    shape: tuple[int, ...]
+    width: int
+    dtype: torch.dtype = torch.int64
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data are."""
+        return self.data.device
+
+    def to(self, device: torch.device) -> Packed:
+        """The same on a device."""
+        return replace(self, data=self.data.to(device))
+
+    def tensor(self) -> Tensor:
+        """Unpack all of it."""
+        return unpack_words(self.data, math.prod(self.shape), self.width).view(self.shape)
+
+
+Words: TypeAlias = Tensor | Drawn | Packed
+
+
+def plain(words: Words) -> Tensor:
+    """The tensor that the words stand for."""
+    return words if isinstance(words, Tensor) else words.tensor()
+
+
+def anchor(words: Words) -> Tensor:
+    """The tensor by whose place the words' kernel is chosen (`registry.best`)."""
+    return words if isinstance(words, Tensor) else words.key if isinstance(words, Drawn) else words.data
+
+
+def check_words(where: str, words: Words, like: Tensor, n: int, octets: bool = False) -> None:
+    """n words, int64 or int32, or n bytes, on the device of `like`; InputError for anything else."""
+    dtypes = (torch.uint8,) if octets else (torch.int64, torch.int32)
+    if not isinstance(words, Words):
+        raise InputError(f"expected a tensor, got {type(words).__name__}", where=where, hint="pass a torch.Tensor")
+    if words.dtype not in dtypes:
+        hint = "packed bits are torch.uint8" if octets else "ring elements are torch.int64, or torch.int32"
+        raise InputError(f"expected {' or '.join(map(str, dtypes))}, got {words.dtype}", where=where, hint=hint)
+    if words.shape != (n,):
+        hint = "flatten with .reshape(-1); n elements have ceil(n/8) packed bytes"
+        raise InputError(f"expected shape {(n,)}, got {tuple(words.shape)}", where=where, hint=hint)
+    if words.device != like.device:
+        hint = "move all arguments to one device with .to()"
+        raise InputError(f"expected device {like.device}, got {words.device}", where=where, hint=hint)
+    if isinstance(words, Packed) and words.data.numel() != bytes_of(n * words.width):
+        message = f"expected {bytes_of(n * words.width)} packed bytes, got {words.data.numel()}"
+        raise InputError(message, where=where, hint=f"{n} words of {words.width} bits")

@@ -1,0 +1,197 @@
+"""How a rank joins the others, and every way in which it leaves: each says why, and who waits for it hears that."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from hummingbird.errors import EnvironmentProblem, HummingbirdError, PeerError
+
+TIMEOUT = 600.0  # seconds that a rank waits for the others
+_GRACE = 10.0  # seconds in which a rank that lives says that it does, when the connection breaks
+_KILLED = "the system may have ended it, for memory or from outside: look at its host's log"
+
+
+class Job:
+    """This process's place among the ranks, and the store in which each of them says how it has ended."""
+
+    def __init__(self, rank: int, size: int, store: dist.Store, timeout: float) -> None:
+        self.rank, self.size, self.timeout, self._store = rank, size, timeout, store
+        self.here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+
+    def say(self, error: BaseException | None) -> None:
+        """Tell the others that this rank ends, and why."""
+        what, hint = "its program was over", ""
+        if isinstance(error, HummingbirdError):
+            what, hint = str(error).partition("\nhint: ")[0], error.hint
+        elif error is not None:
+            what = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # the store's host may have ended
+            self._store.set(f"ended/{self.rank}", json.dumps([what, hint]))
+
+    def has_said(self, rank: int) -> bool:
+        """Whether a rank has told why it ends, within a few seconds."""
+        try:
+            self._store.wait([f"ended/{rank}"], datetime.timedelta(seconds=_GRACE))
+        except RuntimeError:
+            return False
+        return True
+
+    def lost(self, otherwise: str) -> PeerError:
+        """The error that names the rank whose end has broken the connection; `otherwise` if all of them live."""
+        silent, told = [rank for rank in range(self.size) if rank != self.rank], ("", "")
+        deadline = time.monotonic() + _GRACE
+        try:
+            self._store.set(f"lives/{self.rank}", "")
+            while silent and not told[0] and time.monotonic() < deadline:
+                for rank in tuple(silent):
+                    if self._store.check([f"lives/{rank}"]):
+                        silent.remove(rank)
+                    elif self._store.check([f"ended/{rank}"]):
+                        what, hint = json.loads(self._store.get(f"ended/{rank}"))
+                        told = f"rank {rank} of {self.size} ended: {what}", hint
+                time.sleep(0.02)
+        except RuntimeError:
+            silent, otherwise = [], f"{otherwise}, and so did torchrun's store"
+        if not told[0] and silent:
+            names = ", ".join(map(str, silent))
+            told = f"rank {names} of {self.size} ended without a word, or was silent for {self.timeout:g} s", _KILLED
+        what, hint = told if told[0] else (otherwise, "")
+        return PeerError(what, where=f"rank {self.rank}", hint=hint)
+
+
+_job: Job | None = None
+_jobs = 0  # of this process, each with names of its own in the store
+
+
+@contextlib.contextmanager
+def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
+    """Join the ranks that torchrun has started, for the time of a block, in which they split the work; None if there is
+    one.
+
+    timeout: seconds to wait for another rank's word, once they have met. Raises EnvironmentProblem for variables that
+    are none of torchrun's, PeerError for ranks that do not come within `TIMEOUT`. In the block, SIGTERM raises
+    PeerError with the name of the rank that failed.
+    """
+    global _job, _jobs
+    rank, size = _environment()
+    if size == 1:
+        yield None
+        return
+    meeting, wait = datetime.timedelta(seconds=TIMEOUT), datetime.timedelta(seconds=timeout)
+    try:
+        shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=meeting)))
+        # `--max-restarts` keeps the store, with the addresses of the dead.
+        store = dist.PrefixStore(f"ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_jobs}", shared)
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(size)], meeting)
+        dist.init_process_group(_backend(size), store=store, rank=rank, world_size=size, timeout=wait)
+    except (RuntimeError, ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        hint = "start as many ranks as torchrun was told, with addresses that all can reach"
+        what = f"the {size} ranks did not meet within {TIMEOUT:g} s: {reason}"
+        raise PeerError(what, where=f"rank {rank}", hint=hint) from None
+    _jobs += 1
+    joined = _job = Job(rank, size, store, timeout)
+    try:
+        with _signals(joined):
+            try:
+                yield joined
+                joined.say(None)
+            except BaseException as error:
+                joined.say(error)
+                raise
+    finally:
+        _job = None
+        dist.destroy_process_group()
+
+
+def _environment() -> tuple[int, int]:
+    names = [os.environ.get(name, other) for name, other in (("RANK", "0"), ("WORLD_SIZE", "1"))]
+    if not all(name.isdecimal() for name in names) or not int(names[0]) < int(names[1]):
+        what = f"RANK={names[0]} and WORLD_SIZE={names[1]} are no rank and number of ranks"
+        raise EnvironmentProblem(what, hint="start the ranks with torchrun")
+    return int(names[0]), int(names[1])
+
+
+def _backend(size: int) -> str:
+    """gloo for messages; for gradients on GPUs NCCL, which takes one rank for each of them, and no more."""
+    own = torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", size)) <= torch.cuda.device_count()
+    return "cpu:gloo,cuda:nccl" if own else "gloo"
+
+
+@contextlib.contextmanager
+def _signals(joined: Job) -> Iterator[None]:
+    """SIGTERM, by which torchrun ends the ranks that are left, is an error; Ctrl-C comes from the terminal and again
+    from torchrun, and the second one must not disturb what the first one has begun. Who ends in an error hears neither.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise joined.lost("this rank was told to stop (SIGTERM)")
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield
+    except BaseException:
+        before = dict.fromkeys(before, signal.SIG_IGN)
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# Who does what ------------------------------------------------------------------------------------------------------
+
+
+def current() -> Job | None:
+    """This process's place among several ranks; None with one rank."""
+    return _job
+
+
+def rank() -> int:
+    """The number of this rank, from 0."""
+    return _job.rank if _job else 0
+
+
+def size() -> int:
+    """The number of ranks."""
+    return _job.size if _job else 1
+
+
+def first() -> bool:
+    """Whether this is rank 0, which alone writes files."""
+    return rank() == 0
+
+
+def part(count: int) -> range:
+    """The numbers of this rank's batches, of `count` batches."""
+    return range(rank(), count, size())
+
+
+def device(name: str) -> str:
+    """The device of this rank: for "cuda" the card of its number on this host."""
+    if _job is None or name != "cuda" or not torch.cuda.is_available():
+        return name
+    card = _job.here[0] % torch.cuda.device_count()
+    torch.cuda.set_device(card)  # NCCL takes the current one
+    return f"cuda:{card}"

@@ -1,0 +1,109 @@
+"""The masked opening's Triton kernels are the reference's, byte for byte: in the interpreter, and on a GPU.
+
+A tile is 2048 elements; sizes here end inside tiles, lanes and bytes. k, m and widths reach their ends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.paths import ROOT
+from tests.support.triton import interpret, run
+
+PROGRAM = """
+import sys, torch
+from hummingbird.kernels.chacha20 import Drawn, key_words
+from hummingbird.kernels.gpu import dealing as gpu_dealing, opening as gpu
+from hummingbird.kernels.reference.shares import dealing, opening, packing
+from hummingbird.kernels.shares.words import Packed
+from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.prg import Stream
+
+device, sizes = torch.device(sys.argv[1]), [int(word) for word in sys.argv[2].split(",")]
+source, key = Stream(bytes(16)), key_words(bytes(range(32)), device)
+
+def words(n, dtype=torch.int64):
+    return source.words(n, dtype=dtype).to(device)
+
+def octets(n):
+    return source.bytes(n).to(device)
+
+def left(first, n, dtype=torch.int64):
+    return Drawn(key, first, (n,), dtype)
+
+def same(got, expected, *case):
+    for one, other in zip(got, expected, strict=True):
+        assert one.dtype == other.dtype and one.shape == other.shape and one.equal(other), case
+
+WINDOWS = [(20, 12, 16, 36), (1, 0, 0, 1), (64, 58, 62, 64), (8, 5, 1, 8), (33, 25, 3, 60), (25, 20, 0, 40)]
+for n, (k, m, shift, ring) in zip(sizes, WINDOWS, strict=False):
+    share, narrow = words(n), torch.int32 if k <= 32 else torch.int64
+    for mask in (left(3, n, narrow), words(n, narrow), words(n)):
+        frame = opening.mask_words(share, mask, shift, k)
+        same([gpu.mask_words(share, mask, shift, k)], [frame], "mask_words", n, k)
+    frames = [frame, opening.mask_words(share, mask, 0, k), frame]
+    same([gpu.open_words(frames, n, k)], [opening.open_words(frames, n, k)], "open_words", n, k)
+    table, plane = ((n << k - m) + 7) // 8, (n + 7) // 8
+    drawn = left(7, table, torch.uint8), left(1, plane, torch.uint8), left((1 << 31) + 5, plane, torch.uint8)
+    stored = octets(table), octets(plane), octets(plane)
+    for first, operands in ((False, drawn), (True, stored), (True, (stored[0], *drawn[1:]))):
+        opened, both = opening.compare_opened(frames, *operands, n, k, m, first)
+        same(gpu.compare_opened(frames, *operands, n, k, m, first), (opened, both), "compare", n, k, first)
+    packed = [Packed(packing.pack_words(words(n), width), (n,), width) for width in (ring - k, ring, ring - k, ring)]
+    kinds = [left(9 * place, n, dtype) for place, dtype in enumerate([narrow, torch.int32, torch.int64] * 2)][:5]
+    for first, operands in ((False, kinds), (True, [left(2, n, narrow), *packed]), (True, [words(n) for _ in kinds])):
+        expected = opening.lift(opened, both, *operands, k, first)
+        same(gpu.lift(opened, both, *operands, k, first), expected, "lift", n, k, first)
+
+DEALT = [(20, 12, 1, 36, 2), (5, 0, 2, 5, 3), (9, 6, 1, 10, 1), (12, 7, 1, 64, 1), (64, 36, 4, 64, 2)]
+DEALT += [(34, 28, 1, 60, 3)]
+for n, (k, m, tables, ring, parties) in zip(sizes, DEALT, strict=False):
+    request = MaskedOpening(n, k, m, tables, ring)
+    keys, fields, first = [key_words(bytes([party] * 32), device) for party in range(parties)], [], 1
+    for place, item in enumerate([*request.free.values(), *request.derived.values()]):
+        of = keys if place < 3 else keys[1:]
+        fields.append([Drawn(one, first, item.shape, item.dtype) for one in of])
+        first += -(-item.share_bytes // 64)
+    given = fields, n, k, m, ring, request.sizes
+    same(gpu_dealing.deal_masks(*given), dealing.deal_masks(*given), "deal", n, k, m)
+print("same")
+"""
+
+
+MUTATE = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("hummingbird.kernels.gpu.tiles", sys.argv[3])
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[spec.name])
+"""
+MUTATIONS = [
+    ("for _ in range(10)", "for _ in range(9)"),  # ChaCha18
+    ("filling |= x << (AT % 16)", "filling |= x << (AT % 8)"),
+]
+
+
+def test_triton_computes_the_same() -> None:
+    assert interpret(PROGRAM, "cpu", "40,9,33,2100").endswith("same\n")
+
+
+@pytest.mark.slow
+def test_triton_computes_the_same_in_every_form() -> None:
+    assert interpret(PROGRAM, "cpu", "2100,4097,300,15,33,2049").endswith("same\n")
+
+
+@pytest.mark.parametrize(("right", "wrong"), MUTATIONS)
+def test_a_wrong_kernel_is_found(right: str, wrong: str, tmp_path: Path) -> None:
+    source = (ROOT / "hummingbird/kernels/gpu/tiles.py").read_text()
+    assert source.count(right) == 1
+    (tmp_path / "tiles.py").write_text(source.replace(right, wrong))
+    with pytest.raises(AssertionError, match="AssertionError: \\('mask_words'"):
+        interpret(MUTATE + PROGRAM, "cpu", "9", str(tmp_path / "tiles.py"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_computes_the_same() -> None:
+    assert run(PROGRAM, "cuda", f"{(1 << 22) + 77},1000003,{1 << 20},65537,999999,400001").endswith("same\n")

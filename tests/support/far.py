@@ -1,0 +1,74 @@
+"""A far device: tensors that are not on the CPU for all that the code can see, and have values all the same.
+
+They say that they are on torch's meta device, hold a tensor of the CPU, and every operation on them runs on that one.
+What a GPU would refuse is refused: an operation on tensors here and there (a copy from one to the other is none), and
+`numpy()`. So code for a GPU runs on a CPU from end to end, and its results are compared with the CPU's.
+
+    with far():
+        x = torch.ones(3).to(DEVICE)
+        (x + x).cpu()                    # 2, 2, 2
+        x + torch.ones(3)                # RuntimeError
+
+One thread: torch keeps such modes for each. `torch.tensor(..., device=DEVICE)` makes a tensor without values: write
+`torch.tensor(...).to(DEVICE)`, which copies once on a GPU too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE = "meta"
+_COPIES = {"copy_", "_to_copy"}
+
+
+class _Far(Tensor):
+    """A tensor of the far device."""
+
+    near: Tensor
+
+    @staticmethod
+    def __new__(cls, near: Tensor) -> _Far:
+        """Stand for a tensor of the CPU."""
+        layout = {"strides": near.stride(), "storage_offset": near.storage_offset(), "dtype": near.dtype}
+        out: _Far = Tensor._make_wrapper_subclass(cls, near.size(), device=DEVICE, **layout)
+        out.near = near
+        return out
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{operation} on the far device, outside of far()")
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        tensors = [x for x in tree_leaves((args, given)) if isinstance(x, Tensor)]
+        some_far = any(isinstance(x, _Far) for x in tensors)
+        device, name = given.get("device"), operation.overloadpacket.__name__
+        # A CPU tensor of one element counts as a number, on a GPU too.
+        if name not in _COPIES and some_far and any(x.dim() and not isinstance(x, _Far) for x in tensors):
+            raise RuntimeError(f"{operation} of tensors here and on the far device")
+        near_args, near_given = tree_map(lambda x: x.near if isinstance(x, _Far) else x, (args, given))
+        if device is not None:
+            near_given["device"] = "cpu"
+        out = operation(*near_args, **near_given)
+        if name == "copy_":
+            return args[0]
+        if torch.device(device).type != DEVICE if device is not None else not some_far:
+            return out
+        out = tree_map(lambda x: _Far(x) if isinstance(x, Tensor) else x, out)
+        return return_and_correct_aliasing(operation, args, given, out)
+
+
+@contextmanager
+def far() -> Iterator[None]:
+    """Have torch compute on the far device, in this thread."""
+    with torch.no_grad(), _Mode():
+        yield
