@@ -26,6 +26,11 @@ _BLOCK = 1 << 20
 _ZEROS = bytes(_BLOCK)
 
 
+def cipher_of(device: str) -> str:
+    """The cipher of `CIPHERS` that is the fastest on a device of this type."""
+    return "aes-128-ctr" if device == "cpu" else "chacha20"
+
+
 def new_seed(size: int = SEED_BYTES) -> bytes:
     """A fresh seed of 16 or 32 bytes from the operating system."""
     return secrets.token_bytes(size)
@@ -50,6 +55,11 @@ def derive(seed: bytes, *labels: str | int, size: int | None = None) -> bytes:
     return state.digest()
 
 
+def expands_on_devices(seed: bytes) -> bool:
+    """Whether a seed is one that every device expands."""
+    return len(seed) == CIPHERS["chacha20"]
+
+
 class Stream:
     """Uniform bits from one seed, read forward only: `Stream(seed).words(2, 3)`.
 
@@ -64,12 +74,13 @@ class Stream:
         self.device = torch.device(device)
         self._block = 0  # that comes next
         # A zero nonce is safe: the key belongs to this stream alone.
-        aes = len(seed) == SEED_BYTES
-        if aes or self.device.type == "cpu":
-            cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))) if aes else _chacha20_cipher(seed)
-            self._encrypt, self._key = cipher.encryptor(), None
-        else:
+        self._key: torch.Tensor | None = None  # of what is expanded on a device
+        chacha = expands_on_devices(seed)
+        if chacha and self.device.type != "cpu":
             self._key = key_words(seed, self.device)
+        else:
+            cipher = _chacha20_cipher(seed) if chacha else Cipher(algorithms.AES(seed), modes.CTR(bytes(16)))
+            self._encrypt = cipher.encryptor()
 
     @property
     def on_device(self) -> bool:

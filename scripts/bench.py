@@ -220,7 +220,7 @@ def _contest(link: Link, args: argparse.Namespace, work: Work) -> list[dict[str,
         with tempfile.TemporaryDirectory() as folder, places(link, 2) as where:
             if material == "stored":
                 for window in args.windows:
-                    _deal(work, protocol, window, args.repeats + 1, Path(folder))
+                    _deal(work, protocol, window, args, Path(folder))
                 words += ["--store", folder]
             runs = launch(where, work.module, words)
         name = CRYPTEN if protocol == "crypten" else protocol
@@ -228,13 +228,13 @@ def _contest(link: Link, args: argparse.Namespace, work: Work) -> list[dict[str,
     return out
 
 
-def _deal(work: Work, protocol: str, window: str, runs: int, folder: Path) -> None:
-    """A store for `runs` runs in `store_of(folder, window)`, made by the command that a user would give."""
+def _deal(work: Work, protocol: str, window: str, args: argparse.Namespace, folder: Path) -> None:
+    """A store for all runs in `store_of(folder, window)`, made by the command that a user would give."""
     bits = folder / "bits.json"
     BitConfig(window_of(window)).save(bits)
     command = [sys.executable, "-m", "hummingbird", "deal", "--model", *work.model, "--protocol", protocol]
     command += ["--input", "x".join(map(str, work.shape)), "--images"]
-    command += [str(runs * work.slices * work.shape[0])]
+    command += [str((args.repeats + 1) * work.slices * work.shape[0]), "--device", args.device.partition(":")[0]]
     command += ["--bits", str(bits), "--out", str(store_of(folder, window))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

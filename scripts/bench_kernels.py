@@ -2,6 +2,7 @@
 
     python -m scripts.bench_kernels --device cuda --json kernels.json
     python -m scripts.bench_kernels --device cuda --check --triton
+    python -m scripts.bench_kernels --device cuda --tune lift mask_words --json sizes.json
     python -m scripts.bench_kernels --elements 67
 
 A share is of the roof that is nearer: bytes read and written at least, against a copy on the device, or operations of
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.shares.words import Words
 from hummingbird.table import text_table
-from scripts.kernel_cases import Case, cases, interpret
+from scripts.kernel_cases import TUNED, Case, cases, interpret
 
 CHECKED = 1003  # elements that are compared before larger ones are timed
 BUDGET = 0.3  # seconds for the runs of a kernel
@@ -80,9 +82,10 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
             torch.cuda.synchronize()
         return (time.perf_counter() - started) / calls
 
-    once = min(sample(1), sample(1))
+    sample(1)
+    once = sample(1)
     calls = max(1, min(100, int(BUDGET / 5 / max(once, 1e-7))))
-    return statistics.median(sample(calls) for _ in range(5 if once < BUDGET else 1))
+    return statistics.median(sample(calls) for _ in range(5)) if once < BUDGET / 5 else once
 
 
 def product_rate(size: int, dtype: torch.dtype, device: torch.device) -> float | None:
@@ -145,6 +148,21 @@ def measure(case: Case, device: torch.device, roof: dict[str, float]) -> dict[st
     }
 
 
+def tuned(names: list[str], found: list[Case], device: torch.device) -> list[dict[str, Any]]:
+    """Search the sizes of kernels' tiles and keep them for this card: a row for each."""
+    from hummingbird.kernels.gpu import sizes
+
+    of = {case.name: case for case in found}
+    runs: dict[str, Callable[[], object]] = {}
+    for name in names:
+        case = of[TUNED[name]]
+        runs[name] = partial(case.run, *on(device, case.arguments))
+    best = sizes.tune(runs, lambda call: seconds(call, device))
+    if device.type == "cuda":
+        sizes.keep(device_name(str(device)), best)
+    return [{"kernel": name, "sizes": size} for name, size in best.items()]
+
+
 def run(args: argparse.Namespace) -> None:
     """Compare all kernels, measure them, print the table, write the rows."""
     if args.elements < 1:
@@ -153,6 +171,11 @@ def run(args: argparse.Namespace) -> None:
     check_outputs(args)
     if device.type == "cpu":
         interpret()
+
+    if args.tune:
+        rows = tuned(args.tune, list(cases(args.elements, device)), device)
+        print("\n".join(f"{row['kernel']}: {row['sizes']}" for row in rows))
+        return _write(args, rows, name)
 
     def chosen(elements: int) -> Iterator[Case]:
         found = [case for case in cases(elements, device) if case.triton or not args.triton]
@@ -170,6 +193,10 @@ def run(args: argparse.Namespace) -> None:
         print(text_table(head, cells, left=2))
         print("\nroofs: " + ", ".join(f"{rate / 1e9:,.0f} G {unit}/s" for unit, rate in roof.items()))
         rows += [{"roof": unit, "g_per_second": rate / 1e9} for unit, rate in roof.items()]
+    _write(args, rows, name)
+
+
+def _write(args: argparse.Namespace, rows: list[dict[str, Any]], name: str) -> None:
     if args.json:
         write_json(args.json, [row | {"device": name, **machine()} for row in rows])
 
@@ -185,6 +212,8 @@ def main(arguments: list[str] | None = None) -> int:
     p.add_argument("--elements", type=int, default=1 << 24, help="ring elements of each operand (default: %(default)s)")
     p.add_argument("--check", action="store_true", help="compare only, without times")
     p.add_argument("--triton", action="store_true", help="only the kernels in Triton")
+    text = "search the sizes of these kernels' tiles instead, and keep them for this card: minutes"
+    p.add_argument("--tune", nargs="+", choices=tuple(TUNED), metavar="KERNEL", help=f"{text}; of {', '.join(TUNED)}")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     args = p.parse_args(arguments)
     return end(lambda: run(args), lambda: "interrupted: nothing was written")

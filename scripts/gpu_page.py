@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hummingbird.commands.files import write_together
 from hummingbird.errors import InputError
+from hummingbird.kernels.gpu import sizes
 from scripts.gpu_steps import STEPS
 from scripts.party import ROOT
 
@@ -160,13 +161,26 @@ def published() -> dict[str, Any]:
     return dict(json.loads(PUBLISHED.read_text())) if PUBLISHED.exists() else {"steps": {}}
 
 
+def sizes_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sizes of tiles that were searched, by card and kernel."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in [*rows_of(state, "tune"), *rows_of(state, "tune-rows")]:
+        found.setdefault(row["device"], {})[row["kernel"]] = row["sizes"]
+    return found
+
+
 def publish(source: Path) -> None:
-    """Copy a state to docs/gpu.json, and its page into docs/gpu.md. InputError for none, and for a dry run's."""
+    """Copy a state to docs/gpu.json, its page into docs/gpu.md, and sizes of tiles that were found to their file.
+
+    InputError for no state, and for a dry run's.
+    """
     if not source.exists():
         raise InputError("there are no figures", where=str(source), hint="run `python -m scripts.gpu` first")
     state = json.loads(source.read_text())
     if state.get("dry_run"):
         raise InputError("these are a dry run's figures", where=str(source), hint="publish those of a GPU")
+    for card, found in sizes_of(state).items():
+        sizes.keep(card, found)
     text = DOCUMENT.read_text()
     start, end = text.index(BEGIN), text.index(END) + len(END)
     shown = text[:start] + section(state) + text[end:]

@@ -104,7 +104,7 @@ STEPS = [
         "kernels",
         "every kernel's share of its roof",
         60,
-        _bench(["-m", "scripts.bench_kernels"], ["--elements", str(1 << 24)], ["--elements", "67"]),
+        _bench(["-m", "scripts.bench_kernels"], ["--elements", str(1 << 24)], ["--elements", "9"]),
     ),
     Step(
         "products",
@@ -121,9 +121,9 @@ STEPS = [
         "ReLUs between two parties on one device",
         70,
         _bench(
-            ["-m", "scripts.bench_relu", "--windows", "20:12", "--contestants", "masked", "stored", *_BOTH],
-            ["--count", "10000000", "--repeats", "3"],
-            ["--count", "1000", "--repeats", "1"],
+            ["-m", "scripts.bench_relu", "--windows", "20:12", "--contestants"],
+            ["masked", "stored", *_BOTH, "--count", "10000000", "--repeats", "3"],
+            ["stored", "--count", "1000", "--repeats", "1"],
         ),
     ),
     Step(
@@ -169,6 +169,22 @@ STEPS = [
             environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
         for tool in ("memcheck", "racecheck")
+    ),
+    Step(
+        "tune",
+        "sizes of the kernels' tiles are searched",
+        200,
+        _bench(
+            ["-m", "scripts.bench_kernels", "--tune"],
+            ["chacha20", "mask_words", "open_words", "compare_opened", "lift", "deal_masks", "dpf"],
+            ["open_words", "--elements", "9"],
+        ),
+    ),
+    Step(
+        "tune-rows",
+        "the same for sums of rows",
+        300,
+        _bench(["-m", "scripts.bench_kernels", "--tune"], ["rows"], ["open_words", "--elements", "9"]),
     ),
 ]
 

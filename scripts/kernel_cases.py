@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels import chacha20, ciphertexts, registry
+from hummingbird.kernels import Factor, chacha20, ciphertexts, registry
 from hummingbird.kernels.chacha20 import BLOCK_BYTES, Drawn
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.reference.lookups import dpf as plain_dpf
@@ -24,6 +24,16 @@ from hummingbird.kernels.shares.words import Packed
 from hummingbird.prg import Stream
 
 K, M, TABLE = 20, 12, 8  # the window [20:12): one table of 8 bits
+TUNED = {  # the case by which a kernel's sizes are searched
+    "chacha20": "chacha20",
+    "mask_words": "mask_words, drawn",
+    "open_words": "unpack_words",
+    "compare_opened": "compare_opened, party 1",
+    "lift": "lift, party 1",
+    "deal_masks": "deal_masks",
+    "dpf": "dpf.expand",
+    "rows": "rows.select_sum",
+}
 _QUARTER, _QUARTERS = 12, 8  # operations of ChaCha's quarter round; of these in a double round
 CHACHA20, CHACHA12 = (rounds * _QUARTERS * _QUARTER + 16 for rounds in (10, 6))  # a block: double rounds, and a sum
 
@@ -66,6 +76,7 @@ def cases(n: int, device: torch.device) -> Iterator[Case]:
     _load("gpu")
     source = Stream(bytes(16))
     yield from _relu(n, source)
+    yield from _dealing(n)
     yield from _openings(n, source)
     yield from _random(n)
     yield from _lookups(n, source, device)
@@ -110,6 +121,24 @@ def _relu(n: int, source: Stream) -> Iterator[Case]:
         work = n * word * sum(isinstance(item, Drawn) for item in words)
         arguments = (opened, choice.view(2, -1), *words, K, party == 0)
         yield _declared(f"lift, party {party}", kernels.lift, arguments, n, n * (8 + 2 / 8 + read + 16), work)
+
+
+def _dealing(n: int) -> Iterator[Case]:
+    """A dealer's corrections for two parties, at a window of one table, mod 2^36."""
+    keys = [chacha20.key_words(bytes([party]) * 32, torch.device("cpu")) for party in (0, 1)]
+    plane, table, ring = (n + 7) // 8, (n << TABLE) // 8, 36
+    both = [(torch.int32, n), (torch.uint8, plane), (torch.uint8, plane)]
+    other = [(torch.int32, n), (torch.int64, n), (torch.int32, n), (torch.int64, n), (torch.uint8, table)]
+    fields, first = [], 0
+    for place, (dtype, size) in enumerate([*both, *other]):
+        owners = keys if place < len(both) else keys[1:]
+        fields.append([Drawn(key, first, (size,), dtype) for key in owners])
+        first += chacha20.blocks_of(dtype.itemsize * size)
+    octets = n * (2 * (ring - K + ring) + (1 << TABLE)) / 8
+    drawn = sum(share.nbytes for shares in fields for share in shares)
+    work = CHACHA20 * drawn / BLOCK_BYTES
+    arguments = (fields, n, K, M, ring, (TABLE,))
+    yield _declared("deal_masks", kernels.deal_masks, arguments, n, octets, work)
 
 
 def _openings(n: int, source: Stream) -> Iterator[Case]:
@@ -166,19 +195,35 @@ def _lookups(n: int, source: Stream, device: torch.device) -> Iterator[Case]:
 
 
 def _products(n: int, source: Stream) -> Iterator[Case]:
-    """A convolution and a product of ResNet-18's shapes with weights of 18 bits; operations as if one product did."""
+    """A convolution and a product of ResNet-18's shapes with weights of 18 bits, exact in all bits, and in the 36 that
+    a ReLU reads; operations as if one product did.
+    """
     images = max(1, min(512, n >> 14))
     side = 16 if images > 1 else 4
     x, weight = source.words(images, 64, side, side), source.words(64, 64, 3, 3) >> 46
-    out = images * 64 * (side - 2) ** 2
-    convolve = kernels.conv2d
-    arguments = (x, weight, (1, 1), (1, 1), 1)
-    octets = 8 * (x.numel() + weight.numel() + out)
-    yield Case("conv2d 64x64x3x3", arguments, out, octets, out * 576.0, convolve, convolve, "float64")
     a, b = source.words(max(1, min(512, n >> 12)), 512), source.words(512, 1000) >> 46
-    out = len(a) * 1000
-    octets = 8 * (a.numel() + b.numel() + out)
-    yield Case("matmul 512x1000", (a, b), out, octets, out * 512.0, kernels.matmul, kernels.matmul, "float64")
+    made: dict[int, Factor] = {}  # of a weight, whose parts are made once for a net
+
+    def factor(weight: Tensor) -> Factor:
+        return made.setdefault(id(weight), Factor(weight))
+
+    for bits in (64, 36):
+        low = (1 << bits) - 1 if bits < 64 else -1
+
+        def convolve(x: Tensor, weight: Tensor, bits: int = bits, low: int = low) -> Tensor:
+            return kernels.conv2d(x, factor(weight), (1, 1), (1, 1), 1, bits) & low
+
+        def multiply(a: Tensor, b: Tensor, bits: int = bits, low: int = low) -> Tensor:
+            return kernels.matmul(a, factor(b), bits) & low
+
+        out = images * 64 * (side - 2) ** 2
+        octets = 8 * (x.numel() + weight.numel() + out)
+        name = f"conv2d 64x64x3x3, {bits} bits"
+        yield Case(name, (x, weight), out, octets, out * 576.0, convolve, convolve, "float64")
+        out = len(a) * 1000
+        octets = 8 * (a.numel() + b.numel() + out)
+        name = f"matmul 512x1000, {bits} bits"
+        yield Case(name, (a, b), out, octets, out * 512.0, multiply, multiply, "float64")
 
 
 def _ciphertexts(n: int) -> Iterator[Case]:

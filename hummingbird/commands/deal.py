@@ -13,6 +13,7 @@ from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.dry_run import dry_run
+from hummingbird.prg import cipher_of
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
 _DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with
@@ -52,6 +53,8 @@ def add_parser(commands: Any) -> None:
     sub.add_argument(
         "--out", required=True, type=Path, metavar="DIR", help="a new folder, for DIR/party-RANK/lane-LANE"
     )
+    text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand, and deal, too"
+    sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     sub.set_defaults(run=run)
 
 
@@ -77,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
             parties=args.parties,
             facts=material_facts(private.facts),
             lanes=lanes,
+            cipher=cipher_of(args.device),
             progress=bar.update,
         )
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")

@@ -15,7 +15,7 @@ from hummingbird.wire.service import Tls
 
 
 def add_session_arguments(parser: argparse.ArgumentParser) -> None:
-    """--lanes, --dealer, --store, --tls-*, --timeout."""
+    """--lanes, --device, --dealer, --store, --tls-*, --timeout."""
     group = parser.add_argument_group("session")
     group.add_argument(
         "--lanes",
@@ -23,6 +23,9 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes of each party, one for each of its GPUs; torchrun starts parties x N "
         "(default: HUMMINGBIRD_LANES, else 1)",
+    )
+    group.add_argument(
+        "--device", default="cpu", metavar="NAME", help="where the shares are, of one type at all parties: cpu, or cuda"
     )
     source = group.add_mutually_exclusive_group()
     source.add_argument(
@@ -56,7 +59,8 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--tls-cert, --tls-key and --tls-ca go together")
     party = str(environment(args.lanes).party)
     tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in paths)) if all(paths) else None
-    return {"lanes": args.lanes, "dealer": args.dealer, "store": args.store, "tls": tls, "timeout": args.timeout}
+    options = {name: getattr(args, name) for name in ("lanes", "device", "dealer", "store", "timeout")}
+    return {**options, "tls": tls}
 
 
 def run_party(main: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ from hummingbird.mpc.provider import DealerProvider
 from hummingbird.mpc.rendezvous import check_dealer, connect, join_dealer, meet, open_store, zero_sharing_seeds
 from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
 from hummingbird.mpc.sharing import cryptensor
-from hummingbird.prg import CIPHERS, SEED_BYTES, derive, new_seed
+from hummingbird.prg import CIPHERS, SEED_BYTES, cipher_of, derive, new_seed
 from hummingbird.version import VERSION
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
@@ -97,7 +97,7 @@ def init(
         check_dealer(here)
     heap.keep()
     device = _on_card(device)
-    cipher = "aes-128-ctr" if device.type == "cpu" else "chacha20"
+    cipher = cipher_of(device.type)
     size = CIPHERS[cipher]
     seeds: dict[str, bytes]
     client: Dealer

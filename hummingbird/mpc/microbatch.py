@@ -12,9 +12,14 @@ from hummingbird.graph import Step, run_all
 from hummingbird.graph.steps import refs
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 
-IN_FLIGHT = 2  # slices under way at a time (wire/turns.py)
+_IN_FLIGHT, _ON_GPUS = 2, 3  # slices under way at a time: one computes, one is on the wire, and one is being copied
 SLICE_BYTES = 2 << 30  # of memory for one slice's largest layer: shares, material, columns of a convolution
 ELEMENT_BYTES = 200  # of these per value: a table of 32, ten words of 8, and what passes through
+
+
+def in_flight(device: torch.device) -> int:
+    """Number of slices under way at a time (wire/turns.py), the same at all parties: their devices are of one type."""
+    return _ON_GPUS if device.type == "cuda" else _IN_FLIGHT
 
 
 class Slice(NamedTuple):

@@ -195,7 +195,7 @@ class PrivateNet(nn.Module):
     def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
         """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
 
-        Two slices run in turns: while the opening of one is on the wire, the other one computes (wire/turns.py).
+        Two slices run in turns, three on a GPU: while the opening of one is on the wire, the next one computes.
         progress: called with the number of images whenever a slice is done.
         """
         session = sessions.current()
@@ -206,16 +206,16 @@ class PrivateNet(nn.Module):
         session.dealer.admit(self.facts, [part.shape for part in parts])
         supplies = [session.dealer.reserve(self._requests.get((part.shape, session.parties))) for part in parts]
         outputs: list[Any] = [None] * len(parts)
+        together = min(microbatch.in_flight(session.device), len(parts))
 
         def run_from(start: int) -> None:
-            for number in range(start, len(parts), microbatch.IN_FLIGHT):
+            for number in range(start, len(parts), together):
                 with session.supplied_by(supplies[number]) as made:
                     outputs[number] = self._run(session, parts[number].of(x))
                 self._requests[parts[number].shape, session.parties] = made
                 if progress is not None:
                     progress(parts[number].images)
 
-        together = min(microbatch.IN_FLIGHT, len(parts))
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
         return microbatch.join(outputs, parts)
 

@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 
@@ -32,6 +32,7 @@ from torch import Tensor
 from hummingbird.cost import HEADER_BYTES
 from hummingbird.errors import AgreementError, HummingbirdError, PeerError
 from hummingbird.wire import meter, turns
+from hummingbird.wire.staging import Staging, staging_of
 
 _HEADER = struct.Struct("!2sBBIIQ")  # magic, version, kind, sequence, checksum, length
 assert _HEADER.size == HEADER_BYTES
@@ -44,7 +45,7 @@ _PIECE = 1 << 20  # bytes per sendall, whose time limit is for all it is given: 
 _ASK = "its own output says why"
 _AGREE = "all parties must run the same program with the same net, bits and batch size"
 
-_Job = tuple["Future[None]", list[memoryview]]
+_Job = tuple["Future[None]", list[memoryview], Callable[[], object]]
 
 
 def describe(tensors: Sequence[Tensor]) -> str:
@@ -108,7 +109,7 @@ class Channel:
         """
         if self.parties == 1:
             return {}
-        sending = [self._send(peer, tensors) for peer in self.others]
+        sending = self._send(self.others, tensors)
         turns.pass_on()
         received = {peer: self.receive(peer, tensors) for peer in self.others}
         self._finish(self.others, sending)
@@ -133,7 +134,7 @@ class Channel:
 
     def send(self, peer: int, *tensors: Tensor) -> None:
         """Send tensors to one party, and return when they are handed to the network."""
-        self._finish([peer], [self._send(peer, tensors)])
+        self._finish([peer], self._send([peer], tensors))
 
     def receive(self, peer: int, like: Sequence[Tensor]) -> list[Tensor]:
         """Receive tensors of the types and shapes of `like` from one party."""
@@ -142,7 +143,10 @@ class Channel:
         kind, theirs, length = self._header(peer)
         if kind != _DATA or theirs != checksum or length != sum(sizes):
             raise self._mismatch(peer, length, describe(like))
-        payload = self._read(peer, length)
+        stage = staging_of(like)
+        payload = self._read(peer, length, stage)
+        if stage is not None:
+            payload = stage.land(payload)
         out, start = [], 0
         for tensor, size in zip(like, sizes, strict=True):
             piece = payload[start : start + size]
@@ -201,21 +205,31 @@ class Channel:
     def _checksum(self, tensors: Sequence[Tensor]) -> int:
         return zlib.crc32(f"{meter.current_layer()}|{describe(tensors)}".encode())
 
-    def _send(self, peer: int, tensors: Sequence[Tensor]) -> Future[None] | None:
+    def _send(self, peers: Sequence[int], tensors: Sequence[Tensor]) -> list[Future[None] | None]:
+        """Send the same tensors to some parties."""
+        checksum, stage = self._checksum(tensors), staging_of(tensors)
+        if stage is not None:
+            octets, event = stage.fetch(tensors)
+            parts = [part.numpy().data for part in octets]
+            return [self._submit(peer, _DATA, checksum, parts, event.synchronize) for peer in peers]
         # as_strided: one element counts as contiguous whatever its stride is, and a view as bytes needs a stride of 1.
         parts = [
             t.detach().cpu().contiguous().as_strided((t.numel(),), (1,)).view(torch.uint8).numpy().data for t in tensors
         ]
-        return self._submit(peer, _DATA, self._checksum(tensors), parts)
+        return [self._submit(peer, _DATA, checksum, parts) for peer in peers]
 
-    def _submit(self, peer: int, kind: int, checksum: int, parts: list[memoryview]) -> Future[None] | None:
+    def _submit(
+        self, peer: int, kind: int, checksum: int, parts: list[memoryview], ready: Callable[[], object] | None = None
+    ) -> Future[None] | None:
+        """Write a frame, or have the peer's thread do it; ready: returns when the parts may be read."""
         if self.closed:
             raise PeerError("the session has ended", where=self.name, hint="call hummingbird.init() again")
         length = sum(len(part) for part in parts)
         header = _HEADER.pack(_MAGIC, _VERSION, kind, self._sent[peer] & 0xFFFFFFFF, checksum, length)
         self._sent[peer] += 1
         meter.count(bits=8 * (len(header) + length))
-        if length <= _INLINE and (peer not in self._long or self._long[peer].done()):  # never past a long one
+        is_last = peer not in self._long or self._long[peer].done()  # a short frame never passes a long one
+        if length <= _INLINE and is_last and ready is None:
             try:
                 self._write(peer, [memoryview(header + b"".join(parts))])
             except OSError as error:
@@ -227,14 +241,15 @@ class Channel:
             self._threads.append(threading.Thread(target=self._serve, args=(peer, queue), name=name, daemon=True))
             self._threads[-1].start()
         future = self._long[peer] = Future()
-        self._queues[peer].put((future, [memoryview(header), *parts]))
+        self._queues[peer].put((future, [memoryview(header), *parts], ready or (lambda: None)))
         return future
 
     def _serve(self, peer: int, queue: SimpleQueue[_Job | None]) -> None:
         """Write long messages to one peer, until None comes."""
         while (job := queue.get()) is not None:
-            future, parts = job
+            future, parts, ready = job
             try:
+                ready()
                 self._write(peer, parts)
             except BaseException as error:  # noqa: BLE001 - raised again by _finish, in the thread that waits
                 future.set_exception(error)
@@ -275,9 +290,9 @@ class Channel:
                     raise self._unsent(peer, error) from None
         meter.count(waited=time.perf_counter() - started)
 
-    def _read(self, peer: int, length: int) -> Tensor:
+    def _read(self, peer: int, length: int, stage: Staging | None = None) -> Tensor:
         started = time.perf_counter()
-        buffer = torch.empty(length, dtype=torch.uint8)
+        buffer = torch.empty(length, dtype=torch.uint8) if stage is None else stage.buffer(length)
         view, done = buffer.numpy().data, 0
         try:
             while done < length:

@@ -1,11 +1,10 @@
-"""Two computations that take turns, so that one computes while the other's message is on the wire.
+"""Computations that take turns, so that one computes while the others' messages are on the wire.
 
-Both run on threads of their own, but only one at a time: whoever has sent its part of an opening lets the other go on,
-and comes back when that one has sent in turn. The order of all messages follows from the program alone, so it is the
-same at every party, and one channel serves both.
+Each runs on a thread of its own, but only one at a time: whoever has sent its part of an opening lets the next one go
+on, and comes back when all others have sent in turn. The order of all messages follows from the program alone, so it is
+the same at every party, and one channel serves all.
 
-    turns = Turns(2)
-    turns.run([lambda: net(first), lambda: net(second)])     # Channel.exchange calls pass_on() after sending
+    Turns().run([lambda: net(first), lambda: net(second)])     # Channel.exchange calls pass_on() after sending
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _place: contextvars.ContextVar[tuple[Turns, int] | None] = contextvars.ContextVa
 
 
 class _Stopped(BaseException):
-    """Raised in a computation whose twin has failed; nobody but `Turns` sees it."""
+    """Raised in a computation when another one has failed; nobody but `Turns` sees it."""
 
 
 def pass_on() -> None:
-    """Let the other computation run until it passes on or ends; does nothing outside of `Turns.run`."""
+    """Let the other computations run until each passes on or ends; does nothing outside of `Turns.run`."""
     place = _place.get()
     if place is not None:
         started = time.perf_counter()
@@ -71,7 +70,7 @@ class Turns:
         if self._failed is None or isinstance(self._failed, Exception):
             for thread in threads:
                 thread.join()  # ends: a turn waits for a message at most, and that wait is bounded
-        # A signal (Ctrl-C, SIGTERM) does not wait for a message: closing the channel ends the other computation too.
+        # A signal (Ctrl-C, SIGTERM) does not wait for a message: closing the channel ends the others too.
         if self._failed is not None:
             raise self._failed
         return results

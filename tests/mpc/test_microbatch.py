@@ -81,6 +81,19 @@ def test_later_slices_reserve_what_the_first_one_has_asked_for(
     assert reserved[2] == reserved[3] and [request.kind for request in reserved[2]][0] == "masked"
 
 
+def test_slices_in_flight(alone: sessions.Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert microbatch.in_flight(torch.device("cpu")) == 2 and microbatch.in_flight(torch.device("cuda:1")) == 3
+    net = block()
+    private, x, together = convert_model(net, BitWindow(24, 0)), torch.randn(7, *SHAPE), []
+    images_per_slice(monkeypatch, private, 1)
+    monkeypatch.setattr(microbatch, "in_flight", lambda device: 3)
+    run = Turns.run
+    monkeypatch.setattr(Turns, "run", lambda self, work: together.append(len(work)) or run(self, work))
+    with torch.no_grad():
+        assert (private(hummingbird.cryptensor(x)).get_plain_text() - net(x)).abs().max() < 27 * 4 * UNIT
+    assert together == [3]
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -198,6 +211,9 @@ def test_turns_alternate_and_one_runs_at_a_time() -> None:
         order.clear()
         assert Turns().run([lambda: work("a", 4), lambda: work("b", 2)]) == ["a", "b"]
         assert order == ["a0", "b0", "a1", "b1", "a2", "a3"]
+        order.clear()
+        Turns().run([lambda: work("a", 2), lambda: work("b", 1), lambda: work("c", 3)])
+        assert order == ["a0", "b0", "c0", "a1", "c1", "c2"]
     pass_on()  # outside of a run: nothing happens
 
 
@@ -255,8 +271,8 @@ def test_the_time_of_the_other_one_is_not_counted_as_computing(monkeypatch: pyte
     assert {name: row.compute_seconds for name, row in m.rows.items()} == {"a": 5.0, "b": 80.0}
 
 
-@pytest.mark.parametrize("sizes", [(10, 10), (40_000, 10), (10, 40_000), (40_000, 40_000)])
-def test_messages_of_two_in_turns_keep_their_order(sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(10, 10), (40_000, 10), (10, 40_000), (40_000, 40_000), (10, 40_000, 10)])
+def test_messages_of_some_in_turns_keep_their_order(sizes: tuple[int, ...]) -> None:
     """Short ones are written at once, long ones by a thread: a short one must not overtake."""
     opened = channels(2)
 
@@ -268,7 +284,7 @@ def test_messages_of_two_in_turns_keep_their_order(sizes: tuple[int, int]) -> No
                 total = total + theirs
             return total
 
-        return Turns().run([lambda: work(0), lambda: work(1)])
+        return Turns().run([lambda number=number: work(number) for number in range(len(sizes))])
 
     first, second = together([lambda c=c: party(c) for c in opened])
     for mine, theirs in zip(first, second, strict=True):

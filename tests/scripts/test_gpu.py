@@ -191,8 +191,12 @@ def test_only_a_gpu_s_figures_are_published(tmp_path: Path, monkeypatch: pytest.
     source.write_text(json.dumps({"steps": {}, "dry_run": True}))
     with pytest.raises(InputError, match="a dry run's figures"):
         gpu_page.publish(source)
-    source.write_text(json.dumps({"steps": {}, "dry_run": False}))
+    row = {"kernel": "lift", "sizes": {"LANES": 64, "num_warps": 2}, "device": "a card"}
+    source.write_text(json.dumps({"steps": {"tune": {"state": "passed", "figures": [row]}}, "dry_run": False}))
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(gpu_page.sizes, "keep", kept.__setitem__)
     gpu_page.publish(source)
+    assert kept == {"a card": {"lift": {"LANES": 64, "num_warps": 2}}}
     text = document.read_text()
     assert text == f"before\n{gpu_page.section(gpu_page.published())}after\n" and "old" not in text
 

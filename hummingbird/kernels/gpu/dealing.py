@@ -134,8 +134,9 @@ def deal_masks(
     starts = tuple(m + sum(sizes[:place]) for place in range(len(sizes)))
     if n:
         outs = (*rooms[:4], *[steps.view(torch.int32) for steps in rooms[4:]])
-        _deal_masks[grid(n, size["LANES"])](
-            *(keys, len(keys), firsts, outs, n),
-            **{"K": k, "RING": ring, "SIZES": tuple(sizes), "STARTS": starts, **size},
-        )
+        with torch.cuda.device_of(keys):  # Triton starts kernels on the thread's device
+            _deal_masks[grid(n, size["LANES"])](
+                *(keys, len(keys), firsts, outs, n),
+                **{"K": k, "RING": ring, "SIZES": tuple(sizes), "STARTS": starts, **size},
+            )
     return [packed_part(part, n, width) for part, width in zip(rooms, widths, strict=True)]

@@ -16,7 +16,7 @@ from hummingbird.kernels.lookups.dpf import CHACHA12, LEAF_BYTES, LEAF_ROWS, NUM
 from hummingbird.kernels.lookups.rows import WIDTHS, Store
 from hummingbird.kernels.registry import implements
 
-_MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes take half as much again, and sums less
+_MOST_BITS = 1 << 28  # bytes of selection bits at a time; nodes take a quarter as much again
 _ROOM = 3 * _MOST_BITS  # bytes of a GPU for answering, besides the table
 
 
@@ -26,9 +26,8 @@ class SignedRows(Store):
 
     def __init__(self, rows: int, row_bytes: int, device: torch.device) -> None:
         _check_room(rows * row_bytes + _ROOM, device)
-        self._data = torch.full(
-            (rows, row_bytes), -128, dtype=torch.int8, device=device
-        )  # zeros, as `prepare` has them
+        # Zeros, as `prepare` has them.
+        self._data = torch.full((rows, row_bytes), -128, dtype=torch.int8, device=device)
         self.nbytes = self._data.numel()
 
     def write(self, start: int, data: Tensor) -> None:

@@ -224,10 +224,11 @@ def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
     n, size = share.numel(), sizes("mask_words", share.device)
     out, (source, first, form, mask_width) = room(n, width, share.device), operand(mask)
     if out.numel():
-        _mask_words[grid(n, size["LANES"])](
-            *(share, source, first, out, n),
-            **{"SHIFT": shift, "WIDTH": width, "FORM": form, "MASK_WIDTH": mask_width, **size},
-        )
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            _mask_words[grid(n, size["LANES"])](
+                *(share, source, first, out, n),
+                **{"SHIFT": shift, "WIDTH": width, "FORM": form, "MASK_WIDTH": mask_width, **size},
+            )
     return packed_part(out, n, width)
 
 
@@ -237,7 +238,8 @@ def open_words(frames: list[Tensor], n: int, width: int) -> Tensor:
     device = frames[0].device
     out, size = torch.empty(n, dtype=torch.int64, device=device), sizes("open_words", device)
     if n:
-        _open_words[grid(n, size["LANES"])](tuple(frames), out, n, WIDTH=width, **size)
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            _open_words[grid(n, size["LANES"])](tuple(frames), out, n, WIDTH=width, **size)
     return out
 
 
@@ -259,10 +261,11 @@ def compare_opened(
     (choice, choice_first, choice_form, _), (wrap, wrap_first, wrap_form, _) = operand(choice_bits), operand(wrap_bits)
     assert choice_form == wrap_form and anchor(choice_bits).dtype == anchor(wrap_bits).dtype
     if n:
-        _compare_opened[grid(n, size["LANES"])](
-            *(tuple(frames), steps, steps_first, choice, choice_first, wrap, wrap_first, opened, out, n),
-            **{"K": k, "M": m, "FIRST": first, "TABLE_FORM": steps_form, "BITS_FORM": choice_form, **size},
-        )
+        with torch.cuda.device_of(out):  # Triton starts kernels on the thread's device
+            _compare_opened[grid(n, size["LANES"])](
+                *(tuple(frames), steps, steps_first, choice, choice_first, wrap, wrap_first, opened, out, n),
+                **{"K": k, "M": m, "FIRST": first, "TABLE_FORM": steps_form, "BITS_FORM": choice_form, **size},
+            )
     return opened, out
 
 
@@ -284,8 +287,9 @@ def lift(
     inputs: list[Any] = [part for source, first_block, _, _ in operands for part in (source, first_block)]
     forms, widths = (tuple(part) for part in list(zip(*operands, strict=True))[2:])
     if opened.numel():
-        _lift[grid(opened.numel(), size["LANES"])](
-            *(opened, choice, *inputs, y, z, opened.numel()),
-            **{"K": k, "FIRST": first, "FORMS": forms, "WIDTHS": widths, **size},
-        )
+        with torch.cuda.device_of(opened):  # Triton starts kernels on the thread's device
+            _lift[grid(opened.numel(), size["LANES"])](
+                *(opened, choice, *inputs, y, z, opened.numel()),
+                **{"K": k, "FIRST": first, "FORMS": forms, "WIDTHS": widths, **size},
+            )
     return y, z

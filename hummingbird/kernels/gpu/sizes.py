@@ -1,35 +1,51 @@
 """How large a kernel's tiles are on a card: from sizes.json, which `tune` has searched on a GPU; else the defaults.
 
-    {"NVIDIA H100 80GB HBM3": {"lift": {"lanes": 128, "num_warps": 4}}}
+    {"NVIDIA H100 80GB HBM3": {"lift": {"LANES": 128, "num_warps": 4}}}
 
 Nothing is searched while a net runs: parties on equal cards run equal programs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hummingbird.errors import InputError
+
 FILE = Path(__file__).with_name("sizes.json")
 
 Sizes = dict[str, int]  # a kernel's constants by name, num_warps and num_stages
 
+_TILE = {"LANES": 128, "num_warps": 4}
 DEFAULTS: dict[str, Sizes] = {
-    "chacha20": {"size": 128, "num_warps": 4},
-    "dpf": {"size": 128, "num_warps": 4},
+    **dict.fromkeys(("chacha20", "dpf"), {"size": 128, "num_warps": 4}),
     "rows": {"Q": 64, "C": 128, "R": 64, "num_warps": 8},  # with more, registers are spilled
-    "open_words": {"LANES": 128, "num_warps": 4},
-    "mask_words": {"LANES": 128, "num_warps": 4},
-    "compare_opened": {"LANES": 128, "num_warps": 4},
-    "lift": {"LANES": 128, "num_warps": 4},
-    "deal_masks": {"LANES": 128, "num_warps": 4},
+    **dict.fromkeys(("mask_words", "open_words", "compare_opened", "lift", "deal_masks"), _TILE),
     "cut": {"PLACES": 32, "CHANNELS": 32, "num_warps": 4},
     "multiply": {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 8, "num_stages": 2},
 }
+_CHOICES = {
+    "LANES": (32, 64, 128, 256),  # fewer than threads would draw each block several times; 32 are whole blocks of bits
+    "size": (64, 128, 256, 512),
+    "Q": (32, 64, 128),
+    "C": (64, 128, 256),
+    "R": (32, 64, 128),
+    "PLACES": (64, 128),
+    "CHANNELS": (32, 64),
+    "OUTPUTS": (32, 64),
+    "TERMS": (32, 64),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (2, 3),
+}
+_tried: dict[str, Sizes] = {}  # what `tune` is trying
 
 
 @functools.cache
@@ -40,14 +56,73 @@ def stored() -> dict[str, dict[str, Sizes]]:
 
 
 @functools.cache
-def _card(index: int) -> str:
+def card(index: int) -> str:
+    """The name of a card, as CUDA has it."""
     return torch.cuda.get_device_name(index)
+
+
+def _card_of(device: torch.device) -> str:
+    return card(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def sizes(kernel: str, device: torch.device) -> Sizes:
     """A kernel's sizes on a device."""
-    found: Any = {}
-    if device.type == "cuda":
-        card = _card(torch.cuda.current_device() if device.index is None else device.index)
-        found = stored().get(card, {}).get(kernel, {})
-    return {**DEFAULTS[kernel], **found}
+    if kernel in _tried:
+        return _tried[kernel]
+    found: Any = stored().get(_card_of(device), {}) if device.type == "cuda" else {}
+    return {**DEFAULTS[kernel], **found.get(kernel, {})}
+
+
+@contextlib.contextmanager
+def trying(kernel: str, candidate: Sizes) -> Iterator[None]:
+    """Give these sizes for a kernel in this block."""
+    _tried[kernel] = candidate
+    try:
+        yield
+    finally:
+        del _tried[kernel]
+
+
+def candidates(kernel: str) -> Iterator[Sizes]:
+    """All sizes that `tune` tries for a kernel."""
+    names = DEFAULTS[kernel]
+    for values in itertools.product(*(_CHOICES[name] for name in names)):
+        candidate = dict(zip(names, values, strict=True))
+        if candidate.get("LANES", 256) >= 32 * candidate["num_warps"]:
+            yield candidate
+
+
+def tune(
+    runs: Mapping[str, Callable[[], object]], seconds: Callable[[Callable[[], object]], float]
+) -> dict[str, Sizes]:
+    """Search the fastest sizes of kernels, by name: on a GPU, minutes.
+
+    runs: one launch of each kernel, or a few. seconds: the time of a run, measured. What does not fit the card is left
+    out. InputError for a kernel that has no sizes.
+    """
+    if unknown := set(runs) - set(DEFAULTS):
+        hint = f"those that have: {', '.join(DEFAULTS)}"
+        raise InputError(f"no sizes of {', '.join(sorted(unknown))}", where="kernels.gpu.tune", hint=hint)
+    best: dict[str, Sizes] = {}
+    for kernel, run in runs.items():
+        times: list[tuple[float, Sizes]] = []
+        for candidate in candidates(kernel):
+            with trying(kernel, candidate), contextlib.suppress(*_too_large()):
+                times.append((seconds(run), candidate))
+        best[kernel] = min(times, key=lambda one: one[0])[1]
+    return best
+
+
+def _too_large() -> tuple[type[Exception], ...]:
+    from triton.runtime.errors import OutOfResources
+
+    return (OutOfResources,)
+
+
+def keep(name: str, found: Mapping[str, Sizes]) -> None:
+    """Write what `tune` has found for a card to the file, beside what other cards and kernels have."""
+    cards = {**stored(), name: {**stored().get(name, {}), **found}}
+    temporary = FILE.with_suffix(".new")
+    temporary.write_text(json.dumps(cards, indent=1, sort_keys=True) + "\n")
+    os.replace(temporary, FILE)
+    stored.cache_clear()

@@ -33,7 +33,7 @@ from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import LIMIT, faults
-from hummingbird.prg import Stream, derive
+from hummingbird.prg import Stream, derive, expands_on_devices
 
 Shares = TypeVar("Shares", covariant=True)
 Draw = Callable[[Field, int], list[Words]]  # the shares of a field, the next one, of the parties from a rank on
@@ -165,10 +165,10 @@ def corrections(
 ) -> list[Tensor]:
     """The dealer's work: what party 0 must receive (`layout`), from all parties' seeds.
 
-    device: where it is computed, if kernels there draw all of its fields.
+    device: where it is computed, if kernels there can expand the seeds and draw all fields.
     """
-    left = all(item.left for item in request.parts.values())
-    streams = [_stream(seed, index, request, device if left else "cpu") for seed in seeds]
+    there = all(map(expands_on_devices, seeds)) and all(item.left for item in request.parts.values())
+    streams = [_stream(seed, index, request, device if there else "cpu") for seed in seeds]
 
     def draw(item: Field, least: int) -> list[Words]:
         parties = enumerate(zip(seeds, streams, strict=True))

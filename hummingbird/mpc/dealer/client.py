@@ -27,6 +27,7 @@ from hummingbird.prg import CIPHERS
 from hummingbird.version import VERSION
 from hummingbird.wire import service
 from hummingbird.wire.frame import frame_bytes, unpack_tensors
+from hummingbird.wire.staging import landed
 
 _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
@@ -157,7 +158,7 @@ class DealerClient:
                 shares = expand(request, index, self.seed, self.rank, self._device)  # while the dealer is at work
                 seconds = time.perf_counter() - started
                 if self.rank == 0:
-                    shares |= received(request, self._receive(self._call, request))
+                    shares |= received(request, landed(self._receive(self._call, request), self._device))
                 last = self.rank == 0 and index == first + len(requests) - 1
                 told = self._finish(self._call) if last else 0.0
                 bits = 0 if self.rank else request.correction_bits

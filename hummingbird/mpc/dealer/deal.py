@@ -32,7 +32,7 @@ from hummingbird.mpc.dealer.folder import (
     lane_folder,
     places,
 )
-from hummingbird.prg import new_seed
+from hummingbird.prg import CIPHERS, new_seed
 
 
 def deal(
@@ -45,20 +45,22 @@ def deal(
     parties: int,
     facts: dict[str, str],
     lanes: int = 1,
+    cipher: str = "aes-128-ctr",
     progress: Callable[[int], object] = lambda images: None,
 ) -> float:
     """Write out/party-P/lane-L for all parties and lanes, with material for `slots` slices each; seconds of work.
 
     setup, batch: what a run asks for once, and for every slice of `shape` (`mpc.dry_run`); every lane has its own.
-    facts: what the net must be like. progress: called with the number of images after every slice.
-    InputError if something lies there already.
+    facts: what the net must be like. cipher: of `prg.CIPHERS`, what expands the seeds. Parties on any device take both;
+    ChaCha20's are expanded by the parties' GPUs, and the corrections made on this host's, where there are any.
+    progress: called with the number of images after every slice. InputError if something lies there already.
     """
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
-    seeds = [[new_seed() for _ in range(parties)] for _ in range(lanes)]
+    seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
     for rank in range(parties):
         folders[0][rank].parent.mkdir(mode=0o700)
     for folder, seed in zip(chain(*folders), chain(*seeds), strict=True):  # so that an unfinished lane says so
@@ -116,9 +118,9 @@ class _Writer:
     def region(self, requests: Sequence[Request[Any]], first: int, seeds: Sequence[bytes]) -> None:
         """The corrections of requests at indices from `first` on, padded to a region's size."""
         found, size = places(requests)
-        at = 0
+        device, at = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu", 0
         for index, (request, mine) in enumerate(zip(requests, found, strict=True), first):
-            for (start, _, _), tensor in zip(mine, corrections(request, index, seeds), strict=True):
+            for (start, _, _), tensor in zip(mine, corrections(request, index, seeds, device), strict=True):
                 self._append(torch.zeros(start - at, dtype=torch.uint8))
                 self._append(tensor.contiguous().view(-1).view(torch.uint8))
                 at = start + tensor.nbytes

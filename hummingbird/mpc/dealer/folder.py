@@ -2,7 +2,7 @@
 
     DIR/party-RANK/lane-LANE/  mode 0700
       header.json            what the material is for, and the lists of requests; written last
-      seed                   16 bytes, mode 0600: this party's, which expands to all of its free fields
+      seed                   16 or 32 bytes, mode 0600: this party's, which expands to all of its free fields
       ledger                 what was used (ledger.py)
       corrections            party 0's only: for the setup, then for every slot, the corrections of each request as they
       checksums              would travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
@@ -37,7 +37,7 @@ from torch import Tensor
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import Request, layout
-from hummingbird.prg import SEED_BYTES, derive
+from hummingbird.prg import CIPHERS, derive
 from hummingbird.version import VERSION
 
 FORMAT, FORMAT_VERSION = "hummingbird store", 2
@@ -137,7 +137,7 @@ def read_header(folder: Path) -> tuple[Header, bytes]:
         seed = (folder / SEED).read_bytes()
         named = fields if isinstance(fields, dict) else {}
         digest = named.pop("digest", "")
-        sound = len(seed) == SEED_BYTES and digest == _digest(named, seed)
+        sound = len(seed) in CIPHERS.values() and digest == _digest(named, seed)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
         raise _damaged(folder, f"{reason}") from None

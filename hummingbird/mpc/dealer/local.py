@@ -43,7 +43,8 @@ class LocalDealer:
         shares, bits = expand(request, index, self._seeds[self.rank], self.rank, self._device), 0
         expanded = dealt = time.perf_counter()
         if self.rank == 0:
-            shares |= received(request, corrections(request, index, self._seeds))
+            found = [x.to(self._device) for x in corrections(request, index, self._seeds, self._device)]
+            shares |= received(request, found)
             bits, dealt = request.correction_bits, time.perf_counter()
         return Material(shares, bits, dealt - started, expanded - started, dealt - expanded)
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import torch
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.registry import from_json
@@ -85,11 +86,14 @@ class _Session:
 class Dealer:
     """All sessions of one dealer; every method may be called from any thread, and raises DealerError to refuse.
 
-    parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped.
+    parties: refuse sessions of another size. idle_seconds: sessions unused for longer are dropped. device: where
+    corrections are computed whose seeds and kernels allow it: of sessions on GPUs.
     """
 
-    def __init__(self, *, parties: int | None = None, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._parties, self._idle = parties, idle_seconds
+    def __init__(
+        self, *, parties: int | None = None, idle_seconds: float = IDLE_SECONDS, device: torch.device | str = "cpu"
+    ) -> None:
+        self._parties, self._idle, self._device = parties, idle_seconds, torch.device(device)
         self._sessions: dict[bytes, _Session] = {}
         self._past: dict[bytes, None] = {}  # in order of their end
         self._changed = threading.Condition()
@@ -164,7 +168,7 @@ class Dealer:
             seeds = self._seeds_of_all(state, first, len(requests), wait, active)
             for index, request in enumerate(requests, first):
                 started = time.perf_counter()
-                frame = pack_tensors(corrections(request, index, seeds))
+                frame = pack_tensors(corrections(request, index, seeds, self._device))
                 state.seconds += time.perf_counter() - started
                 yield frame
         finally:

@@ -28,6 +28,7 @@ from hummingbird.mpc.dealer.folder import Corrections, find, read_header
 from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
+from hummingbird.wire.staging import landed
 
 _REGIONS = 3  # mapped at a time: two slices under way, and the next one
 
@@ -215,8 +216,8 @@ class StoreDealer:
             shares = expand(request, index, self._seed, self.rank, self._device)
             seconds, bits = time.perf_counter() - started, 0
             if corrections is not None:
-                corrections = [tensor.to(self._device) for tensor in corrections]
-                shares, bits = shares | received(request, corrections), request.correction_bits
+                shares |= received(request, landed(corrections, self._device))
+                bits = request.correction_bits
             yield Material(shares, bits, expanding_seconds=seconds)
 
     def _read(self, region: int) -> list[list[Tensor]]:

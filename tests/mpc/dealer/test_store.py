@@ -20,6 +20,7 @@ from hummingbird.mpc.correlations.truncation import Truncation
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
+from hummingbird.prg import CIPHERS
 from tests.jobs.stores import SLICE, net, rows, write_store
 from tests.support.correlation_checks import CASES, columns
 from tests.support.nursery import Nursery, all_fail
@@ -45,9 +46,12 @@ def closing(stores: list[StoreDealer]) -> None:
         store.close()
 
 
-@pytest.mark.parametrize("parties", [1, 2, 3])
-def test_a_store_holds_every_correlation(tmp_path: Path, parties: int) -> None:
-    stores = opened(dealt(tmp_path, parties), parties)
+@pytest.mark.parametrize(
+    ("parties", "cipher"), [(1, "aes-128-ctr"), (2, "aes-128-ctr"), (3, "aes-128-ctr"), (2, "chacha20")]
+)
+def test_a_store_holds_every_correlation(tmp_path: Path, parties: int, cipher: str) -> None:
+    stores = opened(dealt(tmp_path, parties, cipher=cipher), parties)
+    assert (stores[0].folder / folder.SEED).stat().st_size == CIPHERS[cipher]
     seen, taken = [], []
     for _ in range(SLOTS):
         slots = [store.reserve(None) for store in stores]

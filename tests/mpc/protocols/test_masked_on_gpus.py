@@ -1,0 +1,89 @@
+"""The masked opening as parties on GPUs run it, with a dealer on one: the same shares as on CPUs, in three launches.
+
+The kernels run in Triton's interpreter on CPU tensors: the choice of kernels and the streams are told that the CPU is a
+device.
+"""
+
+from __future__ import annotations
+
+from tests.support.triton import interpret
+
+PROGRAM = """
+import os, threading, traceback, warnings
+import torch
+from hummingbird.kernels import registry
+from hummingbird.kernels.chacha20 import key_words
+from hummingbird.kernels.gpu import chacha20, dealing, opening
+from hummingbird.mpc.correlations import request
+from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.protocols import masked
+from hummingbird.mpc.session import Session
+from hummingbird.prg import Stream, derive
+from tests.support.parties import channels, share, together
+
+CPU, parties = torch.device("cpu"), 2
+seeds = [bytes([party + 1] * 32) for party in range(parties)]
+warnings.simplefilter("ignore")
+
+def run(x, k, m, ring):
+    shares, here = share(x, parties), channels(parties)
+    sessions = [Session(r, parties, c, LocalDealer(r, parties, seeds)) for r, c in enumerate(here)]
+
+    def relu(session, value):
+        try:
+            return masked.relu(session, value, 3, k, m, ring)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # the other party would wait for this one
+
+    out = together([lambda s=s, v=v: relu(s, v) for s, v in zip(sessions, shares)])
+    for channel in here:
+        channel.close()
+    return out
+
+CASES = [(20, 12, 36, 50), (12, 0, 64, 20)]  # one table, and two below a tree
+values, on_cpus = [], []
+for k, m, ring, n in CASES:
+    torch.manual_seed(k)
+    values.append(torch.randint(-(1 << k + 1), 1 << k + 1, (n,)))
+    on_cpus.append(run(values[-1], k, m, ring))
+
+def stream(seed, index, request, device="cpu"):
+    own = derive(seed, "request", index, request.kind)
+    if request.kind != "masked":
+        return Stream(own)
+    made = Stream(own, "meta")
+    made._key, made.device = key_words(own, CPU), CPU
+    return made
+
+launches, lock = [], threading.RLock()  # the interpreter is for one thread at a time
+
+def find(operation, backend, tensors, find=registry._find):
+    found = find(operation, "gpu", tensors)
+    if ".gpu." not in found.__module__:
+        return found
+
+    def launch(*arguments):
+        with lock:
+            launches.append(operation.__name__)
+            return found(*arguments)
+
+    return launch
+
+registry._find, request._stream = find, stream
+for (k, m, ring, n), x, expected in zip(CASES, values, on_cpus):
+    launches.clear()
+    torch.manual_seed(k)
+    torch.randint(-(1 << k + 1), 1 << k + 1, (n,))
+    got = run(x, k, m, ring)
+    assert all(one.equal(other) for pair, of in zip(got, expected) for one, other in zip(pair, of)), (k, m)
+    if k == 20:
+        # Corrections came over the CPU here, where party 0 unpacks them first.
+        expected = ["mask_words", "compare_opened", "lift"] * 2 + ["deal_masks"] + ["unpack_words"] * 4
+        assert sorted(launches) == sorted(expected), launches
+print("same")
+"""
+
+
+def test_shares_are_those_of_parties_on_cpus() -> None:
+    assert interpret(PROGRAM).endswith("same\n")
