@@ -107,6 +107,16 @@ STEPS = [
         _bench(["-m", "scripts.bench_kernels"], ["--elements", str(1 << 24)], ["--elements", "9"]),
     ),
     Step(
+        "products",
+        "linear layers of shares, by every way that is exact",
+        90,
+        _bench(
+            ["-m", "scripts.bench_linear", "--no-torch"],
+            ["--model", "resnet18", "--batch", "512", "--budget", "0.1"],
+            ["--model", "resnet18", "--batch", "1", "--budget", "0.001"],
+        ),
+    ),
+    Step(
         "relu",
         "ReLUs between two parties on one device",
         70,

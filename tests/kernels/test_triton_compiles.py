@@ -29,6 +29,13 @@ MASK = {"share": "*i64", "mask": "*i32", "first": "i32", "out": "*i16", "n": "i3
 NODES = {"nodes": "*i32", "stride": "i32", "n": "i32", "total": "i32", "public": "*i32", "out": "*i32"}
 SUMS = {name: "i32" for name in ("bits_stride", "rows", "queries", "columns", "piece")}
 SUMS |= {"bits": "*u8", "table": "*i8", "out": "*i32"}
+CUT = {"x": "*i64", "out": "*i8", "place_step": "i32", "blocks": "i32", "size": "i32"}
+CUT |= {name: "i32" for name in ("channels", "plane", "channel_step")}
+PRODUCT: dict[str, str] = {"x": "*i8", "w": "*i8", "out": "*i64"}
+PRODUCT |= {name: "i32" for name in ("x_size", "w_size", "places", "length", "out_width", "plane", "step_h", "step_w")}
+PRODUCT |= {name: "i32" for name in ("channels", "inputs", "outputs", "runs", "run", "across", "down_step")}
+PRODUCT |= {"across_step": "i32"}
+TILE = {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64}
 SMALL, WIDE = {"LANES": 128}, {"WIDTHS": (32, 32, 64, 32, 64)}
 WINDOW = {"K": 20, "M": 12, "BITS_FORM": DRAWN, **SMALL}
 
@@ -42,6 +49,8 @@ KERNELS = [
     Kernel("opening:_compare_opened", COMPARE, {"FIRST": False, "TABLE_FORM": DRAWN, **WINDOW}),
     Kernel("opening:_lift", LIFT, {"K": 20, "FIRST": False, "FORMS": (DRAWN,) * 5, **WIDE, **SMALL}),
     Kernel("dealing:_deal_masks", DEAL, {"K": 12, "RING": 16, "SIZES": (3, 6), "STARTS": (3, 6), **SMALL}),
+    Kernel("digits:_cut", CUT, {"DIGITS": 5, "PLACES": 32, "CHANNELS": 32}),
+    Kernel("digits:_multiply", PRODUCT, {"DIGITS": 5, "WEIGHT_DIGITS": 3, **TILE}, 8),
 ]
 # Other forms and widths of the same.
 MORE = [
@@ -52,6 +61,7 @@ MORE = [
         "opening:_lift", CORRECTED, {"K": 20, "FIRST": True, "FORMS": FORMS, "WIDTHS": (32, 16, 36, 16, 36), **SMALL}
     ),
     Kernel("dealing:_deal_masks", DEAL, {"K": 20, "RING": 36, "SIZES": (3, 8), "STARTS": (9, 12), **SMALL}),
+    Kernel("digits:_multiply", PRODUCT, {"DIGITS": 8, "WEIGHT_DIGITS": 8, **TILE}, 8),
 ]
 WRONG = Kernel("opening:_lift", LIFT, {"K": 20, "FIRST": False, "FORMS": (DRAWN,) * 4, **WIDE, **SMALL})
 

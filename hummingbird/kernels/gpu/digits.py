@@ -19,10 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.kernels.gpu.limbs import balanced
+from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.shares.products import Factor
-
-CUT = {"PLACES": 32, "CHANNELS": 32, "num_warps": 4}
-PRODUCT = {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 8, "num_stages": 2}
 
 
 def exact(bits: int, weight_bits: int, terms: int) -> bool:
@@ -155,7 +153,8 @@ def conv2d(
     # With one group, and without holes, a row of the kernel reads one run of numbers.
     whole = groups == 1 and dilation[1] == 1
     out = torch.empty((images, outputs, *size), dtype=torch.int64, device=x.device)
-    grid = (triton.cdiv(images * length, PRODUCT["PLACES"]), triton.cdiv(many, PRODUCT["OUTPUTS"]), groups)
+    tile = sizes("multiply", x.device)
+    grid = (triton.cdiv(images * length, tile["PLACES"]), triton.cdiv(many, tile["OUTPUTS"]), groups)
     _multiply[grid](
         left,
         right,
@@ -178,7 +177,7 @@ def conv2d(
         dilation[1] * channels,
         DIGITS=count,
         WEIGHT_DIGITS=len(right),
-        **PRODUCT,
+        **tile,
     )
     return out
 
@@ -190,9 +189,10 @@ def _digits(x: Tensor, count: int) -> Tensor:
     plane, steps = height * width, (height * width, 1)
     if plane == 1:  # a matrix, whose rows are as good as places
         images, plane, steps = 1, images, (1, channels)
-    blocks = triton.cdiv(channels, CUT["CHANNELS"])
-    grid = (images * triton.cdiv(plane, CUT["PLACES"]) * blocks,)
-    _cut[grid](x, out, channels, plane, *steps, blocks, x.numel(), DIGITS=count, **CUT)
+    tile = sizes("cut", x.device)
+    blocks = triton.cdiv(channels, tile["CHANNELS"])
+    grid = (images * triton.cdiv(plane, tile["PLACES"]) * blocks,)
+    _cut[grid](x, out, channels, plane, *steps, blocks, x.numel(), DIGITS=count, **tile)
     return out
 
 

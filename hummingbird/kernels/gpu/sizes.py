@@ -22,13 +22,15 @@ from hummingbird.errors import InputError
 
 FILE = Path(__file__).with_name("sizes.json")
 
-Sizes = dict[str, int]  # a kernel's constants by name, and num_warps
+Sizes = dict[str, int]  # a kernel's constants by name, num_warps and num_stages
 
 _TILE = {"LANES": 128, "num_warps": 4}
 DEFAULTS: dict[str, Sizes] = {
     **dict.fromkeys(("chacha20", "dpf"), {"size": 128, "num_warps": 4}),
     "rows": {"Q": 64, "C": 128, "R": 64, "num_warps": 8},  # with more, registers are spilled
     **dict.fromkeys(("mask_words", "open_words", "compare_opened", "lift", "deal_masks"), _TILE),
+    "cut": {"PLACES": 32, "CHANNELS": 32, "num_warps": 4},
+    "multiply": {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 8, "num_stages": 2},
 }
 _CHOICES = {
     "LANES": (32, 64, 128, 256),  # fewer than threads would draw each block several times; 32 are whole blocks of bits
@@ -36,7 +38,12 @@ _CHOICES = {
     "Q": (32, 64, 128),
     "C": (64, 128, 256),
     "R": (32, 64, 128),
+    "PLACES": (64, 128),
+    "CHANNELS": (32, 64),
+    "OUTPUTS": (32, 64),
+    "TERMS": (32, 64),
     "num_warps": (1, 2, 4, 8),
+    "num_stages": (2, 3),
 }
 _tried: dict[str, Sizes] = {}  # what `tune` is trying
 

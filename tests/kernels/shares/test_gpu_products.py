@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +12,7 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.kernels import Factor
 from tests.kernels.shares.test_products import differs, weights
-from tests.support.paths import ROOT
+from tests.support.triton import interpret, run
 from tests.test_ring import full
 
 pytest.importorskip("triton")
@@ -115,13 +111,14 @@ PROGRAM = """
 import itertools, sys, torch, torch.nn.functional as F
 from hummingbird.kernels import Factor
 from hummingbird.kernels.gpu import digits, products
+from hummingbird.kernels.gpu.sizes import DEFAULTS
 
 device, sizes = torch.device(sys.argv[1]), ((3, 5), (64, 300))
 torch.manual_seed(0)
 if device.type == "cpu":  # the interpreter takes its time for every number of a tile
     sizes = (3, 5), (20, 18)
-    digits.PRODUCT |= {"PLACES": 16, "OUTPUTS": 16, "TERMS": 16}
-    digits.CUT |= {"PLACES": 16, "CHANNELS": 8}
+    DEFAULTS["multiply"] |= {"PLACES": 16, "OUTPUTS": 16, "TERMS": 16}
+    DEFAULTS["cut"] |= {"PLACES": 16, "CHANNELS": 8}
 full = lambda *shape: torch.randint(-(2**63), 2**63 - 1, shape)
 
 def wrong(x, code, bits, stride=(1, 1), dilation=(1, 1), groups=1):
@@ -163,12 +160,12 @@ for _ in range(2):
     assert not ((got ^ a @ code) << 24).any()
 
 # The bound: sums of int32 that wrap, or are cut off, are wrong.
-digits.PRODUCT["TERMS"] = 64 if device.type == "cuda" else 16384
+DEFAULTS["multiply"]["TERMS"] = 64 if device.type == "cuda" else 16384
 for terms, is_exact in ((1 << 15, True), ((1 << 17) + 5, False)):
     x = code = torch.full((1, terms, 1, 1), -128)
     assert digits.exact(40, Factor(code).bits, terms) == is_exact
     assert wrong(x, code, 40) != is_exact, terms
-digits.PRODUCT["TERMS"] = 64
+DEFAULTS["multiply"]["TERMS"] = 64
 
 # And the check can fail: 2 digits do not hold 2^15 - 1.
 digits._of_weight = lambda bits: -(-bits // 8)
@@ -176,21 +173,9 @@ assert wrong(full(1, 3, 1, 1), torch.full((1, 3, 1, 1), 2**15 - 1), 40)
 """
 
 
-def run(*words: str, **environment: str) -> None:
-    """The program in a process of its own, for Triton's variable."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 0, ended.stderr
-
-
 @pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.slow)])
-def test_digits_in_tritons_interpreter(tmp_path: Path, cases: str) -> None:
-    run("cpu", cases, TRITON_INTERPRET="1", TRITON_CACHE_DIR=str(tmp_path))
+def test_digits_in_tritons_interpreter(cases: str) -> None:
+    interpret(PROGRAM, "cpu", cases)
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -199,7 +184,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.gpu
 @gpu
 def test_digits_on_a_gpu() -> None:
-    run("cuda", "all")
+    run(PROGRAM, "cuda", "all")
 
 
 @pytest.mark.gpu
