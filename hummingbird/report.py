@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hummingbird.cost import FREE, TABLE_BITS
+from hummingbird.cost import FREE, TABLE_BITS, Cost
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.table import text_table
 
 
-def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, bandwidth: float, rtt: float) -> str:
+def estimate_table(
+    net: PrivateNet, input_shape: Sequence[int], parties: int, bandwidth: float, rtt: float, lanes: int = 1
+) -> str:
     """Range, rounds, bits and wire time of every layer, per batch of `input_shape`, and the sum.
 
     bandwidth: bits per second and party; rtt: round-trip time in seconds. Computation is not included.
+    lanes: of each party; each runs such a batch at the same time, with its part of the bandwidth.
     """
     rows, total, elements = [], FREE, 0
     for planned in net.costs(input_shape, parties):
@@ -33,7 +36,7 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
                 f"{planned.cost.bits / max(1, planned.elements):,.1f}",
                 f"{planned.cost.bits / 8e3:,.1f}",
                 f"{planned.cost.offline_bits / 8e3:,.1f}",
-                f"{1e3 * planned.cost.seconds(bandwidth, rtt):,.2f}",
+                f"{1e3 * planned.cost.seconds(bandwidth / lanes, rtt):,.2f}",
             )
         )
     rows.append(
@@ -48,17 +51,26 @@ def estimate_table(net: PrivateNet, input_shape: Sequence[int], parties: int, ba
             f"{total.bits / max(1, elements):,.1f}",
             f"{total.bits / 8e3:,.1f}",
             f"{total.offline_bits / 8e3:,.1f}",
-            f"{1e3 * total.seconds(bandwidth, rtt):,.2f}",
+            f"{1e3 * total.seconds(bandwidth / lanes, rtt):,.2f}",
         )
     )
     counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
     link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
-    what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party"
+    each = f" and lane, {lanes} lanes at a time on the link" if lanes > 1 else ""
+    what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party{each}"
     table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
-    return "\n\n".join([what, table, *_notes(net, parties, rows)])
+    return "\n\n".join([what, table, *_lanes(total, input_shape[0], lanes), *_notes(net, parties, rows)])
 
 
 _SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk split".split())  # the same values
+
+
+def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
+    """A line below the table on all lanes of a party, if there are several."""
+    if lanes == 1:
+        return []
+    sent, offline = (f"{lanes * bits / 8e3:,.1f} kB" for bits in (batch.bits, batch.offline_bits))
+    return [f"{lanes} lanes together: {lanes * images} images, {sent} sent, {offline} offline"]
 
 
 def _notes(net: PrivateNet, parties: int, rows: Sequence[Sequence[str]]) -> list[str]:

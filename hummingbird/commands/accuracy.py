@@ -21,7 +21,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 5
 def predict(model: nn.Module, images: Tensor, *, batch: int = 500) -> Tensor:
     """Places of the largest logits, int64 (N,) on the CPU, of images (N, ...); leaves the model in eval mode.
 
-    Ranks split the batches (hummingbird/ranks.py), and all get all answers. Raises InputError for a model that does not
+    Ranks split the batches (hummingbird/ranks), and all get all answers. Raises InputError for a model that does not
     give one row of logits for each image.
     """
     device, parts = _device(model, images), images.split(batch)

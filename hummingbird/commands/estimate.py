@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.commands.planned import add_arguments, positive, private_net
+from hummingbird.commands.planned import add_arguments, count, positive, private_net
 from hummingbird.report import estimate_table
 
 HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
@@ -25,7 +25,8 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_arguments(sub, "shape of one batch")
+    add_arguments(sub, "shape of one batch, of each lane")
+    sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     sub.add_argument("--bandwidth", type=positive, default=10e9, metavar="BITS/S", help="per party (default 10e9)")
     sub.add_argument("--rtt", type=positive, default=0.0002, metavar="SECONDS", help="round-trip time (default 0.0002)")
     sub.set_defaults(run=run)
@@ -33,5 +34,5 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of a net's costs."""
-    print(estimate_table(private_net(args), args.input, args.parties, args.bandwidth, args.rtt))
+    print(estimate_table(private_net(args), args.input, args.parties, args.bandwidth, args.rtt, args.lanes))
     return 0

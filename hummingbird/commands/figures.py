@@ -12,7 +12,7 @@ from hummingbird.wire.meter import Meter
 
 
 class Run(NamedTuple):
-    """Results of a run: outputs (N, ...) of all lanes, those of the plain net, labels; None where unknown.
+    """Results and costs of a run: outputs (N, ...) of all lanes, those of the plain net, labels; None where unknown.
 
     meter: of all lanes of party 0. seconds: until the last lane was done. lanes: by lane its seconds and those of the
     processors, float64 (lanes, 2), summed over the parties. batches: of all lanes.

@@ -26,7 +26,7 @@ i. They split the images, and find what one process finds (docs/commands.md, "Se
 
 
 def end_ranked(run: Callable[[], None], interrupted: Callable[[], str], timeout: float = ranks.TIMEOUT) -> int:
-    """`end` of a `run` that ranks share (hummingbird/ranks.py), each waiting so many seconds for the others."""
+    """`end` of a `run` that ranks share (hummingbird/ranks), each waiting so many seconds for the others."""
 
     def joined() -> None:
         job = None

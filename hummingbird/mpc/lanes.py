@@ -65,14 +65,14 @@ def environment(lanes: int | None = None) -> Place:
         raise EnvironmentProblem(f"RANK={rank} is not below WORLD_SIZE={world}")
     if world % count:
         raise ConfigError(
-            f"{world} processes are no whole number of parties with {count} lanes each",
+            f"WORLD_SIZE={world} is no multiple of lanes={count}",
             where="lanes",
             hint=f"start parties x lanes processes: {2 * count} for two parties",
         )
     local = variable("LOCAL_WORLD_SIZE", world)
     if local % count:
         raise EnvironmentProblem(
-            f"{local} processes on this host are no whole number of parties with {count} lanes each",
+            f"LOCAL_WORLD_SIZE={local} is no multiple of lanes={count}",
             where="lanes",
             hint="the lanes of a party are on one host: torchrun --nproc_per_node=LANES",
         )

@@ -80,7 +80,7 @@ def _agree_on_lanes(meeting: Meeting, place: Place) -> None:
 
 
 def _start_dealer(place: Place, timeout: float) -> str:
-    """The address of a dealer on this host, for a session of each lane."""
+    """Start a dealer on this host, for a session of each lane; returns its address."""
     return spawn_local(place.parties, timeout, place.lanes)[0]
 
 

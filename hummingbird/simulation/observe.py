@@ -65,7 +65,7 @@ def magnitudes(
     that no chance and no window's end can change is done by torch; its differences are then bounded by the largest
     value of an image less the smallest, and so are argmax's.
     progress: told (images done, of all) after every batch. One pass over the images, as fast as plain inference, which
-    ranks split (hummingbird/ranks.py).
+    ranks split (hummingbird/ranks).
     Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
     """
     check_protocol(protocol, parties)

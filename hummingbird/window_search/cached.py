@@ -14,7 +14,7 @@ a part of the price, and with a floor bad windows are given up early.
 Every layer draws its numbers from a seed of its own for each batch and run: a score depends on the windows alone, and
 windows are compared on the same numbers, which takes most of the chance out of their difference.
 
-Ranks (hummingbird/ranks.py) have every size-th batch each, and all of them the same scores.
+Ranks (hummingbird/ranks) have every size-th batch each, and all of them the same scores.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class CachedEvaluator:
             raise InputError("no comparing layers", where="net", hint=hint)
         self._compare, self._seeds = Compare(seed, False), [run_seed(seed, run) for run in range(runs)]
         self._place = 0, seed  # the batch that runs, and the seed
-        self._one = self._logits(images[:1]).cpu()
-        self.classes = _classes(self._one)
+        one = self._logits(images[:1])
+        self.classes = _classes(one)
         if labels is not None:
             check_labels(labels, len(images), self.classes)
         parts, given = images.split(batch), (images,) if labels is None else (images, labels)
@@ -102,7 +102,7 @@ class CachedEvaluator:
                 "evaluation": (protocol, parties, seed, runs, rank, batch),
             }
         )
-        logits = ranks.joined(lambda number: self._logits(parts[number]).cpu(), self._rows, self._one[:0])
+        logits = ranks.joined(lambda number: self._logits(parts[number]).cpu(), self._rows, one[:0])
         target = logits.argmax(1) if labels is None else labels.cpu()
         certainty = _certainty(logits, target)
         self._order = certainty.argsort(stable=True)

@@ -83,6 +83,20 @@ def test_estimate_of_our_own_net_by_hand(capsys: pytest.CaptureFixture[str]) -> 
     assert rows["total"][1] == str(sum(step.cost.rounds for step in sending))
 
 
+def test_estimate_for_lanes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A lane's table is that of one lane, but its bits have a part of the link; a line tells of all lanes."""
+    link = ["--bandwidth", "1e6", "--rtt", "0.1"]
+    assert main(["estimate", *DIGITS, *link]) == 0
+    one = table(capsys.readouterr().out)
+    assert main(["estimate", *DIGITS, *link, "--lanes", "4"]) == 0
+    printed = capsys.readouterr().out
+    four = table(printed)
+    assert {name: cells[:-1] for name, cells in four.items()} == {name: cells[:-1] for name, cells in one.items()}
+    rounds, sent, offline, _ = (float(cell.replace(",", "")) for cell in (one["total"][1], *one["total"][3:]))
+    assert four["total"][-1] == f"{rounds * 50 + 4 * sent * 8:,.2f}"
+    assert f"4 lanes together: 8 images, {4 * sent:,.1f} kB sent, {4 * offline:,.1f} kB offline" in printed
+
+
 def test_estimate_with_windows_and_private_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

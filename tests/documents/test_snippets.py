@@ -36,7 +36,7 @@ def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs(tmp_path: Path) -> None:
+def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its three files and its commands. The search lets one answer in twenty change; by chance one in ten is right."""
     for script in blocks(QUICKSTART, "python"):
         if name := FILE.match(script):
@@ -49,6 +49,12 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     run([sys.executable, *find[1:]], tmp_path)
     told = run([sys.executable, "-m", "torch.distributed.run", *infer[1:]], tmp_path)
     assert float(re.findall(r"agreement percent\s+([\d.]+)", told)[0]) >= 95
+    by_lanes = next(block for block in blocks(QUICKSTART, "sh") if " lanes.py" in block)
+    words = shlex.split(by_lanes)
+    monkeypatch.setenv(*words[0].split("="))
+    told = run([sys.executable, "-m", "torch.distributed.run", *words[2:]], tmp_path)
+    assert (found := re.findall(r"(\d+) images, (\d+) as in the clear\n2 lanes: ", told)), told
+    assert int(found[0][0]) == 497 and int(found[0][1]) >= 0.95 * 497
     assert images == 497 and right > images / 2 and agree >= 0.95 * images and "predicted kB" in out
 
 
@@ -102,17 +108,21 @@ def test_info_and_estimate_lines_run(
     assert f"hummingbird    {VERSION}" in out if " info" in line else "total" in out
 
 
-def test_the_deal_line_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_deal_lines_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
     """On fewer images; tests/commands/test_infer.py runs a net from what it deals."""
     monkeypatch.chdir(ROOT)
-    (line,) = [line for line in shell_lines() if "-m hummingbird deal " in line]
+    (line,) = [
+        line for line in shell_lines() if "-m hummingbird deal " in line and ("--lanes 2" in line) == (lanes == 2)
+    ]
     words = shlex.split(line.replace("--images 500", "--images 50"))[3:]
     words[words.index("--out") + 1] = str(tmp_path / "store")
     assert command.main(words) == 0
     assert "1 slices of 50 images for 2 parties" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "store").iterdir()} == {"party-0", "party-1"}
+    found = {str(path.relative_to(tmp_path / "store")) for path in (tmp_path / "store").glob("*/*")}
+    assert found == {f"party-{party}/lane-{lane}" for party in range(2) for lane in range(lanes)}
 
 
 def test_the_example_configuration_parses() -> None:

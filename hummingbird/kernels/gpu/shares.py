@@ -1,5 +1,5 @@
-"""Shares in Triton."""
+"""Shares on a GPU."""
 
-from hummingbird.kernels.gpu import dealing, opening
+from hummingbird.kernels.gpu import dealing, opening, products
 
-__all__ = ["dealing", "opening"]
+__all__ = ["dealing", "opening", "products"]

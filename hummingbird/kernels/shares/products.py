@@ -33,10 +33,10 @@ class Factor:
         self.code, self.bits = code.contiguous(), _width(code) if bits is None else bits
         self._made: dict[Any, Any] = {}
 
-    def made(self, make: Callable[[Tensor], _Made]) -> _Made:
-        """make(code), computed when it is first asked for; `make` is a function of a module, not a lambda."""
+    def made(self, make: Callable[[Factor], _Made]) -> _Made:
+        """make(self), computed when it is first asked for; `make` is a function of a module, not a lambda."""
         if make not in self._made:
-            self._made[make] = make(self.code)
+            self._made[make] = make(self)
         made: _Made = self._made[make]
         return made
 

@@ -72,17 +72,25 @@ def conv2d(
     for start in range(0, batch, step):
         piece = x[start : start + step]
         images = piece.shape[0]
-        sb, sc, sh, sw = piece.stride()
-        view = piece.as_strided(
-            (channels, kh, kw, images, oh, ow),
-            (sc, sh * dilation[0], sw * dilation[1], sb, sh * stride[0], sw * stride[1]),
-        )
-        columns = view.reshape(groups, inputs * kh * kw, images * oh * ow)
+        unfolded = columns(piece, (kh, kw), stride, dilation, groups, size)
         for group in range(groups):
-            product = _product(flat[group], columns[group]).view(-1, images, oh, ow)
+            product = _product(flat[group], unfolded[group]).view(-1, images, oh, ow)
             first = group * (outputs // groups)
             out[start : start + images, first : first + product.shape[0]] = product.transpose(0, 1)
     return out
+
+
+def columns(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int, size: Sequence[int]
+) -> Tensor:
+    """The inputs of every place, side by side: (groups, terms, images * places), of x's type."""
+    images, channels = x.shape[:2]
+    sb, sc, sh, sw = x.stride()
+    view = x.as_strided(
+        (channels, *kernel, images, *size),
+        (sc, sh * dilation[0], sw * dilation[1], sb, sh * stride[0], sw * stride[1]),
+    )
+    return view.reshape(groups, channels // groups * kernel[0] * kernel[1], images * size[0] * size[1])
 
 
 def _depthwise(x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], oh: int, ow: int) -> Tensor:

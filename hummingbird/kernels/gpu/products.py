@@ -1,0 +1,70 @@
+"""Exact products on a GPU, and the one choice among three ways to them.
+
+    digits     signed bytes of both factors in Triton, summed in int32 by the tensor cores (digits.py)
+    limbs      few limbs of the shares times the whole weights, summed in float64 (limbs.py)
+    reference  16-bit limbs of both, ten products in float64 (reference/shares/products.py)
+
+An H100's roofs are, for 40 bits that are read and weights of 19, 82 T multiply-adds a second by 12 products of digits,
+14 T by 2 products of limbs and 2.9 T by the reference: derived, not measured. The first two must be exact for this V,
+b and K. What allows TF32, or sums in half precision, concerns neither int8 nor float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels.gpu import digits, limbs
+from hummingbird.kernels.reference.shares import products as reference
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares import products
+from hummingbird.kernels.shares.products import Factor
+
+WAYS = {"digits": digits.conv2d, "limbs": limbs.conv2d, "reference": reference.conv2d}
+TENSOR_CORES = (8, 0)  # the least compute capability for which Triton has products of bytes
+
+
+def way(bits: int, weight_bits: int, terms: int, capability: tuple[int, int]) -> str:
+    """Name the way, of WAYS, to a product of `terms` terms, from the bits of its result and of its weights."""
+    if capability >= TENSOR_CORES and digits.exact(bits, weight_bits, terms):
+        return "digits"
+    return "limbs" if limbs.count(bits, weight_bits, terms) else "reference"
+
+
+def _several_inputs(x: Tensor, weight: Tensor) -> bool:
+    """Not one input channel per group: that needs no matrix product."""
+    return bool(x.numel() and weight.numel()) and weight.shape[1] > 1
+
+
+@implements(products.conv2d, "gpu", takes=_several_inputs)
+def conv2d(
+    x: Tensor,
+    factor: Factor,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int],
+    bits: int,
+) -> Tensor:
+    """See `products.conv2d`; `size` is the height and width of the result."""
+    chosen = way(bits, factor.bits, factor.code[0].numel(), torch.cuda.get_device_capability(x.device))
+    return WAYS[chosen](x, factor, stride, dilation, groups, size, bits)
+
+
+def _one_product(a: Tensor, b: Tensor) -> bool:
+    return b.dim() == 2 <= a.dim() and bool(a.numel() and b.numel())
+
+
+@implements(products.matmul, "gpu", takes=_one_product)
+def matmul(a: Tensor, factor: Factor, bits: int) -> Tensor:
+    """See `products.matmul`: a convolution of 1 x 1, a's rows the images."""
+    terms, columns = factor.code.shape
+    out = conv2d(a.view(-1, terms, 1, 1), factor.made(_turned), (1, 1), (1, 1), 1, (1, 1), bits)
+    return out.view(*a.shape[:-1], columns)
+
+
+def _turned(factor: Factor) -> Factor:
+    """A matrix as the weight of a convolution: columns become outputs."""
+    return Factor(factor.code.t()[:, :, None, None], factor.bits)
