@@ -20,7 +20,7 @@ from hummingbird import kernels
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.kernels import chacha20
+from hummingbird.kernels import chacha20, registry
 from hummingbird.kernels.reference.shares import products
 from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
@@ -28,6 +28,7 @@ from hummingbird.mpc._crypten import share_of
 from hummingbird.mpc.averaging import sums_by_halves
 from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.registry import PROTOCOLS
+from tests.support import far
 from tests.support.operations import cases
 
 CASES = cases()
@@ -68,6 +69,27 @@ def test_everything_is_where_the_shares_are(
     out = private(hummingbird.cryptensor(x))
     assert share_of(out).is_meta and tuple(out.size()) == tuple(net(x).shape)
     assert all(buffer.is_meta for buffer in private.buffers())
+
+
+@pytest.mark.parametrize("name", ["conv2d", "relu", "avg_pool 3"])
+def test_what_a_card_would_compute(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A far device that says it is CUDA's: CrypTen wraps its shares, and branches for CUDA are taken; plain torch
+    stands in for Triton.
+    """
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(far._Far, "is_cuda", property(lambda self: True), raising=False)
+    find = registry._find
+    monkeypatch.setattr(registry, "_find", lambda operation, _, tensors: find(operation, "reference", tensors))
+    case = CASES[name]
+    with far.far():
+        hummingbird.init(device=far.DEVICE)
+        try:
+            out = convert_model(case.net.eval(), WINDOW)(hummingbird.cryptensor(case.x))
+            assert share_of(out).is_cuda and type(out.share).__name__ == "CUDALongTensor"
+            error = float((out.get_plain_text().cpu() - case.net(case.x)).abs().max())
+        finally:
+            hummingbird.uninit()
+    assert error <= case.bound
 
 
 def test_the_check_can_fail() -> None:

@@ -19,6 +19,7 @@ from scripts.gpu_steps import STEPS, Run, Step
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
 
+LONGEST = 2.5 * PROGRAM  # a dozen programs, of which some start parties; pytest ends a test after 3 times PROGRAM
 REAL, TINY = Run(None, "cuda"), Run(None, "cpu")
 
 
@@ -212,8 +213,9 @@ def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
     (tools / "compute-sanitizer").write_text('#!/bin/sh\nwhile [ "$1" != 20 ]; do shift; done\nshift\nexec "$@"\n')
     (tools / "compute-sanitizer").chmod(0o755)
     command = [sys.executable, "-m", "scripts.gpu", "--dry-run", "--out", str(tmp_path / "out")]
+    command += ["--minutes", str(LONGEST / 60)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tools}:{os.environ['PATH']}"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PROGRAM)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST)
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads((tmp_path / "out" / gpu_run.STATE).read_text())
     assert {name: outcome["state"] for name, outcome in state["steps"].items()} == {s.name: "passed" for s in STEPS}

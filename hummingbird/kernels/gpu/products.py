@@ -50,7 +50,8 @@ def conv2d(
 ) -> Tensor:
     """See `products.conv2d`; `size` is the height and width of the result."""
     chosen = way(bits, factor.bits, factor.code[0].numel(), torch.cuda.get_device_capability(x.device))
-    return WAYS[chosen](x, factor, stride, dilation, groups, size, bits)
+    with torch.cuda.device_of(x):  # Triton starts kernels on the thread's device
+        return WAYS[chosen](x, factor, stride, dilation, groups, size, bits)
 
 
 def _one_product(a: Tensor, b: Tensor) -> bool:
