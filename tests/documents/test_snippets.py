@@ -108,15 +108,16 @@ def test_info_and_estimate_lines_run(
     assert f"hummingbird    {VERSION}" in out if " info" in line else "total" in out
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+DEAL_LINES = [line for line in shell_lines() if "-m hummingbird deal " in line]
+
+
+@pytest.mark.parametrize("line", DEAL_LINES)
 def test_the_deal_lines_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lanes: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     """On fewer images; tests/commands/test_infer.py runs a net from what it deals."""
     monkeypatch.chdir(ROOT)
-    (line,) = [
-        line for line in shell_lines() if "-m hummingbird deal " in line and ("--lanes 2" in line) == (lanes == 2)
-    ]
+    lanes = 2 if "--lanes 2" in line else 1
     words = shlex.split(line.replace("--images 500", "--images 50"))[3:]
     words[words.index("--out") + 1] = str(tmp_path / "store")
     assert command.main(words) == 0

@@ -216,7 +216,13 @@ def deal(version: str) -> None:
     server.VERSION = version or server.VERSION
     command.main(
         argparse.Namespace(
-            listen=os.environ["DEALER"], tls_cert=None, tls_key=None, tls_ca=None, parties=None, sessions=None
+            listen=os.environ["DEALER"],
+            tls_cert=None,
+            tls_key=None,
+            tls_ca=None,
+            parties=None,
+            sessions=None,
+            device="cpu",
         )
     )
 
