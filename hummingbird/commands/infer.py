@@ -129,6 +129,7 @@ def run(args: argparse.Namespace) -> None:
     by_lane = session.gather(torch.tensor([[meter.seconds, busy]], dtype=torch.float64))
     if logits is None or merged is None or by_lane is None:  # at all lanes but the first
         return
+    seconds = max(seconds, float(by_lane[:, 0].max()))  # another lane may have begun a little earlier than this one
     with torch.no_grad():
         # With private weights party 0 has no net to compare with, unless they are its own.
         plain = net(images) if args.owner in (None, 0) else None

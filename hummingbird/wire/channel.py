@@ -41,7 +41,7 @@ _DATA, _TEXT, _ABORT, _PLACE = 0, 1, 2, 3
 _INLINE = 32 << 10  # below every kernel's socket buffer: such a send cannot block on a peer that sends as well
 MAX_TEXT = 1 << 20
 _GRACE = 2.0  # seconds granted to a peer to say why it stopped
-_PIECE = 1 << 20  # bytes per sendall, whose time limit is for all it is given: silence ends a wait, not a slow network
+_PIECE = 1 << 20  # bytes per call: silence of a peer ends a wait, not a slow network
 _ASK = "its own output says why"
 _AGREE = "all parties must run the same program with the same net, bits and batch size"
 
@@ -84,7 +84,8 @@ class Channel:
         self._queues: dict[int, SimpleQueue[_Job | None]] = {}
         self._threads: list[threading.Thread] = []
         self._long: dict[int, Future[None]] = {}  # by peer: the last long message, perhaps still to be written
-        self._torn: set[int] = set()  # peers to whom a frame was sent in part: another one would be read as its rest
+        # By peer: minus the bytes of the last frame, and those that were sent, one by one.
+        self._frame: dict[int, list[int]] = {peer: [] for peer in outgoing}
         self._said: dict[int, str] = {}  # by peer: the text of its ABORT or PLACE frame
         self.closed = False
         for connection in (*outgoing.values(), *incoming.values()):
@@ -258,11 +259,17 @@ class Channel:
 
     def _write(self, peer: int, parts: Sequence[memoryview]) -> None:
         with self._writing[peer]:
-            self._torn.add(peer)
+            counts = self._frame[peer] = [-sum(map(len, parts))]
             for part in parts:
-                for start in range(0, len(part), _PIECE):
-                    self._outgoing[peer].sendall(part[start : start + _PIECE])
-            self._torn.discard(peer)
+                while part:
+                    # No bytecode between a call and its count: a signal's exception cannot come there and lose it.
+                    counts.extend(map(self._outgoing[peer].send, [part[:_PIECE]]))
+                    part = part[counts[-1] :]
+
+    def _torn(self, peer: int) -> bool:
+        """Whether the last frame was sent in part: another one would be read as its rest."""
+        length, *sent = self._frame[peer] or [0]
+        return bool(sent) and length + sum(sent) < 0
 
     def _say(self, peer: int, kind: int, text: str) -> None:
         """Send an ABORT or PLACE frame if the peer still takes one; never raises."""
@@ -272,7 +279,7 @@ class Channel:
         if not self._writing[peer].acquire(timeout=_GRACE):
             return  # a long message is still on its way: that peer has stopped reading
         try:
-            if peer not in self._torn:
+            if not self._torn(peer):
                 self._outgoing[peer].settimeout(_GRACE)
                 self._outgoing[peer].sendall(_HEADER.pack(_MAGIC, _VERSION, kind, 0, 0, len(data)) + data)
         except OSError:
