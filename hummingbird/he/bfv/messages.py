@@ -1,8 +1,8 @@
 """Ciphertexts as they are sent, and their bytes: fresh ones and public keys to the server, replies to the client.
 
 Fresh ciphertexts are the seed of their uniform parts a, 16 bytes, and c_0 of each, values of the transform: 26-bit
-residues modulo four primes, 53,248 bytes. A reply has two primes left. Its c_1 is sent whole, 26,624 bytes, and of c_0 the
-coefficients that somebody reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on no other of c_0.
+residues modulo four primes, 53,248 bytes. A reply has two primes left. Its c_1 is sent whole, 26,624 bytes, and of c_0
+the coefficients that somebody reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on no other of c_0.
 """
 
 from __future__ import annotations

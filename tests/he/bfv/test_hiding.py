@@ -1,4 +1,4 @@
-"""What either side receives looks uniform; attacks that succeed on a copy without its cure fail on the product."""
+"""Views of both sides look uniform; attacks that succeed on a copy without its cure fail on the product."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def uniform_in_all_primes(x: Tensor, ring_primes: tuple[int, ...]) -> None:
 
 
 def test_a_server_sees_uniform_residues() -> None:
-    """Of a constant message, too; twice the same gives other ciphertexts."""
+    """A constant message, too; twice the same gives other ciphertexts."""
     secret, x = bfv.Secret.new(), torch.full((20, 4096), 5)
     sent = secret.encrypt(x, 20)
     uniform_in_all_primes(sent.body, RING.primes)
@@ -35,7 +35,7 @@ def test_a_server_sees_uniform_residues() -> None:
 @pytest.mark.parametrize("k", [8, 20, 32])
 @pytest.mark.parametrize("most", [0, 127])
 def test_a_client_sees_uniform_values(k: int, most: int, monkeypatch: MonkeyPatch) -> None:
-    """Of weights 0, too: the parts of a reply, and what they decrypt to."""
+    """Weights 0, too: the parts of a reply, and what they decrypt to."""
     got = answer(elements(k, 20, k), weights(k, 20, most), k, monkeypatch)
     uniform_in_all_primes(got.reply.second, REST.primes)
     uniform_in_all_primes(got.reply.first.view(2, -1).t()[None].transpose(1, 2), REST.primes)
