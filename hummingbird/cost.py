@@ -229,6 +229,11 @@ def bfv_fresh(ciphertexts: int) -> int:
     return 16 + ciphertexts * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
 
 
+def bfv_switching_key() -> int:
+    """Bytes of a switching key: eight ciphertexts of two polynomials modulo four primes, 851,968."""
+    return 8 * 2 * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
+
+
 def bfv_reply(replies: int, values: int) -> int:
     """Bytes of replies: 26,624 each, a polynomial modulo two primes, and 6.5 for each value that is read of them."""
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)

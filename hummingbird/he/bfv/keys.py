@@ -17,6 +17,7 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply
 from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, decode, times
+from hummingbird.he.bfv.switching import SwitchingKey
 from hummingbird.he.scheme.ckks import expand
 from hummingbird.kernels.ciphertexts import add, compose, encode, noise, phase, ternary
 
@@ -67,6 +68,10 @@ class Secret:
         out = torch.zeros(len(parts), DEGREE, dtype=torch.int64)
         out[rows, columns] = decode(x[rows, columns], k)
         return out
+
+    def switching_key(self, public: PublicKey) -> SwitchingKey:
+        """Make the key that leads ciphertexts of this secret to that of a public key; for the server alone."""
+        return SwitchingKey.of(self._values, public)
 
     def __repr__(self) -> str:
         return f"Secret(degree={DEGREE})"

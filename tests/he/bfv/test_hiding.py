@@ -58,8 +58,7 @@ def divided(got: Answer) -> Tensor:
 def test_a_client_divides_and_has_the_weights_without_the_encryption_of_zero(monkeypatch: MonkeyPatch) -> None:
     r, w = elements(0, 1, 20), weights(0, 1, 127)
     assert float((divided(answer(r, w, 20, monkeypatch)) == w[0]).double().mean()) < 0.01
-    monkeypatch.setattr(reply_module, "times", lambda polys, one: torch.zeros(len(polys), 2, 4, 4096).int())
-    monkeypatch.setattr(reply_module, "noise", lambda stream, n, degree: torch.zeros(n, degree).int())
+    monkeypatch.setattr(reply_module, "encrypted_zeros", lambda public, count: torch.zeros(count, 2, 4, 4096).int())
     assert torch.equal(divided(answer(r, w, 20, monkeypatch)), w[0])
 
 
