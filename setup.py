@@ -14,7 +14,18 @@ NATIVE = Extension(
     "hummingbird.kernels.cpu._native",
     sources=[
         f"hummingbird/kernels/cpu/csrc/{name}.cpp"
-        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
+        for name in (
+            "dispatch",
+            "kernels",
+            "masked",
+            "products",
+            "twin",
+            "ntt",
+            "ciphertexts",
+            "monomials",
+            "dpf",
+            "rows",
+        )
     ],
     depends=[
         f"hummingbird/kernels/cpu/csrc/{name}.h"

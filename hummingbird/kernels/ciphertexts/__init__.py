@@ -4,6 +4,7 @@ A ciphertext is an int32 tensor (size, L, N): `size` ring elements, residues mod
 """
 
 from hummingbird.kernels.ciphertexts.arithmetic import EXACT, add, linear, multiply, shift, square, switch
+from hummingbird.kernels.ciphertexts.monomials import taps
 from hummingbird.kernels.ciphertexts.polynomials import compose, encrypt, encrypt_ntt, pack, packed_bytes, phase, unpack
 from hummingbird.kernels.ciphertexts.ring import DEGREES, Ring, largest_primes
 from hummingbird.kernels.ciphertexts.sampling import ETA, noise, ternary, uniform
@@ -27,6 +28,7 @@ __all__ = [
     "shift",
     "square",
     "switch",
+    "taps",
     "ternary",
     "uniform",
     "unpack",
