@@ -21,11 +21,11 @@ FLOORS = [
     {"errors", "version", "table"},
     {"ring", "bits", "cost", "prg", "graph", "kernels"},
     {"wire", "ranks"},
-    {"mpc", "he", "pir"},
+    {"mpc", "he", "pir", "gc"},
     {"convert", "report", "simulation", "window_search", "lookup"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
-SIBLINGS = {"mpc", "he", "pir"}  # never import each other
+SIBLINGS = {"mpc", "he", "pir", "gc"}  # never import each other
 PRINTING = {
     "__main__.py",
     "selftest.py",
