@@ -22,6 +22,7 @@ FLOORS = [
     {"ring", "bits", "cost", "prg", "graph", "kernels"},
     {"wire", "ranks"},
     {"mpc", "he", "pir", "gc"},
+    {"hybrid"},
     {"convert", "report", "simulation", "window_search", "lookup"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
