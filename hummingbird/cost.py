@@ -217,3 +217,14 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 def crypten_relu(n: int, parties: int) -> Cost:
     """CrypTen's ReLU: 1856 bits and 9 rounds for two parties."""
     return crypten_ltz(n, parties) + product(n, n, n, parties)
+
+
+# Oblivious transfers of two parties (gc/base_ot.py, gc/cot.py); bytes without frames ---------------------------------
+
+BASE_OT_CHOICE, BASE_OT_ANSWER = 128 * 2 * 32, 32  # public keys of X25519
+COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's message, the receiver's, once a session
+
+
+def cot_message(count: int, random: bool) -> int:
+    """Bytes of a receiver's message for so many correlated transfers, in blocks of 128: 31/8 or 4 bytes each."""
+    return (31 if random else 32) * 16 * -(-count // 128)
