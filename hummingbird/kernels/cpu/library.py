@@ -54,6 +54,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
     "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
     "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_encode": (None, [_pointer, _pointer, _long, _long, _long, _int, _word, *[_pointer] * 3]),
+    "hb_accumulate": (None, [*[_pointer] * 7, _int, _pointer]),
     "hb_compose": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
     "hb_noise": (None, [_pointer, _long, _pointer]),
     "hb_uniform": (_long, [_pointer, _long, _long, _long, _pointer, _pointer]),
