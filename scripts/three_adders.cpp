@@ -22,10 +22,10 @@ BODY int64_t tile_bytes(int width) { return 256 * (6 * (width - 1) - 2) + 2 * wi
 
 template <class R>
 BODY uint16_t bits_of(const Blocks<R>& x) {
-    uint64_t low[kTile];
-    low_words(x, low);
+    uint64_t words[2 * kTile];
+    memcpy(words, &x, sizeof words);
     unsigned bits = 0;
-    for (int t = 0; t < kTile; t++) bits |= unsigned(low[t] & 1) << t;
+    for (int t = 0; t < kTile; t++) bits |= unsigned(words[2 * t] & 1) << t;
     return uint16_t(bits);
 }
 
