@@ -181,7 +181,7 @@ def excess(octets: Tensor) -> float:
 @pytest.mark.parametrize("kind", ["relu", "lift"])
 @pytest.mark.parametrize("garbler", ["data", "model"])
 def test_tables_and_results_look_uniform(kind: str, garbler: str) -> None:
-    """Of one and the same input, too: s = 3, p = 5, of which only R, labels and masks are drawn."""
+    """Also for one and the same input, s = 3 and p = 5, with only R, labels and masks drawn."""
     one = case(Circuit(kind, 10, 24, garbler), 20_000, "uniform")
     same = Case(one.circuit, one.delta, one.labels, one.own, one.shares * 0 + 3, one.shares * 0 + 5, one.masks)
     for each in (one, same):
