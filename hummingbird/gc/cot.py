@@ -7,9 +7,9 @@ the offset of a garbler's labels:
     it is known later: the receiver's random choices e_i wait for it; it sends p_i ^ e_i, the garbler answers with
     L_i ^ Q_i ^ (p_i ^ e_i) delta, which is kernels.cot.choose(L ^ Q, p ^ e, delta), and T_i makes L_i ^ p_i delta of it
 
-Set up once for a session, in two messages of `cost.COT_SET_UP` bytes; 20 ms a side:
+Set up once for a session, in two messages of `cost.COT_SET_UP` bytes, some 20 ms a side:
 
-    start = cot.SetUp(delta)                            the sender
+    start = cot.SetUp()                                 the sender
     receiver, reply = cot.accept(start.message)         the receiver
     sender = start.finish(reply)                        the sender
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from hummingbird import cost, prg
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.gc import base_ot, trees
+from hummingbird.gc.relu import new_delta
 from hummingbird.kernels import cot, pack_bits
 from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, TREES
@@ -108,14 +109,12 @@ class Sender:
 class SetUp:
     """The sender's side of the set-up, used once; `message`, 8,192 bytes, goes to the receiver.
 
-    delta: int64 (2,), odd, for the lowest bit of a label is its colour; of `gc.relu.new_delta`. InputError otherwise.
+    It draws the session's delta, the offset of the garbler's labels.
     """
 
-    def __init__(self, delta: Tensor) -> None:
-        check_tensor("gc.cot.SetUp(delta)", delta, torch.int64, delta, 2)
-        if not delta[0] & 1:
-            raise InputError("delta is even", where="gc.cot.SetUp(delta)", hint="gc.relu.new_delta draws one")
-        self._delta, self._bits = delta, _bits(delta.view(torch.uint8))
+    def __init__(self) -> None:
+        self._delta = new_delta(prg.fresh())
+        self._bits = _bits(self._delta.view(torch.uint8))
         self._chooser = base_ot.Chooser(1 - self._bits)
         self.message = self._chooser.message
 
