@@ -13,7 +13,7 @@ from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.hybrid import ideal
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.plan import Gate, Model, at_rest
-from tests.support.hybrid_nets import NETS, Residual, exact, images
+from tests.support.hybrid_nets import NETS, WINDOWS, Residual, exact, images
 
 WIDE = BitConfig(BitWindow(20, 0), input_range=1.0)
 SEED = bytes(range(16))
@@ -29,7 +29,7 @@ def logits(model: Model, x: torch.Tensor) -> torch.Tensor:
 def test_a_plan_computes_its_net_exactly_where_nothing_is_rounded(name: str) -> None:
     make, shape = NETS[name]
     net, x = exact(make()), images(shape)
-    model = make_plan(net, shape, WIDE)
+    model = make_plan(net, shape, BitConfig(WIDE.default, WINDOWS.get(name, {}), input_range=1.0))
     with torch.no_grad():
         expected = net.double()(x.double()).float()
     assert expected.abs().max() > 0.1

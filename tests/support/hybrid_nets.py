@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from hummingbird.bits import BitWindow
 from hummingbird.hybrid.plan import signed
 from hummingbird.prg import Stream, derive
 
@@ -65,6 +66,8 @@ class Normed(nn.Module):
         return out
 
 
+# Windows of layers that compare larger numbers than the rest: x - 6.
+WINDOWS = {"groups and strides": {"3": BitWindow(21, 0)}}
 NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(5, 3)), (5,)),
     "linear behind linear": (lambda: nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), (5,)),
