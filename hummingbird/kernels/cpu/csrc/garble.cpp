@@ -32,58 +32,6 @@ struct Job {
     uint64_t* results;
 };
 
-// ---- blocks of a tile
-
-#define EACH(R) for (int j = 0; j < Blocks<R>::kCount; j++)
-
-// The words of each block in the other order: (l|r) -> (r|l).
-#if defined(__clang__)
-BODY void swap_words(const Two& x, Two& y) { y = __builtin_shufflevector(x, x, 1, 0); }
-BODY void swap_words(const Eight& x, Eight& y) { y = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6); }
-#else
-BODY void swap_words(const Two& x, Two& y) { y = __builtin_shuffle(x, Two{1, 0}); }
-BODY void swap_words(const Eight& x, Eight& y) { y = __builtin_shuffle(x, kLane ^ 1); }
-#endif
-
-template <class R>
-constexpr R kLow{};  // ones in the low word of each block
-template <>
-constexpr Two kLow<Two> = {~uint64_t(0), 0};
-template <>
-constexpr Eight kLow<Eight> = 0 - ((kLane & 1) ^ 1);
-
-template <class R>
-BODY void sigma(const Blocks<R>& x, Blocks<R>& y) {
-    EACH(R) {
-        R swapped;
-        swap_words(x.v[j], swapped);
-        y.v[j] = swapped ^ (x.v[j] & ~kLow<R>);
-    }
-}
-
-// All ones where the colour is 1, else 0.
-template <class R>
-BODY void colours(const Blocks<R>& x, Blocks<R>& y) {
-    EACH(R) {
-        const R bit = x.v[j] & kLow<R> & 1;
-        R swapped;
-        swap_words(bit, swapped);
-        y.v[j] = 0 - (bit | swapped);
-    }
-}
-
-template <class R>
-BODY void low_words(const Blocks<R>& x, uint64_t* low) {
-    uint64_t words[2 * kTile];
-    memcpy(words, &x, sizeof words);
-    for (int t = 0; t < kTile; t++) low[t] = words[2 * t];
-}
-
-template <class R>
-BODY void copies(const uint64_t* block, Blocks<R>& x) {
-    for (int t = 0; t < kTile; t++) memcpy((uint8_t*)&x + 16 * t, block, 16);
-}
-
 // Labels of m instances, wire after wire; those that are not there are 0.
 template <class R>
 BODY void read_labels(const uint64_t* labels, int m, int width, Blocks<R>* wires) {
@@ -114,10 +62,7 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
     using R = Register<Target>;
     using B = Blocks<R>;
     const Circuit& c = job.circuit;
-    B delta, turned, twice;  // R, sigma(R), sigma(sigma(R))
-    copies(job.delta, delta);
-    sigma(delta, turned);
-    sigma(turned, twice);
+    const Offset<R> delta(job.delta);
 
     B wires[kMostWidth], own[kMostWidth], shares;  // of the garbler: labels, or shares in both words of a block
     read_labels(job.labels + 2 * c.width * first, m, c.width, wires);
@@ -127,49 +72,36 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
         uint64_t pairs[kTile][2] = {};
         for (int t = 0; t < m; t++) pairs[t][0] = pairs[t][1] = job.shares[first + t];
         memcpy(&shares, pairs, sizeof shares);
-        for (int i = 0; i < c.width; i++) EACH(R) own[i].v[j] = (0 - (shares.v[j] >> i & 1)) & delta.v[j];
+        for (int i = 0; i < c.width; i++) EACH(R) own[i].v[j] = (0 - (shares.v[j] >> i & 1)) & delta.once.v[j];
     }
 
     B carry = {};
+    const B none = {};
     for (int i = 0; i < c.width; i++) {
-        B a, b, x[2], y[2], a_colour, b_colour, table;
+        B a, b, choice;
         EACH(R) {
             a.v[j] = wires[i].v[j] ^ carry.v[j];
             b.v[j] = own[i].v[j] ^ carry.v[j];
             wires[i].v[j] = a.v[j] ^ own[i].v[j];
         }
         if (i == c.width - 1) break;
-        const bool known = i == 0 && !c.model;
-        colours(a, a_colour);
-        colours(b, b_colour);
-        sigma(a, x[0]);
-        EACH(R) x[1].v[j] = x[0].v[j] ^ turned.v[j];
-        hash_sigma<2>(target, keys, 2 * i, x, y);
-        EACH(R) {
-            table.v[j] = y[0].v[j] ^ y[1].v[j] ^ (known ? own[0].v[j] : b_colour.v[j] & delta.v[j]);
-            carry.v[j] ^= y[0].v[j] ^ (a_colour.v[j] & table.v[j]);
+        if (i == 0 && !c.model) {  // known
+            garble_half(target, keys, 0, delta, a, own[0], none, carry, m, out);
+            continue;
         }
-        memcpy(out, &table, size_t(m) * 16);
-        out += 16 * m;
-        if (known) continue;
-        sigma(b, x[0]);
-        EACH(R) x[1].v[j] = x[0].v[j] ^ turned.v[j];
-        hash_sigma<2>(target, keys, 2 * i + 1, x, y);
-        EACH(R) {
-            table.v[j] = y[0].v[j] ^ y[1].v[j] ^ a.v[j];
-            carry.v[j] ^= y[0].v[j] ^ (b_colour.v[j] & (y[0].v[j] ^ y[1].v[j]));
-        }
-        memcpy(out, &table, size_t(m) * 16);
-        out += 16 * m;
+        colours(b, choice);
+        EACH(R) choice.v[j] &= delta.once.v[j];
+        garble_half(target, keys, 2 * i, delta, a, choice, none, carry, m, out);
+        garble_half(target, keys, 2 * i + 1, delta, b, a, a, carry, m, out);
     }
 
     // Rows: from the labels of colour 0, and the bits that these have.
     B positive, colour;
     uint64_t positive_bit[kTile], offset[kTile] = {};
-    EACH(R) positive.v[j] = wires[c.width - 1].v[j] ^ delta.v[j];
+    EACH(R) positive.v[j] = wires[c.width - 1].v[j] ^ delta.once.v[j];
     colours(positive, colour);
     low_words(colour, positive_bit);
-    EACH(R) positive.v[j] ^= colour.v[j] & delta.v[j];
+    EACH(R) positive.v[j] ^= colour.v[j] & delta.once.v[j];
     sigma(positive, positive);
     alignas(64) uint64_t words[kMostWords][kTile];
     uint64_t(*word)[kTile] = words;
@@ -179,14 +111,14 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
         colours(wires[i], colour);
         low_words(colour, bit);
         EACH(R) {
-            d.v[j] = wires[i].v[j] ^ (colour.v[j] & delta.v[j]);
+            d.v[j] = wires[i].v[j] ^ (colour.v[j] & delta.once.v[j]);
             if (c.relu) d.v[j] ^= positive.v[j];
         }
         sigma(d, x[0]);
         EACH(R) {
-            x[1].v[j] = x[0].v[j] ^ turned.v[j];
-            x[2].v[j] = x[0].v[j] ^ twice.v[j];
-            x[3].v[j] = x[1].v[j] ^ twice.v[j];
+            x[1].v[j] = x[0].v[j] ^ delta.turned.v[j];
+            x[2].v[j] = x[0].v[j] ^ delta.twice.v[j];
+            x[3].v[j] = x[1].v[j] ^ delta.twice.v[j];
         }
         if (c.relu) hash_sigma<4>(target, keys, c.gates() + i, x, y);
         else hash_sigma<2>(target, keys, c.gates() + i, x, y);
@@ -217,7 +149,8 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
 // ---- evaluating
 
 template <class Target>
-BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, int64_t first, int m, uint8_t* in) {
+BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, int64_t first, int m,
+                        const uint8_t* in) {
     using R = Register<Target>;
     using B = Blocks<R>;
     const Circuit& c = job.circuit;
@@ -226,27 +159,17 @@ BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, in
     if (c.model) read_labels(job.own + 2 * c.width * first, m, c.width, own);
 
     B carry = {};
+    const B none = {};
     for (int i = 0; i < c.width; i++) {
-        B a, b, x, y, colour, table = {};
+        B a, b;
         EACH(R) {
             a.v[j] = wires[i].v[j] ^ carry.v[j];
             b.v[j] = own[i].v[j] ^ carry.v[j];
             wires[i].v[j] = a.v[j] ^ own[i].v[j];
         }
         if (i == c.width - 1) break;
-        colours(a, colour);
-        sigma(a, x);
-        hash_sigma<1>(target, keys, 2 * i, &x, &y);
-        memcpy(&table, in, size_t(m) * 16);
-        in += 16 * m;
-        EACH(R) carry.v[j] ^= y.v[j] ^ (colour.v[j] & table.v[j]);
-        if (i == 0 && !c.model) continue;
-        colours(b, colour);
-        sigma(b, x);
-        hash_sigma<1>(target, keys, 2 * i + 1, &x, &y);
-        memcpy(&table, in, size_t(m) * 16);
-        in += 16 * m;
-        EACH(R) carry.v[j] ^= y.v[j] ^ (colour.v[j] & (table.v[j] ^ a.v[j]));
+        evaluate_half(target, keys, 2 * i, a, none, carry, m, in);
+        if (i > 0 || c.model) evaluate_half(target, keys, 2 * i + 1, b, a, carry, m, in);
     }
 
     B colour, positive = wires[c.width - 1];
