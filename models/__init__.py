@@ -15,8 +15,9 @@ from torch import nn
 from hummingbird.commands.checkpoint import load_checkpoint
 from models.cryptonets import cryptonets
 from models.digits import digits
+from models.impala import impala_cifar10, impala_mnist
 from models.mobilenet import mobilenetv2
-from models.resnet import resnet18, resnet34, resnet50
+from models.resnet import resnet18, resnet32, resnet34, resnet50
 from models.vgg import vgg16
 
 __all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint", "trained"]
@@ -33,9 +34,12 @@ MODELS: dict[str, ModelSpec] = {
     "digits": ModelSpec(digits, (1, 8, 8)),
     "cryptonets": ModelSpec(cryptonets, (1, 28, 28)),
     "resnet18": ModelSpec(resnet18, (3, 32, 32)),
+    "resnet32": ModelSpec(resnet32, (3, 32, 32)),
     "resnet34": ModelSpec(resnet34, (3, 32, 32)),
     "resnet50": ModelSpec(resnet50, (3, 32, 32)),
     "vgg16": ModelSpec(vgg16, (3, 32, 32)),
+    "impala-mnist": ModelSpec(impala_mnist, (1, 28, 28)),
+    "impala-cifar10": ModelSpec(impala_cifar10, (3, 32, 32)),
     "mobilenetv2": ModelSpec(mobilenetv2, (3, 96, 96)),
 }
 

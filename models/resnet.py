@@ -1,11 +1,13 @@
-"""ResNet-18/34/50 for small images: torchvision's blocks behind a stem that keeps the resolution.
+"""ResNet-18/32/34/50 for small images: torchvision's blocks behind a stem that keeps the resolution.
 
 The stem is a 3x3 convolution and a ReLU at 32x32 (stride 1 for 32x32 images, 2 for 64x64), then average pooling by 2.
 Pooling is an average because a maximum costs a secret comparison per output while an average is linear, hence free of
 communication. Blocks: He et al., "Deep Residual Learning" (CVPR 2016), section 4.1; in the bottleneck the 3x3
-convolution carries the stride. Every ReLU is a module of its own, so that each can be given its own window by name.
+convolution carries the stride. ResNet-32 is the net of section 4.2 for CIFAR, three narrow stages without a pooling,
+its shortcuts with convolutions. Every ReLU is a module of its own, so that each can be given its own window by name.
 
-ReLU outputs per image with pool="avg": ResNet-18 188,416; ResNet-34 290,816; ResNet-50 784,384.
+ReLU outputs per image with pool="avg": ResNet-18 188,416; ResNet-34 290,816; ResNet-50 784,384. With pool="none"
+ResNet-18 has 557,056 and ResNet-32 303,104, the nets of Garimella et al. (ASPLOS 2023).
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A residual net for (B, 3, S, S) images, S = image_size, giving (B, num_classes) logits.
 
+    depths: blocks of each stage; width: channels of the first, doubled from stage to stage.
     pool: "avg" halves the stem's output by an average, "none" keeps it (557,056 ReLUs in ResNet-18).
     Raises ValueError for another pool or image_size.
     """
@@ -85,9 +88,10 @@ class ResNet(nn.Module):
     def __init__(
         self,
         block: type[BasicBlock] | type[Bottleneck],
-        depths: tuple[int, int, int, int],
+        depths: tuple[int, ...],
         num_classes: int,
         *,
+        width: int = 64,
         image_size: int = 32,
         pool: str = "avg",
     ) -> None:
@@ -96,18 +100,17 @@ class ResNet(nn.Module):
             raise ValueError(f"image_size is {image_size!r}; a ResNet here takes 32 or 64")
         if pool not in ("avg", "none"):
             raise ValueError(f"pool is {pool!r}; a ResNet here takes 'avg' or 'none'")
-        self.conv1 = _conv3x3(3, 64, stride=image_size // 32)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1 = _conv3x3(3, width, stride=image_size // 32)
+        self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU()
         self.pool = nn.AvgPool2d(2) if pool == "avg" else nn.Identity()
-        inputs, stages = 64, []
+        self.stages, inputs = len(depths), width
         for stage, depth in enumerate(depths):
-            width, blocks = 64 << stage, []
+            blocks = []
             for index in range(depth):
-                blocks.append(block(inputs, width, stride=2 if stage > 0 and index == 0 else 1))
-                inputs = width * block.expansion
-            stages.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+                blocks.append(block(inputs, width << stage, stride=2 if stage > 0 and index == 0 else 1))
+                inputs = (width << stage) * block.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, num_classes)
         for module in self.modules():
@@ -116,13 +119,19 @@ class ResNet(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.pool(self.relu1(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in range(self.stages):
+            x = self.get_submodule(f"layer{stage + 1}")(x)
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
 def resnet18(num_classes: int, *, image_size: int = 32, pool: str = "avg") -> ResNet:
     """ResNet-18, 11.2 M parameters; see `ResNet`."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, image_size=image_size, pool=pool)
+
+
+def resnet32(num_classes: int) -> ResNet:
+    """ResNet-32, 0.47 M parameters, without a pooling after the stem; see `ResNet`."""
+    return ResNet(BasicBlock, (5, 5, 5), num_classes, width=16, pool="none")
 
 
 def resnet34(num_classes: int, *, image_size: int = 32, pool: str = "avg") -> ResNet:

@@ -4,7 +4,8 @@ Configuration D of Simonyan and Zisserman, "Very Deep Convolutional Networks" (I
 linear layers replaced by one: at 32x32 the last pooling leaves a single pixel. Pooling is an average by default
 (linear, so free in multi-party computation); a maximum costs a comparison for each of three pairs per output.
 
-ReLU outputs per image at 32x32: 276,480.
+ReLU outputs per image at 32x32: 276,480; with two hidden linear layers of 4,096 284,672, the net of Garimella et al.
+(ASPLOS 2023).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 class VGG16(nn.Module):
     """VGG-16 for (B, 3, S, S) images, S at least 32, giving (B, num_classes) logits.
 
-    pool: "avg" or "max". Raises ValueError for another.
+    pool: "avg" or "max". Raises ValueError for another. hidden: outputs of each of two linear layers before the last;
+    0: there are none.
     """
 
-    def __init__(self, num_classes: int, *, pool: str = "avg") -> None:
+    def __init__(self, num_classes: int, *, pool: str = "avg", hidden: int = 0) -> None:
         super().__init__()
         if pool not in ("avg", "max"):
             raise ValueError(f"pool is {pool!r}; vgg16 takes 'avg' or 'max'")
@@ -39,15 +41,19 @@ class VGG16(nn.Module):
             layers[f"pool{stage}"] = nn.AvgPool2d(2) if pool == "avg" else nn.MaxPool2d(2)
         self.features = nn.Sequential(layers)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, num_classes)
+        if hidden:
+            self.hidden = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        else:
+            self.hidden = nn.Sequential()
+        self.fc = nn.Linear(hidden or inputs, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(torch.flatten(self.avgpool(self.features(x)), 1))
+        return self.fc(self.hidden(torch.flatten(self.avgpool(self.features(x)), 1)))
 
 
-def vgg16(num_classes: int, *, pool: str = "avg") -> VGG16:
+def vgg16(num_classes: int, *, pool: str = "avg", hidden: int = 0) -> VGG16:
     """VGG-16 with batch norm, 14.7 M parameters; see `VGG16`."""
-    return VGG16(num_classes, pool=pool)
+    return VGG16(num_classes, pool=pool, hidden=hidden)

@@ -22,7 +22,8 @@ FLOORS = [
     {"ring", "bits", "cost", "prg", "ledger", "graph", "kernels"},
     {"wire", "ranks"},
     {"mpc", "he", "pir", "gc"},
-    {"hybrid", "convert", "report", "simulation", "window_search", "lookup"},
+    {"hybrid"},
+    {"convert", "report", "simulation", "window_search", "lookup"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir", "gc"}  # never import each other

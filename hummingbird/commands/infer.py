@@ -26,7 +26,7 @@ from hummingbird.commands.sources import add_images_argument, add_model_argument
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc.dealer.store import StoreDealer
-from hummingbird.mpc.gathering import Tally, arrive, part
+from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
 
@@ -111,10 +111,10 @@ def run(args: argparse.Namespace) -> None:
 
     first = session.rank == 0 and session.lane == 0
     session.channel.exchange_text("ready")
-    arrive(session.place)
+    session.gathering.arrive()
     started, busy, outputs = time.perf_counter(), time.process_time(), torch.empty(0)
     with tqdm(total=total, unit="image", disable=not first) as bar:
-        tally = Tally(session.place, counts)
+        tally = session.gathering.tally(counts)
         with hummingbird.meter() as meter:
             if counts[session.lane]:
                 shared = hummingbird.cryptensor(mine if session.rank == 0 else None, src=0)

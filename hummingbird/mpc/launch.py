@@ -127,6 +127,8 @@ def init(
         _leave(error, channel)
         raise
     made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes)
+    if _board is not None:
+        made.failure = partial(_board.first_failure, 0)
     _leaving = _told_to_stop = False
     enter(made)
     atexit.unregister(uninit)

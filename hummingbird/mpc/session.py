@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ class Session:
     device: torch.device = torch.device("cpu")  # where this party's shares are
     lane: int = 0
     lanes: int = 1
+    # Asks for the reason of the first lane that has failed.
+    failure: Callable[[], str | None] = field(default=lambda: None, repr=False)
     fixed_keys: Iterator[int] = field(default_factory=itertools.count, repr=False)  # one for each private weight
 
     def correlation(self, request: Request[Shares]) -> Shares:
@@ -110,6 +112,11 @@ class Session:
         """This process in the run."""
         return Place(self.rank, self.parties, self.lane, self.lanes)
 
+    @property
+    def gathering(self) -> gathering.Gathering:
+        """The lanes of this party."""
+        return gathering.Gathering(self.place, self.failure)
+
     def part(self, count: int) -> slice:
         """This lane's images, of `count` of all lanes: `images[session.part(len(images))]`.
 
@@ -125,13 +132,13 @@ class Session:
         it, and waits for the slowest one. Nothing leaves the party. Raises InputError for rows that do not fit, and
         PeerError for a lane that is lost.
         """
-        return gathering.gather_rows(self.place, rows)
+        return self.gathering.rows(rows)
 
     def gather_meter(self, opened: meter.Meter) -> meter.Meter | None:
         """One meter of all lanes of this party at lane 0, None at its other lanes: counts are summed, seconds are the
         slowest lane's. As `gather`.
         """
-        return gathering.gather_meter(self.place, opened)
+        return self.gathering.meter(opened)
 
     def close(self) -> None:
         """End this party's part, within seconds."""

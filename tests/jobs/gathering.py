@@ -12,7 +12,6 @@ from hummingbird.__main__ import parser
 from hummingbird.commands import infer
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
-from hummingbird.mpc.gathering import Tally
 from hummingbird.wire import meter
 from tests.support.patience import HANG
 
@@ -51,7 +50,7 @@ def gathers() -> None:
         assert total.elements == sum(range(lanes)) and merged.table().startswith(f"{lanes} lanes: ")
 
     goals = [3, 2, 2]
-    images, seen = Tally(session.place, goals), list[int]()
+    images, seen = session.gathering.tally(goals), list[int]()
     for _ in range(goals[session.lane]):
         images.add(1)
     images.wait(seen.append)
@@ -67,9 +66,19 @@ def lost() -> None:
     session.gather(torch.zeros(1, 1))
 
 
+def behind() -> None:
+    """Lane 1 of party 0 ends without a word while its party's lane 0 waits for it and party 1 runs on."""
+    session = hummingbird.init(timeout=HANG)
+    if (session.rank, session.lane) == (0, 1):
+        os._exit(0)
+    if session.lane == 1:
+        session.channel.exchange_text("still there?")
+    session.gather(torch.zeros(1, 1))
+
+
 def infers(*words: str) -> None:
     """`infer` with these words."""
     infer.run(parser(["infer"]).parse_args(["infer", *words, "--timeout", f"{HANG:g}"]))
 
 
-JOBS = {"gathers": gathers, "infers": infers, "lost": lost}
+JOBS = {"behind": behind, "gathers": gathers, "infers": infers, "lost": lost}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +22,13 @@ _STEM = 64 * 32 * 32
 _RELUS = {
     "digits": 16 * 64 + 32 * 16 + 64 * 16,
     "resnet18": _STEM + 4 * (64 * 256 + 128 * 64 + 256 * 16 + 512 * 4),
+    "resnet32": 11 * 16 * 1024 + 10 * 32 * 256 + 10 * 64 * 64,
     "resnet34": _STEM + 6 * 64 * 256 + 8 * 128 * 64 + 12 * 256 * 16 + 6 * 512 * 4,
     # A bottleneck has width + width + 4 width; in stages 2 to 4 the first ReLU is before the stride, at 4x the area.
     "resnet50": _STEM + 3 * 6 * 64 * 256 + (4 * 6 + 3) * 128 * 64 + (6 * 6 + 3) * 256 * 16 + (3 * 6 + 3) * 512 * 4,
     "vgg16": 2 * 64 * 1024 + 2 * 128 * 256 + 3 * 256 * 64 + 3 * 512 * 16 + 3 * 512 * 4,
+    "impala-mnist": 16 * 144 + 16 * 16 + 100,
+    "impala-cifar10": 2 * 64 * 1024 + 2 * 64 * 256 + 2 * 64 * 64 + 16 * 64,
     "mobilenetv2": 0,  # its activations are ReLU6
 }
 
@@ -73,6 +78,30 @@ def test_resnet18_has_188416_relus_in_the_papers_groups() -> None:
 def test_64_pixel_images_have_the_same_relus(name: str) -> None:
     logits, counts = _outputs(get_model(name, 200, image_size=64), nn.ReLU, torch.randn(1, 3, 64, 64))
     assert logits.shape == (1, 200) and sum(counts.values()) == _RELUS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "relus"),
+    [("resnet18", {"pool": "none"}, 557_056), ("resnet32", {}, 303_104), ("vgg16", {"hidden": 4096}, 284_672)],
+)
+def test_the_relus_that_garimella_et_al_state(name: str, options: dict[str, Any], relus: int) -> None:
+    """NUM_RELU of their artifact for CIFAR-100, and for TinyImageNet, whose images of 64x64 the same nets take."""
+    net = get_model(name, 100, **options)
+    _, counts = _outputs(net, nn.ReLU, torch.randn(1, 3, 32, 32))
+    assert sum(counts.values()) == relus
+    with torch.device("meta"):
+        wider = get_model(name, 200, **options)
+        logits, counts = _outputs(wider, nn.ReLU, torch.randn(1, 3, 64, 64))
+    hidden = 2 * options.get("hidden", 0)
+    assert logits.shape == (1, 200) and sum(counts.values()) == 4 * (relus - hidden) + hidden
+
+
+def test_impala_s_mnist_net_has_a_relu_behind_each_of_2560_maxima() -> None:
+    net = get_model("impala-mnist", 10)
+    _, counts = _outputs(net, nn.MaxPool2d, torch.randn(1, 1, 28, 28))
+    assert counts == {"pool1": 16 * 12 * 12, "pool2": 16 * 4 * 4} and sum(counts.values()) == 2560
+    _, counts = _outputs(get_model("impala-mnist", 10), nn.ReLU, torch.randn(1, 1, 28, 28))
+    assert list(counts.values()) == [2304, 256, 100] and sum(counts.values()) == 2660
 
 
 def test_vgg16_takes_64_pixel_images() -> None:
@@ -231,3 +260,16 @@ def test_digits_checkpoint_has_the_accuracy_of_the_table() -> None:
     assert accuracy >= 98.5
     # One image of 500 is 0.2 %: another machine's convolution may round one tie the other way.
     assert accuracy == pytest.approx(stated, abs=0.21)
+
+
+@pytest.mark.parametrize(("name", "dataset", "least"), [("impala-mnist", "mnist", 0.98)])
+def test_the_shipped_nets_of_impala_classify(name: str, dataset: str, least: float) -> None:
+    """On 500 test images, where one standard deviation of the accuracy in the table is 0.3 (1.6) points."""
+    if "HUMMINGBIRD_DATA" not in os.environ:
+        pytest.skip(f"HUMMINGBIRD_DATA names no folder with {dataset}/")
+    from scripts.data import load
+    from scripts.train import evaluate
+
+    images, labels = load(dataset, "test")
+    net = load_checkpoint(ROOT / "checkpoints" / f"{name}.pt", get_model(name, 10))
+    assert evaluate(net, images[:500], labels[:500]) >= least

@@ -50,7 +50,7 @@ def test_what_cannot_be_gathered(single: Session, wrong: object) -> None:
 
 def test_a_lane_that_does_nothing_ends_the_wait(single: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "PATIENCE", 0.1)
-    tally, seen = gathering.Tally(single.place, [3]), list[int]()
+    tally, seen = single.gathering.tally([3]), list[int]()
     tally.add(2)
     with pytest.raises(PeerError, match=r"lane 0 of this party did nothing for 0.1 s"):
         tally.wait(seen.append)
@@ -72,3 +72,13 @@ def test_a_lane_that_is_lost_while_others_gather(nursery: Nursery) -> None:
     for number, lane in enumerate(lanes[:2]):
         text = lane.err.read_text()
         assert "another lane of this party is lost" in text and f"lane {number}" in text, text
+
+
+def test_a_lane_that_is_lost_before_it_gathers(nursery: Nursery) -> None:
+    """No launcher stops the others: the lane that it talked to notes the failure, and those that wait read it."""
+    lanes = nursery.start(["behind"], 4, HUMMINGBIRD_LANES="2")
+    assert [lane.wait() for lane in lanes] == [1, 0, 1, 1]
+    texts = [lane.err.read_text() for lane in lanes]
+    lost = "party 0, lane 1 closed the connection: it ended or was killed"
+    assert f"lane 1 of this party did not come to the end, after a failure: {lost}" in texts[0], texts[0]
+    assert lost in texts[3], texts[3]

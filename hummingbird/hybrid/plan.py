@@ -1,0 +1,193 @@
+"""A net as a plan for two parties that share every value: steps as data, without weights, known to both sides.
+
+A value x is a whole number X, x = X * unit, of which the data's side holds r and the model's side X - r, mod 2^ring.
+
+    input     r is a mask that the data's side draws                                            one message online
+    linear    d = W r - s at the data's side, u = W (X - r) + s + bias at the model's           encrypted, offline
+    gate      relu or lift (the identity) of the low `width` bits, under a new mask r           garbled, a round trip
+    else      LOCAL, on both shares alike: sums, views, pools, and the cut that drops low bits (arithmetic.py)
+
+Weights are apart, at the model's side alone (`Parameters`). What a plan tells: shapes, windows, rings and units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph.steps import refs
+
+MOST_RING = 32  # bits of a share: what a garbled row and the encryption hold
+WIDTHS = range(2, 25)  # bits that a gate takes
+GARBLERS = ("data", "model")
+LOCAL = frozenset({"sum", "cut", "sum_pool", "taps", "rows", "cat", "reshape", "permute", "pad"})
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A value: `str(step)` reads `conv1 = linear(%0) (64, 16, 16) mod 2^20`.
+
+    name: unique; that of the net's layer, followed by what the step is for where a layer becomes several.
+    op: "input", "linear", "gate", "output", or one of LOCAL. inputs: Ref, one or more.
+    shape: of one image's value. ring: shares are mod 2^ring. unit: the real number that 1 stands for.
+    attrs: integers, strings and tuples of them; which, says `arithmetic.LOCAL` for the steps of LOCAL.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[Any, ...]
+    shape: tuple[int, ...]
+    ring: int
+    unit: float
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = ", ".join([*map(str, self.inputs), *(f"{key}={value}" for key, value in self.attrs.items())])
+        return f"{self.name} = {self.op}({said}) {self.shape} mod 2^{self.ring}"
+
+    @property
+    def count(self) -> int:
+        """Numbers in one image's value."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Linear(Step):
+    """A convolution without bias: image, the input's shape (C, H, W); weight, the shape (O, C // groups, h, w).
+
+    A linear layer is one of 1x1 on (features, 1, 1), one of a single spatial dimension has H = 1. All of it mod 2^ring,
+    in which the input's shares are read too. stride, padding, dilation: (rows, columns).
+    """
+
+    image: tuple[int, int, int] = (1, 1, 1)
+    weight: tuple[int, int, int, int] = (1, 1, 1, 1)
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Gate(Step):
+    """A garbled gate on the low `width` bits of shares of whole numbers, -2^(width-1) to 2^(width-1) - 1.
+
+    kind: "relu", or "lift", which only takes the number to the ring of the next layers. ring: of the result.
+    """
+
+    kind: str = "relu"
+    width: int = 2
+
+
+S = TypeVar("S", bound=Step)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps in order, from "input" to "output", and who garbles: "data" or "model".
+
+    input_range: the largest |x| of an image.
+    """
+
+    steps: tuple[Step, ...]
+    garbler: str
+    input_range: float
+
+    def __str__(self) -> str:
+        return "\n".join(f"%{number}: {step}" for number, step in enumerate(self.steps))
+
+    @property
+    def input(self) -> Step:
+        """The image, (C, H, W)."""
+        return self.steps[self.input_number]
+
+    @cached_property
+    def input_number(self) -> int:
+        """Number of the step that is the image."""
+        return next(number for number, step in enumerate(self.steps) if step.op == "input")
+
+    @property
+    def output(self) -> Step:
+        """The logits."""
+        return self.steps[-1]
+
+    def _all(self, kind: type[S]) -> Iterator[tuple[int, S]]:
+        return ((number, step) for number, step in enumerate(self.steps) if isinstance(step, kind))
+
+    @cached_property
+    def linears(self) -> dict[int, Linear]:
+        """The layers with weights, by number, in order."""
+        return dict(self._all(Linear))
+
+    @cached_property
+    def gates(self) -> dict[int, Gate]:
+        """The garbled gates, by number, in order."""
+        return dict(self._all(Gate))
+
+    @property
+    def masked(self) -> dict[int, Step]:
+        """The steps for which the data's side draws a mask, uniform mod 2^ring: the input and all gates."""
+        return {self.input_number: self.input, **self.gates}
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Whole numbers int64 (B, *shape) of real images; InputError for another shape, or beyond the input's range."""
+        step = self.input
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            got = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
+            raise InputError(f"images are {got}", where="images", hint="a float32 tensor, (B, C, H, W)")
+        if images.dim() != 1 + len(step.shape) or tuple(images.shape[1:]) != step.shape or not len(images):
+            hint = f"(B, {', '.join(map(str, step.shape))}): a batch, for one image x[None]"
+            raise InputError(f"images of shape {tuple(images.shape)}", where="images", hint=hint)
+        least, most = (float(end) for end in torch.aminmax(images))
+        if not max(-least, most) <= self.input_range:
+            hint = "normalize them as in training, or convert the net with windows for a larger input_range"
+            what = f"images reach {max(-least, most):g}, beyond +-{self.input_range:g} of this plan"
+            raise InputError(what, where="images", hint=hint)
+        return (images.double() / step.unit).round().long()
+
+    def decode(self, values: Tensor) -> Tensor:
+        """Logits, float32, from the sum of both sides' shares, int64 (B, *shape), reduced or not."""
+        return (signed(values, self.output.ring).double() * self.output.unit).float()
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The model's secret integers for a `Linear`: weight int64 of its shape, bias int64 (O,), in the step's unit."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True)
+class Model:
+    """A plan, and its layers' parameters by the number of the step: all that the model's side needs."""
+
+    plan: Plan
+    parameters: Mapping[int, Parameters]
+
+
+def reduced(x: Tensor, ring: int) -> Tensor:
+    """x mod 2^ring, 0 to 2^ring - 1."""
+    return x & ((1 << ring) - 1)
+
+
+def signed(x: Tensor, ring: int) -> Tensor:
+    """x mod 2^ring, -2^(ring-1) to 2^(ring-1) - 1."""
+    half = 1 << (ring - 1)
+    return reduced(x + half, ring) - half
+
+
+def at_rest(plan: Plan) -> set[int]:
+    """Steps whose share at the data's side comes from masks alone, known before any layer: what layers may read."""
+    found: set[int] = set()
+    for number, step in enumerate(plan.steps):
+        read = {ref.index for ref in refs(step.inputs)}
+        if step.op in ("input", "gate") or (step.op in LOCAL and read <= found):
+            found.add(number)
+    return found
