@@ -14,7 +14,7 @@ NATIVE = Extension(
     "hummingbird.kernels.cpu._native",
     sources=[
         f"hummingbird/kernels/cpu/csrc/{name}.cpp"
-        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows")
+        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "bfv", "dpf", "rows")
     ],
     depends=[
         f"hummingbird/kernels/cpu/csrc/{name}.h"

@@ -217,3 +217,18 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 def crypten_relu(n: int, parties: int) -> Cost:
     """CrypTen's ReLU: 1856 bits and 9 rounds for two parties."""
     return crypten_ltz(n, parties) + product(n, n, n, parties)
+
+
+# Encrypted products of two parties (he/bfv) -------------------------------------------------------------------------
+
+BFV_DEGREE, BFV_PRIME_BITS = 4096, 26
+
+
+def bfv_fresh(ciphertexts: int) -> int:
+    """Bytes of fresh ciphertexts, or public keys: a seed and one polynomial modulo four primes, 53,264 each."""
+    return ciphertexts * (16 + 4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
+
+
+def bfv_reply(replies: int, values: int) -> int:
+    """Bytes of replies: 26,624 each, a polynomial modulo two primes, and 6.5 for each value that is read of them."""
+    return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)

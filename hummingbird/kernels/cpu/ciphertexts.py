@@ -1,4 +1,4 @@
-"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp), on torch.get_num_threads() threads."""
+"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp, bfv.cpp), on torch.get_num_threads() threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic, polynomials, sampling
+from hummingbird.kernels.ciphertexts import arithmetic, bfv, polynomials, sampling
 from hummingbird.kernels.ciphertexts import ring as ring_module
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
 from hummingbird.kernels.ciphertexts.ring import Ring
@@ -192,4 +192,24 @@ def noise(words: Tensor) -> Tensor:
     """See `sampling.noise`; of words, int64 (n, degree)."""
     out = torch.empty(words.shape, dtype=torch.int32)
     handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
+    return out
+
+
+@implements(bfv.encode, "cpu")
+def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
+    """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""
+    out, count = torch.empty(x.shape[0], len(ring.primes), ring.degree, dtype=torch.int32), len(ring.primes)
+    sizes, factors = (x.shape[0], count, ring.degree, k, factor), (ctypes.c_double * count)(*inverses)
+    handle().hb_encode(x.data_ptr(), error.data_ptr(), *sizes, factors, _primes(ring), out.data_ptr())
+    return out
+
+
+@implements(bfv.accumulate, "cpu")
+def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
+    """See `bfv.accumulate`; output o has the weights order[first[o] : first[o + 1]], times x of the same `inputs`."""
+    out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
+    sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct Sizes of csrc/bfv.cpp
+    lists = [t.data_ptr() for t in (order, inputs, first)]
+    threads = torch.get_num_threads()
+    handle().hb_accumulate(weights.data_ptr(), x.data_ptr(), *lists, sizes, _primes(ring), threads, out.data_ptr())
     return out

@@ -16,7 +16,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 9  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 10  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -50,6 +50,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
     "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
     "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_encode": (None, [_pointer, _pointer, _long, _long, _long, _int, _word, *[_pointer] * 3]),
+    "hb_accumulate": (None, [*[_pointer] * 7, _int, _pointer]),
     "hb_compose": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
     "hb_noise": (None, [_pointer, _long, _pointer]),
     "hb_uniform": (_long, [_pointer, _long, _long, _long, _pointer, _pointer]),
