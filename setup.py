@@ -14,13 +14,16 @@ NATIVE = Extension(
     "hummingbird.kernels.cpu._native",
     sources=[
         f"hummingbird/kernels/cpu/csrc/{name}.cpp"
-        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "bfv", "dpf", "rows")
+        for name in (
+            *("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "bfv"),
+            *("dpf", "rows", "garble"),
+        )
     ],
     depends=[
         f"hummingbird/kernels/cpu/csrc/{name}.h"
         for name in (
             *("dispatch", "threads", "eight", "reals", "aes", "aes_x86", "chacha", "dpf", "prf", "ntt", "panels"),
-            *("slices", "sums", "tiles", "tiles_x86"),
+            *("slices", "sums", "tiles", "tiles_x86", "aes_trees", "garble"),
         )
     ],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],

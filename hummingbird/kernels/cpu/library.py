@@ -42,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_dpf_check": (_int, [_pointer, *[_long] * 4]),
     "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_dpf_generate": (None, [_pointer, _long, *[_pointer] * 5]),
+    "hb_garble": (None, [*[_int] * 3, _pointer, _long, _long, *[_pointer] * 7, _int]),
     "hb_gfni": (_int, []),
     "hb_set_gfni": (_int, [_int]),
     "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
