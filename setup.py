@@ -14,24 +14,16 @@ NATIVE = Extension(
     "hummingbird.kernels.cpu._native",
     sources=[
         f"hummingbird/kernels/cpu/csrc/{name}.cpp"
-<<<<<<< HEAD
         for name in (
             *("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "bfv"),
-            *("dpf", "rows", "garble"),
+            *("dpf", "rows", "garble", "cot"),
         )
-=======
-        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows", "cot")
->>>>>>> ot
     ],
     depends=[
         f"hummingbird/kernels/cpu/csrc/{name}.h"
         for name in (
             *("dispatch", "threads", "eight", "reals", "aes", "aes_x86", "chacha", "dpf", "prf", "ntt", "panels"),
-<<<<<<< HEAD
             *("slices", "sums", "tiles", "tiles_x86", "aes_trees", "garble"),
-=======
-            *("slices", "sums", "tiles", "tiles_x86", "aes_trees"),
->>>>>>> ot
         )
     ],
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],

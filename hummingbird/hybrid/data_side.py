@@ -143,7 +143,9 @@ class DataSide:
         """One message each way for every layer of gates, each answered once."""
         for position, place in enumerate(self._numbering.places):
             if self.plan.garbler == "data":
-                asked = link.receive(f"{place.gate.name}: bits", messages.words_bytes(place.gate.count, place.gate.width))
+                asked = link.receive(
+                    f"{place.gate.name}: bits", messages.words_bytes(place.gate.count, place.gate.width)
+                )
                 sent = choose(place.part(slot.kept[0]).view(-1, 2), asked, self.store.material[0])
                 link.send(f"{place.gate.name}: labels", octets(sent))
             else:

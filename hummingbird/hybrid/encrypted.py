@@ -64,7 +64,9 @@ class Weights:
     ConfigError where the replies to one image are further than 2^-30 from ones that hide the weights.
     """
 
-    def __init__(self, found: Mapping[int, Layer], parameters: Mapping[int, Parameters], where: str = "weights") -> None:
+    def __init__(
+        self, found: Mapping[int, Layer], parameters: Mapping[int, Parameters], where: str = "weights"
+    ) -> None:
         self._layers, self._parameters = found, parameters
         self._kept: dict[int, Tensor] = {}
         total, left = 0.0, _KEPT
@@ -87,9 +89,7 @@ class Weights:
         weights = self._transformed(number) if kept is None else kept
         tiles = len(places.tiles)
         parts = bfv.Fresh.from_bytes(asked, places.inputs).parts()
-        sums = [
-            bfv.products(part, weights, places.pairs, places.replies // tiles) for part in parts.chunk(tiles)
-        ]
+        sums = [bfv.products(part, weights, places.pairs, places.replies // tiles) for part in parts.chunk(tiles)]
         reply = bfv.evaluate(public, torch.cat(sums), layer.masks(seed), layer.step.ring, places.used)
         return reply.to_bytes()
 

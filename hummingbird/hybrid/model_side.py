@@ -46,17 +46,16 @@ class ModelSide:
             link.send("done", messages.DONE)
 
     def _deal(self, link: Link, store: Store, public: bfv.PublicKey, slot: int) -> list[Tensor]:
-        seed, evaluates = slot_seed(store.seed, slot), self.plan.garbler == "data"
-        if evaluates:
-            message, _, _ = receiver_of(store).random(self.numbering.first_ot(slot), self.numbering.bits)
-            link.send("OT", message)
+        seed = slot_seed(store.seed, slot)
         for number, layer in self.layers.items():
             asked = link.receive(f"{layer.step.name}: Enc(r)", layer.up).numpy().tobytes()
             reply = self.weights.answer(number, public, asked, mask_seed(seed, number))
             link.send(f"{layer.step.name}: reply", reply)
-        if evaluates:
-            return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
-        return self._garble(link, store, slot)
+        if self.plan.garbler == "model":
+            return self._garble(link, store, slot)
+        message, _, _ = receiver_of(store).random(self.numbering.first_ot(slot), self.numbering.bits)
+        link.send("OT", message)
+        return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
 
     def _garble(self, link: Link, store: Store, slot: int) -> list[Tensor]:
         """Send the tables of all gates; their offsets."""
@@ -90,7 +89,9 @@ class Online:
     def __init__(self, side: ModelSide, link: Link, store: Store, slot: int, kept: list[Tensor]) -> None:
         self._link, self._slot, self._seed = link, slot, slot_seed(store.seed, slot)
         self._numbering, self._key = side.numbering, hash_key(store.header.session)
-        self._places = {place.number: (place, tensor) for place, tensor in zip(side.numbering.places, kept, strict=True)}
+        self._places = {
+            place.number: (place, tensor) for place, tensor in zip(side.numbering.places, kept, strict=True)
+        }
         hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
         self.linear = arithmetic.model_linear(side.parameters, hidden)
         if side.plan.garbler == "data":
@@ -126,5 +127,3 @@ class Online:
 def check_store(store: Store, digest: str) -> None:
     """AgreementError unless the store is of the model's side, with a plan of this digest."""
     check_bound(store, "model", digest)
-
-
