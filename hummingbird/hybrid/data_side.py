@@ -1,11 +1,11 @@
 """The data's side: it draws a mask for every value that crosses, and has its shares before an image is there.
 
-Offline, for a slot: it sends Enc(r) of every layer, reads d = W r - s from the replies, and walks the plan on them. Then
-its shares of all gates' inputs are known. As garbler it makes all tables; as evaluator it takes labels of its bits by
-OT. A slot holds what is needed online:
+Offline, for a slot: it sends Enc(r) of every layer, reads d = W r - s from the replies, and walks the plan on them:
+its shares of all gates' inputs are known then. As garbler it makes all tables; as evaluator it takes labels of its bits
+by OT. A slot holds what is needed online:
 
-    garbler "data"     L ^ Q for every bit; online comes p ^ e, packed, and L ^ Q ^ (p ^ e) R goes back
-    garbler "model"    labels of its own bits, tables; online come labels of the model's bits, and y + offset - r goes back
+    garbler "data"     L ^ Q for every bit; online, p ^ e comes, packed, and L ^ Q ^ (p ^ e) R goes back
+    garbler "model"    labels of its own bits, tables; online, labels of the model's bits come, y + offset - r goes back
 
 and its share of the logits.
 """

@@ -1,6 +1,6 @@
 """Linear layers offline: the data's side encrypts a mask r, and has W r - s of the model's side, whose mask is s.
 
-How a layer's values lie in polynomials says `he.bfv.Layout`; both sides make it from the plan. All sizes follow from it.
+`he.bfv.layout` says how a layer's values lie in polynomials. Both sides make it from the plan; sizes follow from it.
 """
 
 from __future__ import annotations

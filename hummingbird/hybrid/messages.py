@@ -1,11 +1,11 @@
 """The messages between the two sides (links: link.py); methods of the model's side as a service:
 
     Public(opening)   -> the plan, JSON without weights
-    Session(stream)   opening; set-up of OTs, both ways; an empty tensor's worth of "done"
-    Offline(stream)   opening, public key; then for every slot: its number; Enc(r) of all layers; replies; OT message and
-                      tables, which way depends on who garbles; "done"; at the end the number END
-    Online(stream)    opening with the slot's number, X - r; for every layer of gates one message each way; the logits
-    Input(request)    a proxy's user: ticket and X - r; its answer: the model's share of the logits
+    Session(stream)   opening; set-up of OTs, both ways; DONE
+    Offline(stream)   opening, public key; for every slot its number, Enc(r) of all layers, replies, an OT message from
+                      the evaluator, tables from the garbler, DONE; then END in the place of a number
+    Online(stream)    opening with the slot's number, X - r; for every layer of gates a message each way; the logits
+    Input(request)    a proxy's user: plan, ticket and X - r; the answer is the model's share of the logits
 
 An opening is JSON: format, release, digest of the plan, session. All else are bytes whose number follows from the plan,
 so that nothing is believed. Integers mod 2^k travel as `kernels.pack_words` of k bits.
@@ -30,6 +30,7 @@ DONE = b"+"
 NUMBER_BYTES = 8
 END = bytes([255]) * NUMBER_BYTES  # in the place of a slot's number
 SESSION_BYTES = TICKET_BYTES = 16
+DIGEST_BYTES = 32
 MOST_OPENING = 4096  # bytes
 _HINT = "the bytes were damaged, or come from another program or release"
 
@@ -55,11 +56,16 @@ def read_opening(data: bytes, plan: str, us: str, them: str) -> dict[str, Any]:
     if (theirs, release) != (FORMAT, VERSION):
         what = f"{them} is release {release}, format {str(theirs)[:32]}; {us} is release {VERSION}, format {FORMAT}"
         raise AgreementError(what, where="hybrid", hint="install the same release on both sides")
-    if plan and fields.get("plan") != plan:
-        digest = str(fields.get("plan"))
-        what = f"{them} works by plan {digest[:12]}, {us} by plan {plan[:12]}: another net, windows or weights"
-        raise AgreementError(what, where="hybrid", hint="prepare again in another folder: a new session begins")
+    if plan:
+        check_plan(str(fields.get("plan")), plan, us, them)
     return fields
+
+
+def check_plan(theirs: str, ours: str, us: str, them: str) -> None:
+    """AgreementError where the two sides have plans of other digests."""
+    if theirs != ours:
+        what = f"{them} works by plan {theirs[:12]}, {us} by plan {ours[:12]}: another net, windows or weights"
+        raise AgreementError(what, where="hybrid", hint="prepare again in another folder: a new session begins")
 
 
 def text_of(fields: dict[str, Any], name: str, size: int) -> str:
@@ -97,6 +103,11 @@ def unpack(data: Tensor, shape: tuple[int, ...], ring: int) -> Tensor:
     """The integers of `pack`, int64 (1, *shape)."""
     count = torch.Size(shape).numel()
     return unpack_words(data, count, ring).view(1, *shape)
+
+
+def tensor_of(data: bytes) -> Tensor:
+    """Bytes as a tensor, uint8 (size,)."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def octets(labels: Tensor) -> Tensor:

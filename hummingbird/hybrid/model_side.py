@@ -1,7 +1,7 @@
 """The model's side: it answers encrypted masks offline, and walks the plan on X - r online.
 
-Offline, for a slot: it adds its masks s to the encrypted products. As evaluator it takes part in OTs with random choices
-e, and keeps the tables that come; as garbler it makes all tables, for bits that it will know online. A slot holds
+Offline, for a slot: it takes its masks s off the encrypted products. As evaluator it takes part in OTs with random
+choices e, and keeps the tables that come; as garbler it makes all tables, for bits that it will know online. A slot holds
 
     garbler "data"     the tables; e and the keys T follow from the slot's number
     garbler "model"    the offsets of its gates; labels of its own bits follow from the slot's number
@@ -11,6 +11,9 @@ Online, a layer of gates takes one round trip, and the result is y - r, the mode
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from torch import Tensor
 
 from hummingbird.gc import cot
 from hummingbird.gc.relu import evaluate, garble_model
@@ -36,10 +39,20 @@ class ModelSide:
         self.layers, self.numbering = layers(model.plan), Numbering(model.plan)
         self.weights = Weights(self.layers, model.parameters)
 
-    def prepare(self, link: Link, store: Store) -> None:
-        """Deal slots until the data's side says END. Errors of `Link.receive` and `Store.deal`."""
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a slot in this side's store, but for some bytes of its description."""
+        places = self.numbering.places
+        return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
+
+    def prepare(self, link: Link, store: Store, admit: Callable[[], None] = lambda: None) -> None:
+        """Deal slots until the data's side says END. Errors of `Link.receive` and `Store.deal`.
+
+        admit: raises where there is no room for another slot.
+        """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
         while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
+            admit()
             slot = store.deal(int.from_bytes(number, "little"))
             kept = self._deal(link, store, public, slot)
             store.keep(slot, kept)
@@ -62,7 +75,7 @@ class ModelSide:
         bits, sender = self.numbering.bits, sender_of(store)
         message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
         keys = sender.extend(self.numbering.first_ot(slot), bits, message, False)
-        own, offsets = self._own(store, slot), []
+        own, offsets = self.own(store, slot), []
         for place in self.numbering.places:
             tile = self.numbering.first_tile(slot) + place.tile
             labels, mine = place.part(keys), place.part(own)
@@ -72,7 +85,7 @@ class ModelSide:
             offsets.append(offset)
         return offsets
 
-    def _own(self, store: Store, slot: int) -> Tensor:
+    def own(self, store: Store, slot: int) -> Tensor:
         """Labels of 0 of this side's bits, as garbler: int64 (bits, 2)."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
@@ -94,13 +107,13 @@ class Online:
         }
         hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
         self.linear = arithmetic.model_linear(side.parameters, hidden)
+        self._gate: Callable[[Place, Tensor, Tensor], Tensor] = self._send_labels
         if side.plan.garbler == "data":
             receiver, first = receiver_of(store), side.numbering.first_ot(slot)
             _, self._choices, self._keys = receiver.random(first, side.numbering.bits)
             self._gate = self._evaluate
         else:
-            self._delta, self._labels = sender_of(store).delta, side._own(store, slot)
-            self._gate = self._send_labels
+            self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
     def gate(self, number: int, step: Gate, share: Tensor) -> Tensor:
         """y - r mod 2^ring, from this side's share mod 2^width, int64 (1, *shape)."""

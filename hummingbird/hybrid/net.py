@@ -22,7 +22,7 @@ from hummingbird.hybrid.session import set_up_data, set_up_model
 class HybridNet:
     """A plan, called with images: `prepare(n)` deals slots, `net(images)` uses one for each, dealing what lacks.
 
-    digest: binds the stores to the net. offline, online: bytes of the data's side's messages so far, by name; both ways.
+    digest: binds the stores to the net. offline, online: bytes of all messages so far, by name.
     """
 
     def __init__(self, model: Model, digest: str) -> None:
