@@ -12,7 +12,6 @@ which costs a ResNet-18 with windows of 9 bits ten points of accuracy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,26 +25,32 @@ LinearStep = Callable[[int, Linear, Tensor], Tensor]  # (number, step, share of 
 GateStep = Callable[[int, Gate, Tensor], Tensor]  # (number, step, share mod 2^width, B first) -> share mod 2^ring
 
 
-def _sum(a: Mapping[str, Any], *values: Tensor) -> Tensor:
-    return torch.stack([factor * x for factor, x in zip(a["factors"], values, strict=True)]).sum(0)
+def _sum(step: Step, *values: Tensor) -> Tensor:
+    return torch.stack([factor * x for factor, x in zip(step.attrs["factors"], values, strict=True)]).sum(0)
 
 
-def _sum_pool(a: Mapping[str, Any], x: Tensor) -> Tensor:
+def _sum_pool(step: Step, x: Tensor) -> Tensor:
+    a = step.attrs
     flat = x.flatten(0, 1)  # torch pools int64 in two dimensions; values are below 2^32, sums far below 2^63
     pooled = F.avg_pool2d(flat, a["kernel"], a["stride"], a["padding"], divisor_override=1)
     return pooled.unflatten(0, x.shape[:2])
+
+
+def _taps(step: Step, x: Tensor) -> Tensor:
+    axis, places = step.attrs["axis"], step.attrs["places"]
+    return torch.stack([x.index_select(axis, torch.tensor(row)) for row in places], 1)
 
 
 # Linear operations on int64 (B, ...); all but `cut`, which `_local` has.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "sum": _sum,  # factors: an integer for each input; constant: added by the model's side
     "sum_pool": _sum_pool,  # kernel, stride, padding: (rows, columns)
-    "taps": lambda a, x: torch.stack([x.index_select(a["axis"], torch.tensor(row)) for row in a["places"]], 1),
-    "rows": lambda a, x: x[:, a["start"] : a["stop"]],
-    "cat": lambda a, *values: torch.cat(values, a["axis"]),
-    "reshape": lambda a, x: x.reshape(len(x), *a["shape"]),
-    "permute": lambda a, x: x.permute(0, *a["dims"]),
-    "pad": lambda a, x: F.pad(x, a["pads"]),
+    "taps": _taps,  # axis, places: indices along it, a row for each of the result's first dimension
+    "rows": lambda step, x: x[:, step.attrs["start"] : step.attrs["stop"]],
+    "cat": lambda step, *values: torch.cat(values, 1),
+    "reshape": lambda step, x: x.reshape(len(x), *step.shape),
+    "permute": lambda step, x: x.permute(0, *step.attrs["dims"]),
+    "pad": lambda step, x: F.pad(x, step.attrs["pads"]),
 }
 
 
@@ -62,7 +67,7 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
     if step.op == "cut":
         m = step.attrs["m"]
         return reduced(values[0] + ((1 << m) - 1) * model, step.ring + m) >> m
-    out = OPERATIONS[step.op](step.attrs, *values)
+    out = OPERATIONS[step.op](step, *values)
     return reduced(out + step.attrs.get("constant", 0) * model, step.ring)
 
 
