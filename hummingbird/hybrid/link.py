@@ -58,7 +58,7 @@ class Link:
 
     def send(self, name: str, data: bytes | Tensor) -> None:
         """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the count."""
-        view = memoryview(data if isinstance(data, bytes) else data.contiguous().numpy())
+        view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):
             self._outgoing.put(bytes(view[at : at + CHUNK]))
         self.sent[name] += len(view)

@@ -13,7 +13,6 @@ so that nothing is believed. Integers mod 2^k travel as `kernels.pack_words` of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -82,11 +81,6 @@ def number_of(fields: dict[str, Any], name: str) -> int:
     if type(number) is not int or not 0 <= number < 1 << 63:
         raise malformed(f"no {name}")
     return number
-
-
-def digest(text: bytes) -> str:
-    """SHA-256 in hexadecimal digits."""
-    return hashlib.sha256(text).hexdigest()
 
 
 def words_bytes(count: int, ring: int) -> int:

@@ -18,7 +18,7 @@ import grpc
 from torch import Tensor
 
 from hummingbird.errors import ConfigError, HummingbirdError, PeerError, StoreError
-from hummingbird.hybrid import messages, public
+from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.link import TIMEOUT, Link, answered
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
@@ -48,8 +48,8 @@ class Service:
         self._side, self._plan, self._folder = ModelSide(model), model.plan, folder
         self._disk, self._idle = disk, idle
         self._locked, secret = _claim(folder)
-        self._text = public.describe(model, secret)
-        self.digest = messages.digest(self._text)
+        self._text = description.describe(model, secret)
+        self.digest = description.digest(self._text)
         self._stores: dict[str, Store] = {}
         self._waiting: dict[str, _User] = {}
         self._lock, self._calls = threading.Lock(), threading.Semaphore(MAX_CALLS)
@@ -247,5 +247,3 @@ def _claim(folder: Path) -> tuple[int, bytes]:
         os.close(file)
         raise
     return file, secret
-
-

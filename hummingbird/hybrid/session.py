@@ -17,7 +17,6 @@ from hummingbird.hybrid.link import Link
 from hummingbird.hybrid.store import Header, Store
 from hummingbird.prg import new_seed
 
-
 _OURS = ("the data's side", "the model's side")
 
 

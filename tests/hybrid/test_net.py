@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hummingbird.hybrid import ideal
-from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.encrypted import mask_seed
 from hummingbird.hybrid.net import HybridNet
 from hummingbird.hybrid.numbering import slot_seed
