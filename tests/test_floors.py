@@ -32,6 +32,7 @@ PRINTING = {
     "selftest.py",
     "mpc/dealer/command.py",
     "he/service/command.py",
+    "hybrid/command.py",
     "pir/serving/command.py",
 }  # and commands/
 

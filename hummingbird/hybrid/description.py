@@ -33,7 +33,7 @@ def read(text: bytes) -> Plan:
 
 
 def digest(text: bytes) -> str:
-    """What stores are bound to: SHA-256, in hexadecimal digits."""
+    """SHA-256 in hexadecimal digits, to which stores are bound."""
     return hashlib.sha256(text).hexdigest()
 
 

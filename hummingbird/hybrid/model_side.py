@@ -1,7 +1,7 @@
 """The model's side: it answers encrypted masks offline, and walks the plan on X - r online.
 
 Offline, for a slot: it takes its masks s off the encrypted products. As evaluator it takes part in OTs with random
-choices e, and keeps the tables that come; as garbler it makes all tables, for bits that it will know online. A slot holds
+choices e, and keeps the tables that come; as garbler it makes all tables, for bits known online only. A slot holds
 
     garbler "data"     the tables; e and the keys T follow from the slot's number
     garbler "model"    the offsets of its gates; labels of its own bits follow from the slot's number

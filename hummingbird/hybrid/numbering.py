@@ -67,5 +67,5 @@ def hash_key(session: str) -> bytes:
 
 
 def slot_seed(seed: bytes, slot: int) -> bytes:
-    """What a side draws for a slot is derived from this."""
+    """Seed of all that a side draws for a slot."""
     return derive(seed, "slot", slot)
