@@ -22,6 +22,7 @@ from hummingbird.hybrid.plan import Gate, Linear, Parameters, Plan, Step, at_res
 from hummingbird.kernels.shares import products
 
 LinearStep = Callable[[int, Linear, Tensor], Tensor]  # (number, step, share of its input, B first) -> share
+LocalStep = Callable[[int, Step, tuple[Tensor, ...]], Tensor]
 GateStep = Callable[[int, Gate, Tensor], Tensor]  # (number, step, share mod 2^width, B first) -> share mod 2^ring
 
 
@@ -71,21 +72,29 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
     return reduced(out + step.attrs.get("constant", 0) * model, step.ring)
 
 
-def _walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, *, model: bool) -> Tensor:
-    """One side's share of the logits, from its share of the images."""
+def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: LocalStep) -> Tensor:
+    """The last value, mod 2^ring, from the images' int64 (B, *shape), with functions for each kind of step."""
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
         if isinstance(step, Linear):
             return linear(number, step, given[0])
         if isinstance(step, Gate):
             return gate(number, step, reduced(given[0], step.width))
-        return reduced(given[0], step.ring) if step.op in ("input", "output") else local(step, given, model=model)
+        return reduced(given[0], step.ring) if step.op in ("input", "output") else other(number, step, given)
 
     net = Interpreter(plan.steps)
     values = net.start(x)
     net.run(values, compute)
     share: Tensor = values[len(plan.steps) - 1]
     return share
+
+
+def _data_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
+    return local(step, given, model=False)
+
+
+def _model_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
+    return local(step, given, model=True)
 
 
 def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -95,7 +104,7 @@ def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """
     values = dict(masks)
     locals_ = sorted(at_rest(plan) - masks.keys())
-    Interpreter(plan.steps, keep=True).run(values, lambda _, step, given: local(step, given, model=False), locals_)
+    Interpreter(plan.steps, keep=True).run(values, _data_side, locals_)
     return {
         number: reduced(values[step.inputs[0].index], step.ring).reshape(-1, *step.image)
         for number, step in plan.linears.items()
@@ -114,7 +123,7 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
         shares[number] = share
         return masks[number]
 
-    return shares, _walk(plan, masks[plan.input_number], linear, gate, model=False)
+    return shares, walk(plan, masks[plan.input_number], linear, gate, _data_side)
 
 
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
@@ -122,7 +131,7 @@ def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
 
     linear: gives W x + s + bias mod 2^ring (`product` has W x); gate: its own share mod 2^width to y - r mod 2^ring.
     """
-    return _walk(plan, x, linear, gate, model=True)
+    return walk(plan, x, linear, gate, _model_side)
 
 
 def model_linear(parameters: Mapping[int, Parameters], masks: Mapping[int, Tensor]) -> LinearStep:

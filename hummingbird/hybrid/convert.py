@@ -9,6 +9,7 @@ everything can be: ModelError lists every problem, by qualified name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from os import PathLike
 
@@ -40,23 +41,44 @@ def make_plan(
     images, 4.0 where it is not known. garbler: "data" or "model", who garbles.
     Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
     """
-    if garbler not in GARBLERS:
-        raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
-    config, shape = BitConfig.of(bits), _shape(input_shape)
-    steps = graph.trace(net)
-    found = [Problem(step.name, "its weights have no values", "load them first") for step in steps if _is_meta(step)]
-    if found:
-        raise ModelError(found)
-    shapes, found = magnitudes.shapes(steps, magnitudes.pattern(shape, RANGE)[:2])
-    found += problems(steps, shapes)
-    if found:
-        raise ModelError(found)
+    return TracedNet(net, input_shape).plan(BitConfig.of(bits), garbler)
+
+
+class TracedNet:
+    """A net on images of one shape, to be planned under windows that change. Raises ModelError and InputError."""
+
+    def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
+        shape = _shape(input_shape)
+        self.steps = graph.trace(net)
+        found = [Problem(step.name, "its weights have no values", "load them") for step in self.steps if _is_meta(step)]
+        if found:
+            raise ModelError(found)
+        self.shapes, found = magnitudes.shapes(self.steps, magnitudes.pattern(shape, RANGE)[:2])
+        found += problems(self.steps, self.shapes)
+        if found:
+            raise ModelError(found)
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """The layers that compare, in order, with how many numbers of an image they make."""
+        pairs = zip(self.steps, self.shapes, strict=True)
+        return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
+
+    def plan(self, config: BitConfig, garbler: str = "data") -> Model:
+        """The plan under these windows; errors as of `make_plan`."""
+        if garbler not in GARBLERS:
+            raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
+        check_windows(self.steps, config)
+        lowering = Lowering(self.steps, self.shapes, config)
+        last = lowering.run()
+        input_range = RANGE if config.input_range is None else config.input_range
+        return lowering.drafts.finished(last, garbler, input_range, config.layers.get(last.name))
+
+
+def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
+    """ConfigError for windows of layers that the net lacks, or that were found for another net."""
     config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
     config.check_use(lambda: graph.fingerprint(steps), PROTOCOL, None)
-    lowering = Lowering(steps, shapes, config)
-    last = lowering.run()
-    input_range = RANGE if config.input_range is None else config.input_range
-    return lowering.drafts.finished(last, garbler, input_range, config.layers.get(last.name))
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:
