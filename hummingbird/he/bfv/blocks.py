@@ -9,12 +9,11 @@ read, which are as many whatever the blocks. So an input costs as much as two re
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from hummingbird.errors import InputError
-from hummingbird.he.bfv.axis import Axis
+from hummingbird.he.bfv.layer import Layer
 
 
 class Blocks(NamedTuple):
@@ -27,16 +26,18 @@ class Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def choose(rows: Axis, columns: Axis, planes: int, outputs: int, groups: int, degree: int) -> Blocks:
+def choose(layer: Layer, degree: int) -> Blocks:
     """The blocks that send least, then multiply least, then reply least.
 
-    planes: input planes, of all groups and phases; outputs: output channels. InputError where even the window of a
-    single output has more than `degree` places.
+    InputError where even the window of a single output has more than `degree` places.
     """
+    rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
+    phases = len(rows.phases) * len(columns.phases)
+    planes = layer.input_shape[0] * phases
     best: Blocks | None = None
     least: tuple[int, ...] = ()
     counts = _even(planes)
-    for height, width, room in _tiles(rows, columns, degree):
+    for height, width, room in tiles_of(layer, degree):
         tiles = -(-rows.outputs // height) * -(-columns.outputs // width)
         if best and 3 * tiles > least[0]:
             continue  # an input and a reply for each tile is more than the best sends
@@ -46,20 +47,18 @@ def choose(rows: Axis, columns: Axis, planes: int, outputs: int, groups: int, de
             sent = tiles * (2 * inputs + replies)
             if best and sent > least[0]:
                 continue
-            products = tiles * len(connected(planes, outputs, groups, count, block))
+            products = tiles * len(connected(layer, phases, count, block))
             price = (sent, products, tiles * replies)
             if not best or price < least:
                 best, least = Blocks(height, width, count, block), price
-    if best is None:
-        what = f"a window of {rows.room(1)} x {columns.room(1)} input values, of {degree} that a polynomial holds"
-        hint = "use a smaller kernel or dilation"
-        raise InputError(what, where="he.bfv.Layout.of(weight_shape)", hint=hint)
+    assert best  # there is a tile, and one plane and one output fit it
     return best
 
 
-def connected(planes: int, outputs: int, groups: int, count: int, block: int) -> list[tuple[int, int]]:
-    """Which input polynomial has a plane for which reply: (input, reply), by reply; `count` planes, `block` outputs."""
-    pairs, of_group = [], planes // groups
+def connected(layer: Layer, phases: int, count: int, block: int) -> list[tuple[int, int]]:
+    """Which input polynomial, of `count` planes, has one for which reply, of `block` outputs: (input, reply)."""
+    outputs, groups = layer.output_shape[0], layer.groups
+    pairs, of_group = [], layer.weight_shape[1] * phases
     for reply, first in enumerate(range(0, outputs, block)):
         last = min(first + block, outputs) - 1
         start, stop = (group * of_group for group in (first * groups // outputs, last * groups // outputs + 1))
@@ -67,13 +66,24 @@ def connected(planes: int, outputs: int, groups: int, count: int, block: int) ->
     return pairs
 
 
-def _tiles(rows: Axis, columns: Axis, degree: int) -> Iterator[tuple[int, int, int]]:
-    """Heights and widths of tiles, and places of a plane, where these are at most `degree`; the largest first."""
-    heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in (rows, columns))
-    for height, down in reversed(heights):
-        for width, across in reversed(widths):
-            if down * across <= degree:
-                yield height, width, down * across
+def tiles_of(layer: Layer, degree: int) -> list[tuple[int, int, int]]:
+    """Heights and widths of tiles, and places of a plane, where these are at most `degree`; the largest first.
+
+    InputError where there is none.
+    """
+    axes = layer.rows, layer.columns
+    heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in axes)
+    found = [
+        (height, width, down * across)
+        for height, down in reversed(heights)
+        for width, across in reversed(widths)
+        if down * across <= degree
+    ]
+    if not found:
+        spans = " x ".join(str(axis.room(1)) for axis in axes)
+        what = f"a kernel that spans {spans} input values, of {degree} that a polynomial holds"
+        raise InputError(what, where="he.bfv.Layout.of(weight_shape)", hint="use a smaller kernel or dilation")
+    return found
 
 
 def _even(total: int) -> list[int]:

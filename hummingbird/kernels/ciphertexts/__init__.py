@@ -5,6 +5,7 @@ A ciphertext is an int32 tensor (size, L, N): `size` ring elements, residues mod
 
 from hummingbird.kernels.ciphertexts.arithmetic import EXACT, add, linear, multiply, shift, square, switch
 from hummingbird.kernels.ciphertexts.bfv import accumulate, encode
+from hummingbird.kernels.ciphertexts.monomials import taps
 from hummingbird.kernels.ciphertexts.polynomials import compose, encrypt, encrypt_ntt, pack, packed_bytes, phase, unpack
 from hummingbird.kernels.ciphertexts.ring import DEGREES, Ring, largest_primes
 from hummingbird.kernels.ciphertexts.sampling import ETA, noise, ternary, uniform
@@ -30,6 +31,7 @@ __all__ = [
     "shift",
     "square",
     "switch",
+    "taps",
     "ternary",
     "uniform",
     "unpack",

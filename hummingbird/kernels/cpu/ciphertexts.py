@@ -1,4 +1,4 @@
-"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp, bfv.cpp), on torch.get_num_threads() threads."""
+"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp, bfv.cpp, monomials.cpp), on torch.get_num_threads() threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic, bfv, polynomials, sampling
+from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials, polynomials, sampling
 from hummingbird.kernels.ciphertexts import ring as ring_module
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
 from hummingbird.kernels.ciphertexts.ring import Ring
@@ -121,6 +121,16 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     if plain < x.shape[1]:
         spread[:, plain:] = transform(ring.take(count), spread[:, plain:].contiguous(), False)
     return spread
+
+
+@implements(monomials.taps, "cpu")
+def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
+    """See `monomials.taps`."""
+    out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
+    sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct TapSizes of csrc/monomials.cpp
+    terms, threads = [t.data_ptr() for t in (first, inputs, shifts, factors)], torch.get_num_threads()
+    handle().hb_taps(x.data_ptr(), sizes, *terms, _primes(ring), threads, out.data_ptr())
+    return out
 
 
 @implements(polynomials.encrypt, "cpu")

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_combine": (None, [_pointer, _pointer, *[_long] * 4, *[_pointer] * 3, _int, _pointer]),
     "hb_shift": (None, [*[_pointer] * 4, _int]),
     "hb_multiply": (None, [_pointer, _pointer, *[_long] * 5, _pointer, _int, _pointer]),
+    "hb_taps": (None, [*[_pointer] * 7, _int, _pointer]),
     "hb_dpf_check": (_int, [_pointer, *[_long] * 4]),
     "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_dpf_generate": (None, [_pointer, _long, *[_pointer] * 5]),

@@ -20,7 +20,7 @@ def replies(layout: Layout, x: Tensor, weights: Tensor) -> Tensor:
     """All coefficients of all replies: int64 (replies, N)."""
     inputs, polys = layout.pack_input(x), layout.pack_weights(weights)
     assert inputs.shape == (layout.inputs, layout.degree) and len(polys) == len(layout.pairs)
-    tiles = len(layout.tiles)
+    tiles = layout.tiles
     out = torch.zeros(tiles, layout.replies // tiles, layout.degree, dtype=torch.int64)
     for sums, parts in zip(out, inputs.chunk(tiles), strict=True):
         for (number, reply), poly in zip(layout.pairs.tolist(), polys, strict=True):

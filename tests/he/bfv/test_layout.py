@@ -15,6 +15,7 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.he.bfv.axis import Axis
 from hummingbird.he.bfv.blocks import Blocks, choose, connected
+from hummingbird.he.bfv.layer import Layer
 from hummingbird.he.bfv.layout import Layout
 from tests.he.bfv.polynomials import replies
 
@@ -31,13 +32,13 @@ def convolve(x: Tensor, weights: Tensor, *options: Any) -> Tensor:
 
 def check(layout: Layout, *options: Any) -> None:
     """The layer by polynomials is torch's; its sizes are as the layout says."""
-    x, weights = integers(*layout.input_shape), integers(*layout.weight_shape)
-    wanted = convolve(x, weights, *options) if len(layout.input_shape) > 1 else weights @ x
+    x, weights = integers(*layout.layer.input_shape), integers(*layout.layer.weight_shape)
+    wanted = convolve(x, weights, *options) if len(layout.layer.input_shape) > 1 else weights @ x
     out = replies(layout, x, weights)
-    assert layout.unpack(out).equal(wanted) and wanted.shape == layout.output_shape
+    assert layout.unpack(out).equal(wanted) and wanted.shape == layout.layer.output_shape
     read = [poly[places] for poly, places in zip(out, layout.used, strict=True)]
     assert sum(map(len, read)) == wanted.numel()
-    if len(layout.tiles) == 1:
+    if layout.tiles == 1:
         assert torch.cat(read).equal(wanted.flatten())
 
 
@@ -78,8 +79,8 @@ def test_random_images() -> None:
             *shapes, *options, groups, max(draw.choice([16, 32, 64, 128]), 1 << (window - 1).bit_length())
         )
         check(layout, *options, groups)
-        tiled += len(layout.tiles) > 1
-        several += layout.inputs > len(layout.tiles) < layout.replies
+        tiled += layout.tiles > 1
+        several += layout.inputs > layout.tiles < layout.replies
     assert tiled > 50 and several > 50
 
 
@@ -153,8 +154,13 @@ def test_no_blocks_send_less(shapes: Any, options: Any) -> None:
         tried = replace(layout, blocks=blocks)
         return 2 * tried.inputs + tried.replies
 
-    rows, columns = layout.rows, layout.columns
-    sizes = (rows.outputs, columns.outputs, layout.planes, layout.output_shape[0])
+    rows, columns = layout.layer.rows, layout.layer.columns
+    sizes = (
+        rows.outputs,
+        columns.outputs,
+        layout.layer.input_shape[0] * layout.planes.phases,
+        layout.layer.output_shape[0],
+    )
     fitting = [
         blocks
         for blocks in itertools.starmap(Blocks, itertools.product(*(range(1, size + 1) for size in sizes)))
@@ -164,23 +170,27 @@ def test_no_blocks_send_less(shapes: Any, options: Any) -> None:
 
 
 def test_products_of_groups_that_meet_in_a_polynomial() -> None:
-    """Four groups of two planes and three outputs: (input, reply) by hand."""
-    assert connected(8, 12, 4, 3, 4) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 2)]
-    assert connected(6, 6, 6, 2, 1) == [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
+    """(input, reply) by hand: four groups of two planes and three outputs, and a depthwise layer."""
+    four, each = Layer.of((8, 1), (12, 2, 1), groups=4), Layer.of((6, 1), (6, 1, 1), groups=6)
+    assert connected(four, 1, 3, 4) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 2)]
+    assert connected(each, 1, 2, 1) == [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4), (2, 5)]
 
 
 def test_padding_costs_one_gap_and_pixels_that_are_not_read_nothing() -> None:
     layout = Layout.of((64, 32, 32), (64, 64, 3, 3), 1, 1)
-    assert layout.room == (33, 33) and (layout.inputs, layout.replies, layout.products) == (22, 64, 1408)
-    assert Layout.of((64, 32, 32), (64, 64, 1, 1), 2).planes == 64  # one phase of four
-    assert Layout.of((512, 1, 1), (512, 512, 3, 3), 1, 1).room == (1, 1)  # only the kernel's centre reads the pixel
+    assert layout.planes.room == (33, 33) and (layout.inputs, layout.replies, layout.products) == (22, 64, 1408)
+    assert Layout.of((64, 32, 32), (64, 64, 1, 1), 2).planes.phases == 1  # of four
+    assert Layout.of((512, 1, 1), (512, 512, 3, 3), 1, 1).planes.room == (
+        1,
+        1,
+    )  # only the kernel's centre reads the pixel
 
 
 def test_norms_are_those_of_the_polynomials() -> None:
     torch.manual_seed(0)
     for shapes, options in [(((5, 6, 6), (7, 5, 3, 3)), (1, 1)), (((4, 6, 6), (6, 2, 3, 3)), (1, 1, 1, 2))]:
         layout, weights = Layout.of(*shapes, *options, degree=128), integers(*shapes[1])
-        norms = torch.zeros(layout.replies // len(layout.tiles), dtype=torch.int64)
+        norms = torch.zeros(layout.replies // layout.tiles, dtype=torch.int64)
         norms.index_add_(0, layout.pairs[:, 1], layout.pack_weights(weights).abs().sum(1))
         assert layout.norms(weights) == int(norms.max())
 
