@@ -62,12 +62,12 @@ class Secret:
         InputError for k outside 1 .. 32. A reply of another k gives other values.
         """
         check_bits(k, "he.bfv.Secret.decrypt(k)")
-        parts, (rows, columns) = reply.parts(), reply.rows_and_columns()
+        parts = reply.parts()
         parts[:, 1] = REST.ntt(parts[:, 1])
         x = compose(REST, phase(REST, parts, self._values[: len(REST.primes)], "mixed"))
-        out = torch.zeros(len(parts), DEGREE, dtype=torch.int64)
-        out[rows, columns] = decode(x[rows, columns], k)
-        return out
+        out = torch.zeros(x.numel(), dtype=torch.int64)
+        out[reply.places] = decode(x.flatten()[reply.places], k)
+        return out.view(x.shape)
 
     def switching_key(self, public: PublicKey) -> SwitchingKey:
         """Make the key that leads ciphertexts of this secret to that of a public key; for the server alone."""
