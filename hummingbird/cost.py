@@ -219,6 +219,17 @@ def crypten_relu(n: int, parties: int) -> Cost:
     return crypten_ltz(n, parties) + product(n, n, n, parties)
 
 
+# Oblivious transfers of two parties (gc/base_ot.py, gc/cot.py); bytes without frames ---------------------------------
+
+BASE_OT_CHOICE, BASE_OT_ANSWER = 128 * 2 * 32, 32  # public keys of X25519
+COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's message, the receiver's, once a session
+
+
+def cot_message(count: int, random: bool) -> int:
+    """Bytes of a receiver's message for so many correlated transfers, in blocks of 128: 31/8 or 4 bytes each."""
+    return (31 if random else 32) * 16 * -(-count // 128)
+
+
 # Encrypted products of two parties (he/bfv) -------------------------------------------------------------------------
 
 BFV_DEGREE, BFV_PRIME_BITS = 4096, 26

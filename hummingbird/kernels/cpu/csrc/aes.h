@@ -1,9 +1,8 @@
-// AES-128 for the trees of dpf.cpp: H(j, s) = AES_k(s ^ 2 j) ^ s ^ 2 j (reference/lookups/prf.py). The round keys, and
-// the portable version, in bit slices; aes_x86.h has those by AES instructions. Included by dpf.cpp alone.
+// AES-128: the round keys, and AES_k(x) ^ x in bit slices, without tables; aes_x86.h has it by AES instructions.
 
 #pragma once
 
-#include "prf.h"
+#include "dispatch.h"
 
 namespace {
 
@@ -31,9 +30,10 @@ constexpr Box make_box() {
 
 constexpr Box kBox = make_box();
 
-void make_round_keys(Prf& prf) {
-    uint8_t* const k = prf.round_keys[0];
-    memcpy(k, prf.public_key, kBlock);
+// By a table: the key is public.
+inline void make_round_keys(const uint8_t* key, uint8_t (*round_keys)[16]) {
+    uint8_t* const k = round_keys[0];
+    memcpy(k, key, 16);
     uint8_t constant = 1;
     for (int i = 16; i < 176; i += 4) {
         uint8_t t[4] = {k[i - 4], k[i - 3], k[i - 2], k[i - 1]};
@@ -83,7 +83,7 @@ BODY uint32_t gather(uint64_t x) {
 BODY void slice(const uint8_t* blocks, Two* q) {
     for (int i = 0; i < 8; i++) {
         uint32_t w[4];
-        memcpy(w, blocks + kBlock * i, kBlock);
+        memcpy(w, blocks + 16 * i, 16);
         q[i & 3][i >> 2] = spread(w[0]) | spread(w[2]) << 8;
         q[(i & 3) + 4][i >> 2] = spread(w[1]) | spread(w[3]) << 8;
     }
@@ -95,7 +95,7 @@ BODY void unslice(Two* q, uint8_t* blocks) {
     for (int i = 0; i < 8; i++) {
         const uint64_t even = q[i & 3][i >> 2], odd = q[(i & 3) + 4][i >> 2];
         const uint32_t w[4] = {gather(even), gather(odd), gather(even >> 8), gather(odd >> 8)};
-        memcpy(blocks + kBlock * i, w, kBlock);
+        memcpy(blocks + 16 * i, w, 16);
     }
 }
 
@@ -155,15 +155,15 @@ struct Sliced {
     Two k[11][8];
 };
 
-void slice_keys(const Prf& prf, Sliced& out) {
+inline void slice_keys(const uint8_t (*round_keys)[16], Sliced& out) {
     for (int r = 0; r < 11; r++) {
-        uint8_t copies[8][kBlock];
-        for (auto& copy : copies) memcpy(copy, prf.round_keys[r], kBlock);
+        uint8_t copies[8][16];
+        for (auto& copy : copies) memcpy(copy, round_keys[r], 16);
         slice(copies[0], out.k[r]);
     }
 }
 
-void hash8(const Sliced& keys, uint8_t* x) {  // AES(x) ^ x of eight blocks
+inline void hash8(const Sliced& keys, uint8_t* x) {  // AES(x) ^ x of eight blocks
     Two q[8];
     slice(x, q);
     for (int i = 0; i < 8; i++) q[i] ^= keys.k[0][i];
@@ -173,42 +173,9 @@ void hash8(const Sliced& keys, uint8_t* x) {  // AES(x) ^ x of eight blocks
         if (r < 10) mix_columns(q);
         for (int i = 0; i < 8; i++) q[i] ^= keys.k[r][i];
     }
-    uint8_t y[8 * kBlock];
+    uint8_t y[8 * 16];
     unslice(q, y);
-    for (int i = 0; i < 8 * kBlock; i++) x[i] ^= y[i];
-}
-
-// Blocks `first` .. `first + blocks - 1` of H for a node; the number goes above the control bit.
-BODY void inputs(const uint8_t* node, int first, int blocks, uint8_t* x) {
-    for (int j = 0; j < blocks; j++) {
-        memcpy(x + kBlock * j, node, kBlock);
-        x[kBlock * j] = uint8_t((node[0] & 0xFE) ^ (first + j) << 1);
-    }
-}
-
-void aes_children(Portable, const Prf& prf, const uint8_t* corrections, uint8_t* nodes, int n) {
-    Sliced keys;
-    slice_keys(prf, keys);
-    uint8_t correction[2 * kBlock], x[8 * kBlock];
-    both(corrections, correction);
-    for (int i = (n - 1) / 4 * 4; i >= 0; i -= 4) {
-        for (int j = 0; j < 4; j++) inputs(nodes + kBlock * (i + j), 0, 2, x + 2 * kBlock * j);
-        hash8(keys, x);
-        for (int j = 0; j < 4; j++) correct(nodes + kBlock * (i + j), correction, 2 * kBlock, x + 2 * kBlock * j);
-        memcpy(nodes + 2 * kBlock * i, x, sizeof x);
-    }
-}
-
-void aes_convert(Portable, const Prf& prf, const uint8_t* final, const uint8_t* nodes, int n, uint8_t* out) {
-    Sliced keys;
-    slice_keys(prf, keys);
-    for (int i = 0; i < n; i++) {
-        uint8_t x[8 * kBlock];
-        inputs(nodes + kBlock * i, 2, 8, x);
-        hash8(keys, x);
-        correct(nodes + kBlock * i, final, kLeafBytes, x);
-        memcpy(out + kLeafBytes * i, x, kLeafBytes);
-    }
+    for (int i = 0; i < 8 * 16; i++) x[i] ^= y[i];
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
 // Distributed point functions: the fast versions of reference/lookups/dpf.py; lookups/dpf.py has the key's format and
-// the equations; dpf.h says how other files use it, aes.h, aes_x86.h and chacha.h have the PRFs.
+// the equations; dpf.h says how other files use it, aes_trees.h and chacha.h have the PRFs.
 //
 // Nothing branches on a node, a control bit or a bit of alpha, and no memory is looked up at such a place: corrections
 // are masked. (The S-box table of aes.h is for round keys only, which are public.)
 
-#include "aes.h"
-#include "aes_x86.h"
+#include "aes_trees.h"
 #include "chacha.h"
 #include "eight.h"
 
@@ -44,7 +43,7 @@ Prf open_prf(int id, const uint8_t* public_key) {
     Prf prf;
     prf.id = id;
     memcpy(prf.public_key, public_key, kBlock);
-    if (id == kAes) make_round_keys(prf);
+    if (id == kAes) make_round_keys(prf.public_key, prf.round_keys);
     return prf;
 }
 

@@ -1,0 +1,71 @@
+"""A ReLU on cut shares by one garbled circuit: its plain version, and the labels that both sides handle.
+
+The garbler draws R and labels of 0, makes the tables (`garble`, `garble_model`), and lets the evaluator have one label
+of each bit, label ^ bit R: of its own bits by `chosen`, of the evaluator's by oblivious transfer. The evaluator turns
+them into y - r or y + offset. `kernels.garble` has the circuit, its hash and the format of the tables.
+
+    circuit = Circuit("relu", 10, 20, "data")            the garbler knows s and r
+    delta, labels = new_delta(stream), new_labels(stream, n, 10)
+    tables = garble(circuit, key, tile, delta, labels, s, r)
+    y_minus_r = evaluate(circuit, key, tile, chosen(labels, delta, p), tables)
+
+A tile's number serves once under a key, and so do labels: garbled twice, with another s, they give R to the evaluator.
+So do both labels of one wire.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels import pack_words
+from hummingbird.kernels.cot import choose
+from hummingbird.kernels.garble import (
+    KEY_BYTES,
+    Circuit,
+    evaluate,
+    evaluate_model,
+    garble,
+    garble_model,
+    tiles,
+)
+from hummingbird.prg import Stream
+
+__all__ = [
+    "KEY_BYTES",
+    "Circuit",
+    "chosen",
+    "evaluate",
+    "evaluate_model",
+    "garble",
+    "garble_model",
+    "new_delta",
+    "new_labels",
+    "plain",
+    "tiles",
+]
+
+
+def new_delta(stream: Stream) -> Tensor:
+    """Draw the garbler's secret offset of labels, R: int64 (2,), odd."""
+    return stream.words(2) | torch.tensor([1, 0])
+
+
+def new_labels(stream: Stream, n: int, width: int) -> Tensor:
+    """Draw labels of 0 for the wires of n instances: int64 (n, width, 2)."""
+    return stream.words(n, width, 2)
+
+
+def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
+    """Take the label of each bit: labels of 0, int64 (n, w, 2), and numbers, int64 (n,), give labels ^ bit R.
+
+    Nothing branches on a bit.
+    """
+    return choose(labels.reshape(-1, 2), pack_words(values, labels.shape[1]), delta).view_as(labels)
+
+
+def plain(circuit: Circuit, x: Tensor) -> Tensor:
+    """Compute the circuit in the clear, mod 2^k': relu(x), or x, for x = s + p, int64 (n,), a signed number mod 2^w."""
+    half = 1 << (circuit.width - 1)
+    signed = ((x + half) & (2 * half - 1)) - half
+    return (signed.clamp(min=0) if circuit.kind == "relu" else signed) & ((1 << circuit.ring) - 1)

@@ -1,0 +1,175 @@
+"""Garbled ReLUs in plain torch, tile after tile; kernels/garble.py has the equations and the format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from hummingbird.kernels import garble as kernels
+from hummingbird.kernels.garble import LABEL_BYTES, ROWS, TILE, Circuit, tiles
+from hummingbird.kernels.reference.shares.packing import low_bits, pack_words, unpack_words
+from hummingbird.kernels.registry import implements
+
+
+def sigma(x: Tensor) -> Tensor:
+    """Map blocks (l|r) to (l ^ r|l): int64 (..., 2), the low word r first."""
+    return torch.stack([x[..., 1], x[..., 0] ^ x[..., 1]], dim=-1)
+
+
+class Hash:
+    """The hash H of one tile, a function of a number and of blocks, int64 (..., 2)."""
+
+    def __init__(self, key: bytes, tile: int) -> None:
+        self._key, self._tile = int.from_bytes(key, "little"), tile
+
+    def __call__(self, number: int, x: Tensor) -> Tensor:
+        y = sigma(x).contiguous()
+        key = (self._key ^ (self._tile << 8 | number)).to_bytes(16, "little")
+        encrypted = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(y.numpy().tobytes())
+        return torch.frombuffer(bytearray(encrypted), dtype=torch.int64).view_as(y) ^ y
+
+
+def colour(x: Tensor) -> Tensor:
+    """The lowest bit of blocks: int64 (..., 2) -> (..., 1)."""
+    return x[..., :1] & 1
+
+
+def _weights(circuit: Circuit) -> list[int]:
+    """The worth of each wire that has rows."""
+    if circuit.kind == "relu":
+        return [1 << i for i in range(circuit.width - 1)]
+    return [*(1 << i for i in range(circuit.width - 1)), -1 << (circuit.width - 1)]
+
+
+def _garble(
+    circuit: Circuit, hash_of: Hash, delta: Tensor, labels: Tensor, own: Tensor, first: Tensor | None
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Make the blocks of the gates, the words of the rows, and the offsets, of one tile of m instances.
+
+    labels, own: int64 (m, w, 2). first: bit 0 of the garbler's shares where it knows them, int64 (m, 1).
+    """
+    blocks, wires, carry = [], [], torch.zeros_like(labels[:, 0])
+    for i in range(circuit.width):
+        a, b = labels[:, i] ^ carry, own[:, i] ^ carry
+        wires.append(a ^ own[:, i])
+        if i == circuit.width - 1:
+            break
+        bit = first if i == 0 else None  # known to the garbler
+        hashed = hash_of(2 * i, a)
+        t = hashed ^ hash_of(2 * i, a ^ delta) ^ (colour(b) if bit is None else bit) * delta
+        blocks.append(t)
+        carry = carry ^ hashed ^ colour(a) * t
+        if bit is None:
+            hashed = hash_of(2 * i + 1, b)
+            u = hashed ^ hash_of(2 * i + 1, b ^ delta) ^ a
+            blocks.append(u)
+            carry = carry ^ hashed ^ colour(b) * (u ^ a)
+    return blocks, *_rows(circuit, hash_of, delta, wires)
+
+
+def _rows(circuit: Circuit, hash_of: Hash, delta: Tensor, wires: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """Make the words of the rows, and the offsets. wires: labels of 0 of x_i, int64 (m, 2)."""
+    words, offset, positive = [], torch.zeros(len(wires[0]), dtype=torch.int64), wires[-1] ^ delta
+    for i, weight in enumerate(_weights(circuit)):
+        rows = []
+        for v, u in [(0, 0), (0, 1), (1, 0), (1, 1)] if circuit.kind == "relu" else [(0, 0), (0, 1)]:
+            x, b = u ^ colour(wires[i]), v ^ colour(positive)  # the bits whose labels have these colours
+            value, block = weight * x, wires[i] ^ x * delta
+            if circuit.kind == "relu":
+                value, block = value * b, block ^ sigma(positive ^ b * delta)
+            rows.append((value - hash_of(ROWS + i, block)[:, :1])[:, 0])
+        words += [row - rows[0] for row in rows[1:]]
+        offset -= rows[0]
+    return words, offset & low_bits(circuit.ring)
+
+
+def _evaluate(
+    circuit: Circuit, hash_of: Hash, labels: Tensor, own: Tensor, blocks: Iterator[Tensor], words: Tensor
+) -> Tensor:
+    """The results of one tile of m instances. blocks: int64 (m, 2) each. words: int64 (circuit.words, m)."""
+    carry, wires = torch.zeros_like(labels[:, 0]), []
+    for i in range(circuit.width):
+        a, b = labels[:, i] ^ carry, own[:, i] ^ carry
+        wires.append(a ^ own[:, i])
+        if i == circuit.width - 1:
+            break
+        carry = carry ^ hash_of(2 * i, a) ^ colour(a) * next(blocks)
+        if circuit.garbler == "model" or i > 0:
+            carry = carry ^ hash_of(2 * i + 1, b) ^ colour(b) * (next(blocks) ^ a)
+    total, positive = torch.zeros(len(labels), dtype=torch.int64), wires[-1]
+    per_wire = 3 if circuit.kind == "relu" else 1
+    for i in range(len(_weights(circuit))):
+        place, pad_of = colour(wires[i]), wires[i]
+        if circuit.kind == "relu":
+            place, pad_of = place + 2 * colour(positive), pad_of ^ sigma(positive)
+        rows = torch.cat([torch.zeros_like(words[:1]), words[per_wire * i : per_wire * (i + 1)]])
+        total += rows.gather(0, place.view(1, -1)).view(-1) + hash_of(ROWS + i, pad_of)[:, 0]
+    if circuit.garbler == "data":
+        total += words[-1]
+    return total & low_bits(circuit.ring)
+
+
+def _spans(n: int) -> list[slice]:
+    """The instances of each tile."""
+    return [slice(TILE * i, min(TILE * (i + 1), n)) for i in range(tiles(n))]
+
+
+def _joined(circuit: Circuit, blocks: list[Tensor], words: list[Tensor]) -> Tensor:
+    octets = torch.cat(blocks).contiguous().view(torch.uint8).view(-1)
+    return torch.cat([octets, pack_words(torch.cat(words), circuit.ring)])
+
+
+def _cut(circuit: Circuit, m: int, tables: Tensor) -> tuple[Iterator[Tensor], Tensor]:
+    """The blocks and the words of one tile of m instances."""
+    size = LABEL_BYTES * circuit.blocks * m
+    blocks = tables[:size].clone().view(torch.int64).view(circuit.blocks, m, 2)
+    words = unpack_words(tables[size:], circuit.words * m, circuit.ring).view(circuit.words, m)
+    return iter(blocks), words
+
+
+@implements(kernels.garble, "reference")
+def garble(
+    circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, shares: Tensor, masks: Tensor
+) -> Tensor:
+    """See `garble.garble`."""
+    own = (shares[:, None] >> torch.arange(circuit.width) & 1)[:, :, None] * delta
+    tables = [torch.empty(0, dtype=torch.uint8)]
+    for number, span in enumerate(_spans(len(labels)), tile):
+        known = shares[span, None] & 1
+        blocks, words, offset = _garble(circuit, Hash(key, number), delta, labels[span], own[span], known)
+        tables.append(_joined(circuit, blocks, [*words, -masks[span] - offset]))
+    return torch.cat(tables)
+
+
+@implements(kernels.garble_model, "reference")
+def garble_model(
+    circuit: Circuit, key: bytes, tile: int, delta: Tensor, labels: Tensor, own: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See `garble.garble_model`."""
+    tables, offsets = [torch.empty(0, dtype=torch.uint8)], [torch.empty(0, dtype=torch.int64)]
+    for number, span in enumerate(_spans(len(labels)), tile):
+        blocks, words, offset = _garble(circuit, Hash(key, number), delta, labels[span], own[span], None)
+        tables.append(_joined(circuit, blocks, words))
+        offsets.append(offset)
+    return torch.cat(tables), torch.cat(offsets)
+
+
+@implements(kernels.evaluate, "reference")
+def evaluate(circuit: Circuit, key: bytes, tile: int, labels: Tensor, tables: Tensor) -> Tensor:
+    """See `garble.evaluate`."""
+    return evaluate_model(circuit, key, tile, labels, torch.zeros_like(labels), tables)
+
+
+@implements(kernels.evaluate_model, "reference")
+def evaluate_model(circuit: Circuit, key: bytes, tile: int, labels: Tensor, own: Tensor, tables: Tensor) -> Tensor:
+    """See `garble.evaluate_model`."""
+    results, start = [torch.empty(0, dtype=torch.int64)], 0
+    for number, span in enumerate(_spans(len(labels)), tile):
+        m = len(labels[span])
+        blocks, words = _cut(circuit, m, tables[start : start + circuit.table_bytes(m)])
+        results.append(_evaluate(circuit, Hash(key, number), labels[span], own[span], blocks, words))
+        start += circuit.table_bytes(m)
+    return torch.cat(results)
