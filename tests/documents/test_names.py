@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import scripts.bench_he
+import scripts.bench_hybrid
 import scripts.bench_kernels
 import scripts.bench_linear
 import scripts.bench_pir
@@ -71,6 +72,7 @@ HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
     "scripts.train": lambda: scripts.train.parser().format_help(),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
+    "scripts.bench_hybrid": lambda: help_of(scripts.bench_hybrid.main),
     "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
     "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
