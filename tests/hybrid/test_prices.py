@@ -18,9 +18,9 @@ from tests.support.hybrid_nets import NETS, exact, images
 BITS = BitConfig(BitWindow(19, 9), input_range=1.0)
 
 
-def without_openings(counted: Mapping[str, int]) -> dict[str, int]:
+def without_openings(counted: Mapping[str, int]) -> Counter[str]:
     """Openings are text that names a slot's number."""
-    return {name: count for name, count in counted.items() if name != "opening"}
+    return Counter({name: count for name, count in counted.items() if name != "opening"})
 
 
 @pytest.mark.parametrize("garbler", GARBLERS)
@@ -33,7 +33,7 @@ def test_every_message_has_its_predicted_size(name: str, garbler: str) -> None:
     net(images(shape, 2))
     slot, once = Counter(prices.offline(net.plan)), Counter(prices.call())
     assert without_openings(net.offline) == slot + slot + once
-    assert without_openings(net.online) == {name: 2 * count for name, count in prices.online(net.plan).items()}
+    assert without_openings(net.online) == Counter({name: 2 * count for name, count in prices.online(net.plan).items()})
     after = net.report()
     assert after.startswith(before) and "bytes measured" in after
     counted = report.after(net.plan, net.offline, 2, net.online, 2).splitlines()
