@@ -70,7 +70,7 @@ class DataSide:
             link.receive("done", len(messages.DONE))
             self.store.keep(slot, kept)
             progress(1)
-        link.send("number", messages.END)
+        link.send("end", messages.END)
 
     def _deal(self, link: Link, secret: bfv.Secret, slot: int) -> list[Tensor]:
         seed = slot_seed(self.store.seed, slot)
