@@ -236,8 +236,13 @@ BFV_DEGREE, BFV_PRIME_BITS = 4096, 26
 
 
 def bfv_fresh(ciphertexts: int) -> int:
-    """Bytes of fresh ciphertexts, or public keys: a seed and one polynomial modulo four primes, 53,264 each."""
-    return ciphertexts * (16 + 4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
+    """Bytes of a message of fresh ciphertexts: one seed, and a polynomial modulo four primes for each, 53,248 bytes."""
+    return 16 + ciphertexts * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
+
+
+def bfv_switching_key() -> int:
+    """Bytes of a switching key: eight ciphertexts of two polynomials modulo four primes, 851,968."""
+    return 8 * 2 * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
 
 
 def bfv_reply(replies: int, values: int) -> int:

@@ -53,13 +53,13 @@ class Chooser:
         pair = torch.stack([_octets(b"".join(points)).view(COUNT, _POINT) for points in (known, unknown)], 1)
         self.message: bytes = torch.where(choices[:, None, None] > 0, pair.flip(1), pair).numpy().tobytes()
 
-    def keys(self, answer: bytes) -> Tensor:
+    def keys(self, reply: bytes) -> Tensor:
         """Compute the choices' keys, uint8 (128, 16), from the sender's 32 bytes; InputError for anything else."""
         where = "base OT, the sender's key"
-        if len(answer) != BASE_OT_ANSWER:
-            raise InputError(f"expected {BASE_OT_ANSWER} bytes, got {len(answer)}", where=where, hint=_HINT)
-        shared = [_exchange(secret, public_key(answer, where), where) for secret in self._secrets]
-        both = _hash(shared, self.message + answer, (0, 1))
+        if len(reply) != BASE_OT_ANSWER:
+            raise InputError(f"expected {BASE_OT_ANSWER} bytes, got {len(reply)}", where=where, hint=_HINT)
+        shared = [_exchange(secret, public_key(reply, where), where) for secret in self._secrets]
+        both = _hash(shared, self.message + reply, (0, 1))
         return torch.where(self._choices[:, None] > 0, both[:, 1], both[:, 0])
 
 

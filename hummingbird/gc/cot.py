@@ -5,11 +5,11 @@ the offset of a garbler's labels:
 
     the evaluator's bit is known when garbling: its wire's label of 0 is Q_i, and T_i is the label of c_i
     it is known later: the receiver's random choices e_i wait for it; it sends p_i ^ e_i, the garbler answers with
-    L_i ^ Q_i ^ (p_i ^ e_i) delta = kernels.cot.choose(L ^ Q, p ^ e, delta), and T_i makes L_i ^ p_i delta of it
+    L_i ^ Q_i ^ (p_i ^ e_i) delta, which is kernels.cot.choose(L ^ Q, p ^ e, delta), and T_i makes L_i ^ p_i delta of it
 
-Set up once for a session, in two messages of `cost.COT_SET_UP` bytes; 20 ms a side:
+Set up once for a session, in two messages of `cost.COT_SET_UP` bytes, some 20 ms a side:
 
-    start = cot.SetUp(delta)                            the sender
+    start = cot.SetUp()                                 the sender
     receiver, reply = cot.accept(start.message)         the receiver
     sender = start.finish(reply)                        the sender
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from hummingbird import cost, prg
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.gc import base_ot, trees
+from hummingbird.gc.relu import new_delta
 from hummingbird.kernels import cot, pack_bits
 from hummingbird.kernels.checks import check_range, check_tensor
 from hummingbird.kernels.cot import BLOCK, MOST_BLOCKS, TREES
@@ -108,15 +109,12 @@ class Sender:
 class SetUp:
     """The sender's side of the set-up, used once; `message`, 8,192 bytes, goes to the receiver.
 
-    delta: int64 (2,), odd: the lowest bit of a label is its colour. It is drawn here where it is not given.
+    It draws the session's delta, the offset of the garbler's labels.
     """
 
-    def __init__(self, delta: Tensor | None = None) -> None:
-        self.delta = new_delta() if delta is None else delta
-        check_tensor("gc.cot.SetUp(delta)", self.delta, torch.int64, self.delta, 2)
-        if not self.delta[0] & 1:
-            raise InputError("delta is even", where="gc.cot.SetUp(delta)", hint="gc.cot.new_delta() draws one")
-        self._bits = _bits(self.delta.view(torch.uint8))
+    def __init__(self) -> None:
+        self._delta = new_delta(prg.fresh())
+        self._bits = _bits(self._delta.view(torch.uint8))
         self._chooser = base_ot.Chooser(1 - self._bits)
         self.message = self._chooser.message
 
@@ -128,7 +126,7 @@ class SetUp:
         keys = self._chooser.keys(reply[: cost.BASE_OT_ANSWER])
         hidden = torch.frombuffer(bytearray(reply[cost.BASE_OT_ANSWER :]), dtype=torch.uint8).view(BLOCK, 2, -1)
         sums = torch.where(self._bits[:, None] > 0, hidden[:, 0], hidden[:, 1]) ^ keys
-        return Sender(self.delta, trees.puncture(self._bits.view(TREES, -1), sums.view(TREES, -1, trees.SEED)))
+        return Sender(self._delta, trees.puncture(self._bits.view(TREES, -1), sums.view(TREES, -1, trees.SEED)))
 
 
 def accept(message: bytes) -> tuple[Receiver, bytes]:
@@ -137,11 +135,6 @@ def accept(message: bytes) -> tuple[Receiver, bytes]:
     roots = prg.fresh().bytes(TREES * trees.SEED).view(TREES, -1)
     leaves, sums = trees.grow(roots)
     return Receiver(leaves), answer + (sums.view_as(keys) ^ keys).numpy().tobytes()
-
-
-def new_delta() -> Tensor:
-    """Draw a secret, odd delta, int64 (2,)."""
-    return prg.fresh().words(2) | torch.tensor([1, 0])
 
 
 def _blocks(where: str, first: int, count: int) -> int:

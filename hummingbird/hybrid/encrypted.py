@@ -87,7 +87,7 @@ class Weights:
         places = layer.layout
         kept = self._kept.get(number)
         weights = self._transformed(number) if kept is None else kept
-        tiles = len(places.tiles)
+        tiles = places.tiles
         parts = bfv.Fresh.from_bytes(asked, places.inputs).parts()
         sums = [bfv.products(part, weights, places.pairs, places.replies // tiles) for part in parts.chunk(tiles)]
         reply = bfv.evaluate(public, torch.cat(sums), layer.masks(seed), layer.step.ring, places.used)

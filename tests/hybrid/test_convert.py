@@ -20,7 +20,7 @@ SEED = bytes(range(16))
 
 
 def logits(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """Sum of both sides' shares, with ideal gates and products."""
+    """Logits of both sides' shares, with ideal gates and products."""
     masks, hidden = ideal.drawn(model.plan, SEED, len(x))
     return model.plan.decode(ideal.run(model, model.plan.encode(x), masks, hidden))
 

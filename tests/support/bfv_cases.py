@@ -82,7 +82,7 @@ def answer(r: Tensor, w: Tensor, k: int, patch: MonkeyPatch, masks: Tensor | Non
 
 
 def chi_square(x: Tensor, least: int, width: int, bins: int = 64) -> float:
-    """Of values in least .. least + width - 1 that should be uniform; 63 degrees of freedom: 130 is once in 10^6."""
+    """Test that values in least .. least + width - 1 are uniform: 63 degrees of freedom, 130 is once in 10^6."""
     counts = torch.bincount(((x.flatten().double() - least) * bins / width).long(), minlength=bins).double()
     assert len(counts) == bins, "a value is outside"
     expected = x.numel() / bins

@@ -20,5 +20,18 @@ from hummingbird.he.bfv.keys import Secret
 from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply
 from hummingbird.he.bfv.reply import draw_masks, evaluate
 from hummingbird.he.bfv.scheme import DEGREE, products, transform
+from hummingbird.he.bfv.switching import SwitchingKey, switch_key
 
-__all__ = ["DEGREE", "Fresh", "PublicKey", "Reply", "Secret", "draw_masks", "evaluate", "products", "transform"]
+__all__ = [
+    "DEGREE",
+    "Fresh",
+    "PublicKey",
+    "Reply",
+    "Secret",
+    "SwitchingKey",
+    "draw_masks",
+    "evaluate",
+    "products",
+    "switch_key",
+    "transform",
+]

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from hummingbird import prg
-from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply, expand_all
+from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply
 from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, decode, times
+from hummingbird.he.bfv.switching import SwitchingKey
+from hummingbird.he.scheme.ckks import expand
 from hummingbird.kernels.ciphertexts import add, compose, encode, noise, phase, ternary
 
 
@@ -49,10 +51,10 @@ class Secret:
         where = "he.bfv.Secret.encrypt"
         check_bits(k, f"{where}(k)")
         check_polynomials(polys, f"{where}(polys)")
-        seeds = b"".join(prg.new_seed() for _ in polys)
+        seed = prg.new_seed()
         plain = RING.ntt(encode(RING, polys, k, noise(prg.fresh(), *polys.shape)))
-        masked = times(expand_all(seeds), self._values[None])[:, 0]
-        return Fresh(seeds, add(RING, plain, masked, -1))
+        masked = times(expand(RING, seed, len(polys)), self._values[None])[:, 0]
+        return Fresh(seed, add(RING, plain, masked, -1))
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
         """Decrypt a reply: int64 (n, N), 0 .. 2^k - 1 in the coefficients that were sent, 0 in all others.
@@ -66,6 +68,10 @@ class Secret:
         out = torch.zeros(len(parts), DEGREE, dtype=torch.int64)
         out[rows, columns] = decode(x[rows, columns], k)
         return out
+
+    def switching_key(self, public: PublicKey) -> SwitchingKey:
+        """Make the key that leads ciphertexts of this secret to that of a public key; for the server alone."""
+        return SwitchingKey.of(self._values, public)
 
     def __repr__(self) -> str:
         return f"Secret(degree={DEGREE})"

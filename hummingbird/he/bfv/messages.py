@@ -1,8 +1,8 @@
 """Ciphertexts as they are sent, and their bytes: fresh ones and public keys to the server, replies to the client.
 
-A fresh ciphertext is the seed of its uniform part a and c_0, values of the transform: 16 bytes and four polynomials of
-26-bit residues, 53,264 bytes. A reply has two primes left. Its c_1 is sent whole, 26,624 bytes, and of c_0 the
-coefficients that somebody reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on no other of c_0.
+Fresh ciphertexts are the seed of their uniform parts a, 16 bytes, and c_0 of each, values of the transform: 26-bit
+residues modulo four primes, 53,248 bytes. A reply has two primes left. Its c_1 is sent whole, 26,624 bytes, and of c_0
+the coefficients that somebody reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on no other of c_0.
 """
 
 from __future__ import annotations
@@ -29,34 +29,25 @@ _SECOND = packed_bytes((_LEFT, DEGREE))  # c_1 of a reply
 
 @dataclass(frozen=True)
 class Fresh:
-    """Ciphertexts of a secret's owner: seeds of a, 16 bytes each, and c_0, int32 (n, 4, N), transformed."""
+    """Ciphertexts of a secret's owner: the seed of all a, 16 bytes, and c_0, int32 (n, 4, N), transformed."""
 
-    seeds: bytes
+    seed: bytes
     body: Tensor
 
     def parts(self) -> Tensor:
         """Expand both parts, transformed: int32 (n, 2, 4, N), 128 KiB each."""
-        return torch.stack([self.body, expand_all(self.seeds)], 1)
+        return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
 
     def to_bytes(self) -> bytes:
-        """All seeds, then all residues: 53,264 bytes a ciphertext."""
-        return self.seeds + pack(RING, self.body).numpy().tobytes()
+        """The seed, then all residues: 16 bytes, and 53,248 for each ciphertext."""
+        return self.seed + pack(RING, self.body).numpy().tobytes()
 
     @staticmethod
     def from_bytes(data: bytes, count: int) -> Fresh:
         """Read `count` ciphertexts; InputError for another length, or for a value that is no residue."""
         check_length(data, bfv_fresh(count), "he.bfv.Fresh.from_bytes(data)")
-        seeds = count * prg.SEED_BYTES
-        return Fresh(bytes(data[:seeds]), unpack(RING, as_tensor(data, seeds), (count, _PRIMES, DEGREE)))
-
-
-def expand_all(seeds: bytes) -> Tensor:
-    """a of each seed: int32 (n, 4, N), transformed."""
-    size = prg.SEED_BYTES
-    out = torch.empty(len(seeds) // size, _PRIMES, DEGREE, dtype=torch.int32)
-    for number in range(len(out)):
-        out[number] = expand(RING, seeds[number * size : (number + 1) * size], 1)[0]
-    return out
+        body = unpack(RING, as_tensor(data, prg.SEED_BYTES), (count, _PRIMES, DEGREE))
+        return Fresh(bytes(data[: prg.SEED_BYTES]), body)
 
 
 @dataclass(frozen=True)

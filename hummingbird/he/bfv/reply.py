@@ -23,9 +23,9 @@ from hummingbird import prg
 from hummingbird.errors import InputError
 from hummingbird.he.bfv.messages import PublicKey, Reply
 from hummingbird.he.bfv.noise import flood_bits
-from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, times
+from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, encrypted_zeros
 from hummingbird.he.scheme.masking import draw_flood
-from hummingbird.kernels.ciphertexts import add, encode, noise, switch, ternary
+from hummingbird.kernels.ciphertexts import add, encode, switch
 
 
 def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
@@ -48,14 +48,11 @@ def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Seque
         raise InputError(f"{sums.shape[1]} parts", where=f"{where}(sums)", hint="sums of products have two parts")
     count = len(sums)
     check_polynomials(masks, f"{where}(masks)", count)
-    u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)
-    zero = times(RING.ntt(u.expand(-1, len(RING.primes), -1)), public.parts)
-    parts = RING.intt(add(RING, sums, zero))
-    first, second = noise(prg.fresh(), 2 * count, DEGREE).view(2, count, DEGREE)
+    parts = RING.intt(add(RING, sums, encrypted_zeros(public.parts, count)))
+    mask = encode(RING, -masks, k, torch.zeros(count, DEGREE, dtype=torch.int32))
     flood = draw_flood(RING, count, flood_bits(k) + 1, sums.device)
-    hidden = add(RING, encode(RING, -masks, k, first), flood)
-    added = torch.stack([hidden, second[:, None].expand_as(hidden)], 1)
-    return Reply.of(dropped(add(RING, parts, added)), used)
+    parts[:, 0] = add(RING, parts[:, 0], add(RING, mask, flood))
+    return Reply.of(dropped(parts), used)
 
 
 def dropped(parts: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ import math
 import torch
 from torch import Tensor
 
+from hummingbird import prg
 from hummingbird.errors import InputError
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels.ciphertexts import accumulate
+from hummingbird.kernels.ciphertexts import accumulate, add, noise, ternary
 
 DEGREE = 4096
 PARAMETERS = choose(DEGREE, 4)
@@ -74,6 +75,15 @@ def times(polys: Tensor, one: Tensor) -> Tensor:
     count = len(polys)
     pairs = torch.stack([torch.zeros(count, dtype=torch.int64), torch.arange(count)], 1)
     return accumulate(RING, polys, one[None], pairs, count)
+
+
+def encrypted_zeros(public: Tensor, count: int) -> Tensor:
+    """Draw encryptions of 0, u pk + (e_1, e_2), under a public key (2, 4, N): int32 (count, 2, 4, N), transformed."""
+    primes = len(RING.primes)
+    u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)
+    errors = noise(prg.fresh(), 2 * count, DEGREE).view(count, 2, 1, DEGREE)
+    masked = times(RING.ntt(u.expand(-1, primes, -1)), public)
+    return add(RING, masked, RING.ntt(errors.expand(-1, -1, primes, -1)))
 
 
 def decode(phases: Tensor, k: int) -> Tensor:

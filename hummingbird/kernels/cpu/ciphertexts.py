@@ -1,4 +1,4 @@
-"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp, bfv.cpp, monomials.cpp), on torch.get_num_threads() threads."""
+"""Ciphertexts in C++ (csrc/ntt, ciphertexts, bfv, monomials), on torch.get_num_threads() threads."""
 
 from __future__ import annotations
 

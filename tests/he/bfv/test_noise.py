@@ -63,7 +63,7 @@ def test_too_large_a_distance_is_refused() -> None:
 
 @pytest.mark.parametrize("k", [8, 20, 32])
 def test_floods_and_replies_leave_room(k: int, monkeypatch: MonkeyPatch) -> None:
-    """Of what a client decrypts, the noise is uniform, below its bound, and says nothing of the weights."""
+    """The noise of what a client decrypts is uniform, below its bound, and says nothing of the weights."""
     got = answer(elements(k, 30, k), weights(k, 30, 127), k, monkeypatch)
     parts = got.reply.parts()
     parts[:, 1] = REST.ntt(parts[:, 1])

@@ -23,8 +23,8 @@ BODY void store(void* to, const V& v) {
     memcpy(to, &v, sizeof v);
 }
 
-// A sum, |x| < 2^62, to its centred residue in the lower half of the lane; what is above is to be ignored.
-// x + 2^62 = h 2^32 + l with h < 2^31 + 2^30 and l < 2^32, so x = (h - 2^30) 2^32 + l.
+// A sum to its centred residue in the lower half of the lane; what is above is to be ignored. One product is at most
+// 2^50. Of a sum, |x| < 2^62: x + 2^62 = h 2^32 + l with h < 2^31 and l < 2^32, so x = (h - 2^30) 2^32 + l.
 template <class Target>
 struct Residue {
     using V = Lanes<Target>;
@@ -35,11 +35,18 @@ struct Residue {
         reduce(power, q, inverse);
     }
 
-    // An integer 0 <= v < 2^51 as a number, and |v| < 2^51 back: both are the last bits of 1.5 2^52 + v.
+    // An integer |v| < 2^51 as a number, and back: both are the last bits of 1.5 2^52 + v.
     BODY static void number(R& out, const V& v) { out = (R)(v + 0x4338000000000000) - 6755399441055744.0; }
     BODY static void integer(V& out, const R& v) { out = (V)(v + 6755399441055744.0); }
 
-    BODY void operator()(V& x) const {
+    BODY void of_product(V& x) const {
+        R v;
+        number(v, x);
+        reduce(v, q, inverse);
+        integer(x, v);
+    }
+
+    BODY void of_sum(V& x) const {
         const Vector<uint64_t, Target> biased = (Vector<uint64_t, Target>)x + (uint64_t(1) << 62);
         R high, low;
         number(high, (V)(biased >> 32)), number(low, (V)(biased & 0xFFFFFFFF));
@@ -70,28 +77,30 @@ constexpr int64_t kMostColumns = 1024, kLeastColumns = 128, kCache = 1 << 17;  /
 
 constexpr int kTerms = 4;  // products for each time that a sum is read and written
 
-// sums += the sum of w[t] x[t] for t < terms, n residues each; even and odd ones are apart, register by register.
-#define ADD_PRODUCTS(Target, attribute, multiply_add)                                                             \
-    template <int terms>                                                                                          \
-    attribute void add_terms(const int32_t* const* w, const int32_t* const* x, int64_t n, int64_t* sums, Target) { \
-        using V = Lanes<Target>;                                                                                  \
-        using U = Vector<uint64_t, Target>;                                                                       \
-        for (int64_t i = 0; i < n; i += kResidues<Target>) {                                                      \
-            V even, odd;                                                                                          \
-            load(even, sums + i), load(odd, sums + i + kResidues<Target> / 2);                                    \
-            for (int t = 0; t < terms; t++) {                                                                     \
-                V a, b;                                                                                           \
-                load(a, w[t] + i), load(b, x[t] + i);                                                             \
-                multiply_add(even, a, b);                                                                         \
-                multiply_add(odd, (V)((U)a >> 32), (V)((U)b >> 32));                                              \
-            }                                                                                                     \
-            store(sums + i, even), store(sums + i + kResidues<Target> / 2, odd);                                  \
-        }                                                                                                         \
-    }                                                                                                             \
-    attribute void add_products(Target target, int terms, const int32_t* const* w, const int32_t* const* x,       \
-                                int64_t n, int64_t* sums) {                                                       \
-        if (terms == kTerms) return add_terms<kTerms>(w, x, n, sums, target);                                     \
-        for (int t = 0; t < terms; t++) add_terms<1>(w + t, x + t, n, sums, target);                              \
+// sums += the sum of w[t] x[t] for t < terms, n residues each, or = if `first`; even and odd ones are apart, register by
+// register.
+#define ADD_PRODUCTS(Target, attribute, multiply_add)                                                            \
+    template <int terms>                                                                                         \
+    attribute void add_terms(Target, const int32_t* const* w, const int32_t* const* x, int64_t n, bool first,    \
+                             int64_t* sums) {                                                                    \
+        using V = Lanes<Target>;                                                                                 \
+        using U = Vector<uint64_t, Target>;                                                                      \
+        for (int64_t i = 0; i < n; i += kResidues<Target>) {                                                     \
+            V even{}, odd{};                                                                                     \
+            if (!first) load(even, sums + i), load(odd, sums + i + kResidues<Target> / 2);                       \
+            for (int t = 0; t < terms; t++) {                                                                    \
+                V a, b;                                                                                          \
+                load(a, w[t] + i), load(b, x[t] + i);                                                            \
+                multiply_add(even, a, b);                                                                        \
+                multiply_add(odd, (V)((U)a >> 32), (V)((U)b >> 32));                                             \
+            }                                                                                                    \
+            store(sums + i, even), store(sums + i + kResidues<Target> / 2, odd);                                 \
+        }                                                                                                        \
+    }                                                                                                            \
+    attribute void add_products(Target target, int terms, const int32_t* const* w, const int32_t* const* x,      \
+                                int64_t n, bool first, int64_t* sums) {                                          \
+        if (terms == kTerms) return add_terms<kTerms>(target, w, x, n, first, sums);                             \
+        for (int t = 0; t < terms; t++) add_terms<1>(target, w + t, x + t, n, first && !t, sums);                \
     }
 
 #define EACH_LANE(sum, a, b) \
@@ -104,6 +113,10 @@ ADD_PRODUCTS(Portable, , EACH_LANE)
 ADD_PRODUCTS(Avx2, AVX2, LANES_256)
 ADD_PRODUCTS(Avx512, AVX512, LANES_512)
 #endif
+#undef ADD_PRODUCTS
+#undef EACH_LANE
+#undef LANES_256
+#undef LANES_512
 
 template <class Target>
 BODY void accumulate(Target target, const Job& job, int64_t prime, int64_t column, int64_t n, int64_t* sums) {
@@ -112,9 +125,9 @@ BODY void accumulate(Target target, const Job& job, int64_t prime, int64_t colum
     const int64_t size = s.primes * s.degree, at = prime * s.degree + column;
     const Residue<Target> residue(job.primes[prime]);
     for (int64_t o = 0; o < s.outputs; o++) {
-        memset(sums, 0, size_t(s.parts * n) * 8);
-        const int64_t last = job.first[o + 1];
-        for (int64_t p = job.first[o]; p < last; p += kTerms) {
+        const int64_t first = job.first[o], last = job.first[o + 1];
+        if (first == last) memset(sums, 0, size_t(s.parts * n) * 8);
+        for (int64_t p = first; p < last; p += kTerms) {
             const int count = int(std::min<int64_t>(kTerms, last - p));
             const int32_t *w[kTerms], *x[kTerms];
             for (int64_t part = 0; part < s.parts; part++) {
@@ -122,14 +135,15 @@ BODY void accumulate(Target target, const Job& job, int64_t prime, int64_t colum
                     w[t] = job.weights + job.order[p + t] * size + at;
                     x[t] = job.x + (job.inputs[p + t] * s.parts + part) * size + at;
                 }
-                add_products(target, count, w, x, n, sums + part * n);
+                add_products(target, count, w, x, n, p == first, sums + part * n);
             }
         }
         for (int64_t part = 0; part < s.parts; part++)
             for (int64_t i = 0; i < n; i += kResidues<Target>) {
                 V even, odd;
                 load(even, sums + part * n + i), load(odd, sums + part * n + i + kResidues<Target> / 2);
-                residue(even), residue(odd);
+                if (last - first > 1) residue.of_sum(even), residue.of_sum(odd);
+                else residue.of_product(even), residue.of_product(odd);
                 const V both = (even & 0xFFFFFFFF) | odd << 32;
                 store(job.out + (o * s.parts + part) * size + at + i, both);
             }

@@ -1,9 +1,9 @@
 // Correlated oblivious transfers: the fast versions of reference/cot.py; kernels/cot.py has the equations.
 //
 // A run of 2,048 transfers goes from the leaves' streams to rows within the first-level cache: for each tree 16 streams
-// of 256 bytes, folded into its sum and four columns; then the 128 columns, transposed. The round keys of all leaves, 88
-// KiB, come from the second level. A leaf's stream is AES-CTR; what is made here is AES(t) ^ t for block t, and the t
-// cancel, for every column and every sum is of an even number of leaves.
+// of 256 bytes, folded into its sum and four columns; then the 128 columns, transposed. The round keys of all leaves,
+// 88 KiB, come from the second level. A leaf's stream is AES-CTR; what is made here is AES(t) ^ t for block t, and the
+// t cancel: every column is of eight leaves, a sum of sixteen.
 //
 // Leaves, streams, columns and delta are secret: nothing branches on them, and no memory is looked up at one. So the
 // round keys are made by the AES instructions, or in bit slices.
@@ -15,15 +15,16 @@
 namespace {
 
 constexpr int kTrees = 32, kLeaves = 16, kColumns = 128;
-constexpr int kRun = 16;            // blocks of 128 transfers
-constexpr int kBytes = 16 * kRun;   // of a column, in a run
-constexpr int kRows = 128 * kRun;   // transfers of a run
+constexpr int kRun = 16;           // blocks of 128 transfers
+constexpr int kBytes = 16 * kRun;  // of a column, in a run
+constexpr int kRows = 128 * kRun;  // transfers of a run
 
 struct alignas(64) TreeKeys {
     uint8_t of[11][kLeaves][16];  // by round, then by leaf
 };
 
-// ---- round keys (FIPS 197, section 5.2): k_r = k_(r-1) ^ (k << 32) ^ (k << 64) ^ (k << 96) ^ SubWord(RotWord) ^ constant
+// ---- round keys (FIPS 197, section 5.2): the next one is k ^ k << 32 ^ k << 64 ^ k << 96, as 128-bit numbers, and on
+// ---- every word SubWord(RotWord(the last word of k)) ^ constant
 
 constexpr uint8_t kConstants[10] = {0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36};
 

@@ -11,7 +11,7 @@ API void hb_open_words(const uint8_t* const* frames, int count, int64_t n, int w
 
 namespace {
 
-constexpr int kMostWords = 3 * (kMostWidth - 1) + 1;
+constexpr int kMostWords = 3 * (kMostWidth - 1) + 1;  // also where the last one is an offset, which is not packed
 
 struct Circuit {
     int relu, width, ring, model;  // model: the garbler's bits have labels
@@ -95,23 +95,25 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
         garble_half(target, keys, 2 * i + 1, delta, b, a, a, carry, m, out);
     }
 
-    // Rows: from the labels of colour 0, and the bits that these have.
-    B positive, colour;
-    uint64_t positive_bit[kTile], offset[kTile] = {};
+    // Rows: from the labels of colour 0, and the bits that these have, as masks. Numbers are the low words of blocks;
+    // what the high words come to is not used.
+    B positive, both, offset = {};  // both: of b
     EACH(R) positive.v[j] = wires[c.width - 1].v[j] ^ delta.once.v[j];
-    colours(positive, colour);
-    low_words(colour, positive_bit);
-    EACH(R) positive.v[j] ^= colour.v[j] & delta.once.v[j];
+    colours(positive, both);
+    EACH(R) positive.v[j] ^= both.v[j] & delta.once.v[j];
     sigma(positive, positive);
     alignas(64) uint64_t words[kMostWords][kTile];
     uint64_t(*word)[kTile] = words;
+    const auto write = [&](const B& row) INLINE {
+        Words<R> low;
+        low_words(row, low);
+        memcpy(*word++, &low, sizeof low);
+    };
     for (int i = 0; i < c.rows(); i++) {
-        B d, x[4], y[4];
-        uint64_t bit[kTile], pad[4][kTile];
-        colours(wires[i], colour);
-        low_words(colour, bit);
+        B bit, d, x[4], pad[4], row;
+        colours(wires[i], bit);
         EACH(R) {
-            d.v[j] = wires[i].v[j] ^ (colour.v[j] & delta.once.v[j]);
+            d.v[j] = wires[i].v[j] ^ (bit.v[j] & delta.once.v[j]);
             if (c.relu) d.v[j] ^= positive.v[j];
         }
         sigma(d, x[0]);
@@ -120,28 +122,28 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
             x[2].v[j] = x[0].v[j] ^ delta.twice.v[j];
             x[3].v[j] = x[1].v[j] ^ delta.twice.v[j];
         }
-        if (c.relu) hash_sigma<4>(target, keys, c.gates() + i, x, y);
-        else hash_sigma<2>(target, keys, c.gates() + i, x, y);
-        const int places = c.relu ? 4 : 2;
-        for (int q = 0; q < places; q++) low_words(y[q], pad[q]);
+        if (c.relu) hash_sigma<4>(target, keys, c.gates() + i, x, pad);
+        else hash_sigma<2>(target, keys, c.gates() + i, x, pad);
         const uint64_t weight = c.weight(i);
-        for (int t = 0; t < kTile; t++) {  // `bit`, `positive_bit`: all ones where the label of colour 0 is one of 1
-            const uint64_t both = c.relu ? positive_bit[t] : ~uint64_t(0);
-            const uint64_t nu = pad[0][t] - (weight & bit[t] & both);
-            offset[t] += nu;
-            word[0][t] = (weight & ~bit[t] & both) + nu - pad[1][t];
-            if (c.relu) {
-                word[1][t] = (weight & bit[t] & ~both) + nu - pad[2][t];
-                word[2][t] = (weight & ~bit[t] & ~both) + nu - pad[3][t];
-            }
+        if (!c.relu) EACH(R) both.v[j] = R{} - 1;
+        EACH(R) {
+            pad[0].v[j] -= weight & bit.v[j] & both.v[j];  // nu
+            offset.v[j] += pad[0].v[j];
+            row.v[j] = (weight & ~bit.v[j] & both.v[j]) + pad[0].v[j] - pad[1].v[j];
         }
-        word += places - 1;
+        write(row);
+        if (!c.relu) continue;
+        EACH(R) row.v[j] = (weight & bit.v[j] & ~both.v[j]) + pad[0].v[j] - pad[2].v[j];
+        write(row);
+        EACH(R) row.v[j] = (weight & ~bit.v[j] & ~both.v[j]) + pad[0].v[j] - pad[3].v[j];
+        write(row);
     }
-    if (c.model) {
-        const uint64_t low = (uint64_t(1) << c.ring) - 1;
-        for (int t = 0; t < m; t++) job.results[first + t] = offset[t] & low;
-    } else {
-        for (int t = 0; t < m; t++) word[0][t] = 0 - job.masks[first + t] - offset[t];
+    write(offset);
+    uint64_t* const last = word[-1];
+    const uint64_t low = (uint64_t(1) << c.ring) - 1;
+    for (int t = 0; t < m; t++) {
+        if (c.model) job.results[first + t] = last[t] & low;
+        else last[t] = 0 - job.masks[first + t] - last[t];
     }
     pack(c, m, words, out);
 }
@@ -173,7 +175,7 @@ BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, in
     }
 
     B colour, positive = wires[c.width - 1];
-    uint64_t v[kTile], total[kTile] = {};
+    Words<R> u, v, pad, total = {};
     colours(positive, colour);
     low_words(colour, v);
     sigma(positive, positive);
@@ -181,24 +183,26 @@ BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, in
     unpack(c, m, in, words);
     const uint64_t(*word)[kTile] = words;
     for (int i = 0; i < c.rows(); i++) {
-        B d = wires[i], x, y;
-        uint64_t u[kTile], pad[kTile];
+        B d = wires[i], x, hashed;
         colours(wires[i], colour);
         low_words(colour, u);
         if (c.relu) EACH(R) d.v[j] ^= positive.v[j];
         sigma(d, x);
-        hash_sigma<1>(target, keys, c.gates() + i, &x, &y);
-        low_words(y, pad);
-        for (int t = 0; t < kTile; t++) {
-            const uint64_t row = c.relu ? (word[0][t] & u[t] & ~v[t]) | (word[1][t] & ~u[t] & v[t]) |
-                                              (word[2][t] & u[t] & v[t])
-                                        : word[0][t] & u[t];
-            total[t] += row + pad[t];
+        hash_sigma<1>(target, keys, c.gates() + i, &x, &hashed);
+        low_words(hashed, pad);
+        Words<R> row[3];
+        memcpy(row, word, (c.relu ? 3 : 1) * sizeof *row);
+        for (int j = 0; j < Words<R>::kCount; j++) {
+            R one = row[0].v[j] & u.v[j];
+            if (c.relu) one = (one & ~v.v[j]) | (((row[1].v[j] & ~u.v[j]) | (row[2].v[j] & u.v[j])) & v.v[j]);
+            total.v[j] += one + pad.v[j];
         }
         word += c.relu ? 3 : 1;
     }
     const uint64_t low = (uint64_t(1) << c.ring) - 1;
-    for (int t = 0; t < m; t++) job.results[first + t] = (total[t] + (c.model ? 0 : word[0][t])) & low;
+    uint64_t sums[kTile];
+    memcpy(sums, &total, sizeof sums);
+    for (int t = 0; t < m; t++) job.results[first + t] = (sums[t] + (c.model ? 0 : word[0][t])) & low;
 }
 
 // ---- all tiles

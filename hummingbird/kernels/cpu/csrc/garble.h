@@ -173,11 +173,26 @@ BODY void colours(const Blocks<R>& x, Blocks<R>& y) {
     }
 }
 
+// The low words of the blocks, in a row: kTile / 2 of Two, or two of Eight.
 template <class R>
-BODY void low_words(const Blocks<R>& x, uint64_t* low) {
-    uint64_t words[2 * kTile];
-    memcpy(words, &x, sizeof words);
-    for (int t = 0; t < kTile; t++) low[t] = words[2 * t];
+struct Words {
+    static constexpr int kCount = Blocks<R>::kCount / 2;
+    R v[kCount];
+};
+
+#if defined(__clang__)
+BODY void even(const Two& x, const Two& y, Two& z) { z = __builtin_shufflevector(x, y, 0, 2); }
+BODY void even(const Eight& x, const Eight& y, Eight& z) {
+    z = __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14);
+}
+#else
+BODY void even(const Two& x, const Two& y, Two& z) { z = __builtin_shuffle(x, y, Two{0, 2}); }
+BODY void even(const Eight& x, const Eight& y, Eight& z) { z = __builtin_shuffle(x, y, 2 * kLane); }
+#endif
+
+template <class R>
+BODY void low_words(const Blocks<R>& x, Words<R>& low) {
+    for (int j = 0; j < Words<R>::kCount; j++) even(x.v[2 * j], x.v[2 * j + 1], low.v[j]);
 }
 
 template <class R>
