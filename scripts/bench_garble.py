@@ -52,7 +52,7 @@ class Inputs:
 
 def ours(circuit: relu.Circuit, count: int) -> tuple[float, float, int]:
     """Seconds to garble and to evaluate, and bytes of the tables; HummingbirdError for a wrong result."""
-    x, (w, ring) = Inputs(count, circuit.width, circuit.ring), (circuit.width, circuit.ring)
+    x, ring = Inputs(count, circuit.width, circuit.ring), circuit.ring
     head = (circuit, x.key, 0)
     if circuit.garbler == "data":
         arguments = (*head, x.delta, x.labels, x.shares, x.masks)
@@ -86,7 +86,9 @@ class Adders:
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", None) or str(error)
             message = f"could not compile scripts/three_adders.cpp: {said.strip().splitlines()[0]}"
-            raise EnvironmentProblem(message, where=_COMPILER, hint="install a C++ compiler, or leave --adders out")
+            raise EnvironmentProblem(
+                message, where=_COMPILER, hint="install a C++ compiler, or leave --adders out"
+            ) from None
         self._library = ctypes.CDLL(str(path))
         self._library.adders_tile_bytes.restype = ctypes.c_int64
 
