@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+import scripts.bench_garble
 import scripts.bench_he
 import scripts.bench_kernels
 import scripts.bench_linear
@@ -71,6 +72,7 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
 HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
     "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.bench_garble": lambda: help_of(scripts.bench_garble.main),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
     "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),

@@ -11,7 +11,7 @@ API void hb_open_words(const uint8_t* const* frames, int count, int64_t n, int w
 
 namespace {
 
-constexpr int kMostWords = 3 * (kMostWidth - 1) + 1;
+constexpr int kMostWords = 3 * (kMostWidth - 1) + 1;  // also where the last one is an offset, which is not packed
 
 struct Circuit {
     int relu, width, ring, model;  // model: the garbler's bits have labels
@@ -31,58 +31,6 @@ struct Job {
     uint8_t* tables;
     uint64_t* results;
 };
-
-// ---- blocks of a tile
-
-#define EACH(R) for (int j = 0; j < Blocks<R>::kCount; j++)
-
-// The words of each block in the other order: (l|r) -> (r|l).
-#if defined(__clang__)
-BODY void swap_words(const Two& x, Two& y) { y = __builtin_shufflevector(x, x, 1, 0); }
-BODY void swap_words(const Eight& x, Eight& y) { y = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6); }
-#else
-BODY void swap_words(const Two& x, Two& y) { y = __builtin_shuffle(x, Two{1, 0}); }
-BODY void swap_words(const Eight& x, Eight& y) { y = __builtin_shuffle(x, kLane ^ 1); }
-#endif
-
-template <class R>
-constexpr R kLow{};  // ones in the low word of each block
-template <>
-constexpr Two kLow<Two> = {~uint64_t(0), 0};
-template <>
-constexpr Eight kLow<Eight> = 0 - ((kLane & 1) ^ 1);
-
-template <class R>
-BODY void sigma(const Blocks<R>& x, Blocks<R>& y) {
-    EACH(R) {
-        R swapped;
-        swap_words(x.v[j], swapped);
-        y.v[j] = swapped ^ (x.v[j] & ~kLow<R>);
-    }
-}
-
-// All ones where the colour is 1, else 0.
-template <class R>
-BODY void colours(const Blocks<R>& x, Blocks<R>& y) {
-    EACH(R) {
-        const R bit = x.v[j] & kLow<R> & 1;
-        R swapped;
-        swap_words(bit, swapped);
-        y.v[j] = 0 - (bit | swapped);
-    }
-}
-
-template <class R>
-BODY void low_words(const Blocks<R>& x, uint64_t* low) {
-    uint64_t words[2 * kTile];
-    memcpy(words, &x, sizeof words);
-    for (int t = 0; t < kTile; t++) low[t] = words[2 * t];
-}
-
-template <class R>
-BODY void copies(const uint64_t* block, Blocks<R>& x) {
-    for (int t = 0; t < kTile; t++) memcpy((uint8_t*)&x + 16 * t, block, 16);
-}
 
 // Labels of m instances, wire after wire; those that are not there are 0.
 template <class R>
@@ -114,10 +62,7 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
     using R = Register<Target>;
     using B = Blocks<R>;
     const Circuit& c = job.circuit;
-    B delta, turned, twice;  // R, sigma(R), sigma(sigma(R))
-    copies(job.delta, delta);
-    sigma(delta, turned);
-    sigma(turned, twice);
+    const Offset<R> delta(job.delta);
 
     B wires[kMostWidth], own[kMostWidth], shares;  // of the garbler: labels, or shares in both words of a block
     read_labels(job.labels + 2 * c.width * first, m, c.width, wires);
@@ -127,89 +72,78 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
         uint64_t pairs[kTile][2] = {};
         for (int t = 0; t < m; t++) pairs[t][0] = pairs[t][1] = job.shares[first + t];
         memcpy(&shares, pairs, sizeof shares);
-        for (int i = 0; i < c.width; i++) EACH(R) own[i].v[j] = (0 - (shares.v[j] >> i & 1)) & delta.v[j];
+        for (int i = 0; i < c.width; i++) EACH(R) own[i].v[j] = (0 - (shares.v[j] >> i & 1)) & delta.once.v[j];
     }
 
     B carry = {};
+    const B none = {};
     for (int i = 0; i < c.width; i++) {
-        B a, b, x[2], y[2], a_colour, b_colour, table;
+        B a, b, choice;
         EACH(R) {
             a.v[j] = wires[i].v[j] ^ carry.v[j];
             b.v[j] = own[i].v[j] ^ carry.v[j];
             wires[i].v[j] = a.v[j] ^ own[i].v[j];
         }
         if (i == c.width - 1) break;
-        const bool known = i == 0 && !c.model;
-        colours(a, a_colour);
-        colours(b, b_colour);
-        sigma(a, x[0]);
-        EACH(R) x[1].v[j] = x[0].v[j] ^ turned.v[j];
-        hash_sigma<2>(target, keys, 2 * i, x, y);
-        EACH(R) {
-            table.v[j] = y[0].v[j] ^ y[1].v[j] ^ (known ? own[0].v[j] : b_colour.v[j] & delta.v[j]);
-            carry.v[j] ^= y[0].v[j] ^ (a_colour.v[j] & table.v[j]);
+        if (i == 0 && !c.model) {  // known
+            garble_half(target, keys, 0, delta, a, own[0], none, carry, m, out);
+            continue;
         }
-        memcpy(out, &table, size_t(m) * 16);
-        out += 16 * m;
-        if (known) continue;
-        sigma(b, x[0]);
-        EACH(R) x[1].v[j] = x[0].v[j] ^ turned.v[j];
-        hash_sigma<2>(target, keys, 2 * i + 1, x, y);
-        EACH(R) {
-            table.v[j] = y[0].v[j] ^ y[1].v[j] ^ a.v[j];
-            carry.v[j] ^= y[0].v[j] ^ (b_colour.v[j] & (y[0].v[j] ^ y[1].v[j]));
-        }
-        memcpy(out, &table, size_t(m) * 16);
-        out += 16 * m;
+        colours(b, choice);
+        EACH(R) choice.v[j] &= delta.once.v[j];
+        garble_half(target, keys, 2 * i, delta, a, choice, none, carry, m, out);
+        garble_half(target, keys, 2 * i + 1, delta, b, a, a, carry, m, out);
     }
 
-    // Rows: from the labels of colour 0, and the bits that these have.
-    B positive, colour;
-    uint64_t positive_bit[kTile], offset[kTile] = {};
-    EACH(R) positive.v[j] = wires[c.width - 1].v[j] ^ delta.v[j];
-    colours(positive, colour);
-    low_words(colour, positive_bit);
-    EACH(R) positive.v[j] ^= colour.v[j] & delta.v[j];
+    // Rows: from the labels of colour 0, and the bits that these have, as masks. Numbers are the low words of blocks;
+    // what the high words come to is not used.
+    B positive, both, offset = {};  // both: of b
+    EACH(R) positive.v[j] = wires[c.width - 1].v[j] ^ delta.once.v[j];
+    colours(positive, both);
+    EACH(R) positive.v[j] ^= both.v[j] & delta.once.v[j];
     sigma(positive, positive);
     alignas(64) uint64_t words[kMostWords][kTile];
     uint64_t(*word)[kTile] = words;
+    const auto write = [&](const B& row) INLINE {
+        Words<R> low;
+        low_words(row, low);
+        memcpy(*word++, &low, sizeof low);
+    };
     for (int i = 0; i < c.rows(); i++) {
-        B d, x[4], y[4];
-        uint64_t bit[kTile], pad[4][kTile];
-        colours(wires[i], colour);
-        low_words(colour, bit);
+        B bit, d, x[4], pad[4], row;
+        colours(wires[i], bit);
         EACH(R) {
-            d.v[j] = wires[i].v[j] ^ (colour.v[j] & delta.v[j]);
+            d.v[j] = wires[i].v[j] ^ (bit.v[j] & delta.once.v[j]);
             if (c.relu) d.v[j] ^= positive.v[j];
         }
         sigma(d, x[0]);
         EACH(R) {
-            x[1].v[j] = x[0].v[j] ^ turned.v[j];
-            x[2].v[j] = x[0].v[j] ^ twice.v[j];
-            x[3].v[j] = x[1].v[j] ^ twice.v[j];
+            x[1].v[j] = x[0].v[j] ^ delta.turned.v[j];
+            x[2].v[j] = x[0].v[j] ^ delta.twice.v[j];
+            x[3].v[j] = x[1].v[j] ^ delta.twice.v[j];
         }
-        if (c.relu) hash_sigma<4>(target, keys, c.gates() + i, x, y);
-        else hash_sigma<2>(target, keys, c.gates() + i, x, y);
-        const int places = c.relu ? 4 : 2;
-        for (int q = 0; q < places; q++) low_words(y[q], pad[q]);
+        if (c.relu) hash_sigma<4>(target, keys, c.gates() + i, x, pad);
+        else hash_sigma<2>(target, keys, c.gates() + i, x, pad);
         const uint64_t weight = c.weight(i);
-        for (int t = 0; t < kTile; t++) {  // `bit`, `positive_bit`: all ones where the label of colour 0 is one of 1
-            const uint64_t both = c.relu ? positive_bit[t] : ~uint64_t(0);
-            const uint64_t nu = pad[0][t] - (weight & bit[t] & both);
-            offset[t] += nu;
-            word[0][t] = (weight & ~bit[t] & both) + nu - pad[1][t];
-            if (c.relu) {
-                word[1][t] = (weight & bit[t] & ~both) + nu - pad[2][t];
-                word[2][t] = (weight & ~bit[t] & ~both) + nu - pad[3][t];
-            }
+        if (!c.relu) EACH(R) both.v[j] = R{} - 1;
+        EACH(R) {
+            pad[0].v[j] -= weight & bit.v[j] & both.v[j];  // nu
+            offset.v[j] += pad[0].v[j];
+            row.v[j] = (weight & ~bit.v[j] & both.v[j]) + pad[0].v[j] - pad[1].v[j];
         }
-        word += places - 1;
+        write(row);
+        if (!c.relu) continue;
+        EACH(R) row.v[j] = (weight & bit.v[j] & ~both.v[j]) + pad[0].v[j] - pad[2].v[j];
+        write(row);
+        EACH(R) row.v[j] = (weight & ~bit.v[j] & ~both.v[j]) + pad[0].v[j] - pad[3].v[j];
+        write(row);
     }
-    if (c.model) {
-        const uint64_t low = (uint64_t(1) << c.ring) - 1;
-        for (int t = 0; t < m; t++) job.results[first + t] = offset[t] & low;
-    } else {
-        for (int t = 0; t < m; t++) word[0][t] = 0 - job.masks[first + t] - offset[t];
+    write(offset);
+    uint64_t* const last = word[-1];
+    const uint64_t low = (uint64_t(1) << c.ring) - 1;
+    for (int t = 0; t < m; t++) {
+        if (c.model) job.results[first + t] = last[t] & low;
+        else last[t] = 0 - job.masks[first + t] - last[t];
     }
     pack(c, m, words, out);
 }
@@ -217,7 +151,8 @@ BODY void garble_tile(Target target, const Job& job, const RoundKeys& keys, int6
 // ---- evaluating
 
 template <class Target>
-BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, int64_t first, int m, uint8_t* in) {
+BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, int64_t first, int m,
+                        const uint8_t* in) {
     using R = Register<Target>;
     using B = Blocks<R>;
     const Circuit& c = job.circuit;
@@ -226,31 +161,21 @@ BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, in
     if (c.model) read_labels(job.own + 2 * c.width * first, m, c.width, own);
 
     B carry = {};
+    const B none = {};
     for (int i = 0; i < c.width; i++) {
-        B a, b, x, y, colour, table = {};
+        B a, b;
         EACH(R) {
             a.v[j] = wires[i].v[j] ^ carry.v[j];
             b.v[j] = own[i].v[j] ^ carry.v[j];
             wires[i].v[j] = a.v[j] ^ own[i].v[j];
         }
         if (i == c.width - 1) break;
-        colours(a, colour);
-        sigma(a, x);
-        hash_sigma<1>(target, keys, 2 * i, &x, &y);
-        memcpy(&table, in, size_t(m) * 16);
-        in += 16 * m;
-        EACH(R) carry.v[j] ^= y.v[j] ^ (colour.v[j] & table.v[j]);
-        if (i == 0 && !c.model) continue;
-        colours(b, colour);
-        sigma(b, x);
-        hash_sigma<1>(target, keys, 2 * i + 1, &x, &y);
-        memcpy(&table, in, size_t(m) * 16);
-        in += 16 * m;
-        EACH(R) carry.v[j] ^= y.v[j] ^ (colour.v[j] & (table.v[j] ^ a.v[j]));
+        evaluate_half(target, keys, 2 * i, a, none, carry, m, in);
+        if (i > 0 || c.model) evaluate_half(target, keys, 2 * i + 1, b, a, carry, m, in);
     }
 
     B colour, positive = wires[c.width - 1];
-    uint64_t v[kTile], total[kTile] = {};
+    Words<R> u, v, pad, total = {};
     colours(positive, colour);
     low_words(colour, v);
     sigma(positive, positive);
@@ -258,24 +183,26 @@ BODY void evaluate_tile(Target target, const Job& job, const RoundKeys& keys, in
     unpack(c, m, in, words);
     const uint64_t(*word)[kTile] = words;
     for (int i = 0; i < c.rows(); i++) {
-        B d = wires[i], x, y;
-        uint64_t u[kTile], pad[kTile];
+        B d = wires[i], x, hashed;
         colours(wires[i], colour);
         low_words(colour, u);
         if (c.relu) EACH(R) d.v[j] ^= positive.v[j];
         sigma(d, x);
-        hash_sigma<1>(target, keys, c.gates() + i, &x, &y);
-        low_words(y, pad);
-        for (int t = 0; t < kTile; t++) {
-            const uint64_t row = c.relu ? (word[0][t] & u[t] & ~v[t]) | (word[1][t] & ~u[t] & v[t]) |
-                                              (word[2][t] & u[t] & v[t])
-                                        : word[0][t] & u[t];
-            total[t] += row + pad[t];
+        hash_sigma<1>(target, keys, c.gates() + i, &x, &hashed);
+        low_words(hashed, pad);
+        Words<R> row[3];
+        memcpy(row, word, (c.relu ? 3 : 1) * sizeof *row);
+        for (int j = 0; j < Words<R>::kCount; j++) {
+            R one = row[0].v[j] & u.v[j];
+            if (c.relu) one = (one & ~v.v[j]) | (((row[1].v[j] & ~u.v[j]) | (row[2].v[j] & u.v[j])) & v.v[j]);
+            total.v[j] += one + pad.v[j];
         }
         word += c.relu ? 3 : 1;
     }
     const uint64_t low = (uint64_t(1) << c.ring) - 1;
-    for (int t = 0; t < m; t++) job.results[first + t] = (total[t] + (c.model ? 0 : word[0][t])) & low;
+    uint64_t sums[kTile];
+    memcpy(sums, &total, sizeof sums);
+    for (int t = 0; t < m; t++) job.results[first + t] = (sums[t] + (c.model ? 0 : word[0][t])) & low;
 }
 
 // ---- all tiles

@@ -1,9 +1,7 @@
-// What garble.cpp needs of AES: the keys of a tile and the hash of its blocks, for each target. Included by garble.cpp
-// alone. A key serves the 16 instances of a tile, one block each: four registers of AVX-512, which hide AES's latency.
+// A tile of garbled circuits: its AES keys, the hash of its blocks for each target, and half-gates (kernels/garble.py).
+// A key serves the 16 instances of a tile, one block each: four registers of AVX-512, which hide AES's latency.
 
 #pragma once
-
-#include <type_traits>
 
 #include "aes.h"
 #include "aes_x86.h"
@@ -15,8 +13,10 @@ constexpr int kTile = 16, kMostWidth = 24;
 constexpr int kFirstRow = 48;  // number of the hash of row 0
 constexpr int kMostKeys = 2 * (kMostWidth - 1) + kMostWidth;
 
+typedef uint64_t Four __attribute__((vector_size(32)));
+
 template <class Target>
-using Register = std::conditional_t<Target::kBytes == 64, Eight, Two>;
+using Register = Vector<uint64_t, Target>;  // Two, Four or Eight
 
 template <class R>
 struct Blocks {  // one of each instance of a tile
@@ -97,11 +97,15 @@ AVX2_AES inline void schedule(Avx2Aes, const Numbers& numbers, int64_t tile, Rou
 }
 
 template <int tiles>
-AVX2_AES void hash_sigma(Avx2Aes, const RoundKeys& keys, int place, const Blocks<Two>* x, Blocks<Two>* y) {
-    __m128i k[11];
+AVX2_AES void hash_sigma(Avx2Aes, const RoundKeys& keys, int place, const Blocks<Four>* x, Blocks<Four>* y) {
+    __m128i k[11], hashed[8];
     for (int r = 0; r < 11; r++) k[r] = load128(keys.of[place / 4][r][place % 4]);
     for (int i = 0; i < tiles; i++)
-        for (int j = 0; j < kTile; j += 8) hash<8>(k, (const __m128i*)(x[i].v + j), (__m128i*)(y[i].v + j));
+        for (int j = 0; j < kTile; j += 8) {
+            hash<8>(k, (const __m128i*)(x + i) + j, hashed);
+            for (int u = 0; u < 8; u += 2)  // whole registers, as they are read next
+                y[i].v[(j + u) / 2] = (Four)_mm256_set_m128i(hashed[u + 1], hashed[u]);
+        }
 }
 
 AVX512_AES inline void schedule(Avx512Aes, const Numbers& numbers, int64_t tile, RoundKeys& out) {
@@ -132,5 +136,110 @@ AVX512_AES void hash_sigma(Avx512Aes, const RoundKeys& keys, int place, const Bl
 
 #undef EXPAND
 #endif
+
+// ---- blocks of a tile
+
+#define EACH(R) for (int j = 0; j < Blocks<R>::kCount; j++)
+
+// swap_words: the words of each block in the other order, (l|r) -> (r|l). even: the low words of two registers.
+#if defined(__clang__)
+#define SHUFFLE(x, y, R, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else
+#define SHUFFLE(x, y, R, ...) __builtin_shuffle(x, y, R{__VA_ARGS__})
+#endif
+BODY void swap_words(const Two& x, Two& y) { y = SHUFFLE(x, x, Two, 1, 0); }
+BODY void swap_words(const Four& x, Four& y) { y = SHUFFLE(x, x, Four, 1, 0, 3, 2); }
+BODY void swap_words(const Eight& x, Eight& y) { y = SHUFFLE(x, x, Eight, 1, 0, 3, 2, 5, 4, 7, 6); }
+BODY void even(const Two& x, const Two& y, Two& z) { z = SHUFFLE(x, y, Two, 0, 2); }
+BODY void even(const Four& x, const Four& y, Four& z) { z = SHUFFLE(x, y, Four, 0, 2, 4, 6); }
+BODY void even(const Eight& x, const Eight& y, Eight& z) { z = SHUFFLE(x, y, Eight, 0, 2, 4, 6, 8, 10, 12, 14); }
+#undef SHUFFLE
+
+template <class R>
+constexpr R kLow{};  // ones in the low word of each block
+template <>
+constexpr Two kLow<Two> = {~uint64_t(0), 0};
+template <>
+constexpr Four kLow<Four> = {~uint64_t(0), 0, ~uint64_t(0), 0};
+template <>
+constexpr Eight kLow<Eight> = 0 - ((kLane & 1) ^ 1);
+
+template <class R>
+BODY void sigma(const Blocks<R>& x, Blocks<R>& y) {
+    EACH(R) {
+        R swapped;
+        swap_words(x.v[j], swapped);
+        y.v[j] = swapped ^ (x.v[j] & ~kLow<R>);
+    }
+}
+
+// All ones where the colour is 1, else 0.
+template <class R>
+BODY void colours(const Blocks<R>& x, Blocks<R>& y) {
+    EACH(R) {
+        const R bit = x.v[j] & kLow<R> & 1;
+        R swapped;
+        swap_words(bit, swapped);
+        y.v[j] = 0 - (bit | swapped);
+    }
+}
+
+// The low words of the blocks, in a row.
+template <class R>
+struct Words {
+    static constexpr int kCount = Blocks<R>::kCount / 2;
+    R v[kCount];
+};
+
+template <class R>
+BODY void low_words(const Blocks<R>& x, Words<R>& low) {
+    for (int j = 0; j < Words<R>::kCount; j++) even(x.v[2 * j], x.v[2 * j + 1], low.v[j]);
+}
+
+template <class R>
+BODY void copies(const uint64_t* block, Blocks<R>& x) {
+    for (int t = 0; t < kTile; t++) memcpy((uint8_t*)&x + 16 * t, block, 16);
+}
+
+// ---- half-gates: of a label x; what the table has added, and what is added to the table before it is used
+
+template <class R>
+struct Offset {  // R, sigma(R), sigma(sigma(R))
+    Blocks<R> once, turned, twice;
+    BODY explicit Offset(const uint64_t* delta) {
+        copies(delta, once);
+        sigma(once, turned);
+        sigma(turned, twice);
+    }
+};
+
+// table = H(x) ^ H(x ^ R) ^ added, and product ^= H(x) ^ colour (table ^ before), in m instances
+template <class Target, class R>
+BODY void garble_half(Target target, const RoundKeys& keys, int place, const Offset<R>& delta, const Blocks<R>& x,
+                      const Blocks<R>& added, const Blocks<R>& before, Blocks<R>& product, int m, uint8_t*& out) {
+    Blocks<R> in[2], hashed[2], colour, table;
+    colours(x, colour);
+    sigma(x, in[0]);
+    EACH(R) in[1].v[j] = in[0].v[j] ^ delta.turned.v[j];
+    hash_sigma<2>(target, keys, place, in, hashed);
+    EACH(R) {
+        table.v[j] = hashed[0].v[j] ^ hashed[1].v[j] ^ added.v[j];
+        product.v[j] ^= hashed[0].v[j] ^ (colour.v[j] & (table.v[j] ^ before.v[j]));
+    }
+    memcpy(out, &table, size_t(m) * 16);
+    out += 16 * m;
+}
+
+template <class Target, class R>
+BODY void evaluate_half(Target target, const RoundKeys& keys, int place, const Blocks<R>& x, const Blocks<R>& before,
+                        Blocks<R>& product, int m, const uint8_t*& in) {
+    Blocks<R> turned, hashed, colour, table = {};
+    colours(x, colour);
+    sigma(x, turned);
+    hash_sigma<1>(target, keys, place, &turned, &hashed);
+    memcpy(&table, in, size_t(m) * 16);
+    EACH(R) product.v[j] ^= hashed.v[j] ^ (colour.v[j] & (table.v[j] ^ before.v[j]));
+    in += 16 * m;
+}
 
 }  // namespace
