@@ -8,21 +8,20 @@ from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 
-README = Path(__file__).with_name("README.md")
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+CSRC = HERE / "hummingbird/kernels/cpu/csrc"
+
+
+def files(suffix: str) -> list[str]:
+    """Paths of the native extension's files, relative to this one, as setuptools wants them."""
+    return sorted(str(path.relative_to(HERE)) for path in CSRC.glob(f"*{suffix}"))
+
 
 NATIVE = Extension(
     "hummingbird.kernels.cpu._native",
-    sources=[
-        f"hummingbird/kernels/cpu/csrc/{name}.cpp"
-        for name in ("dispatch", "kernels", "masked", "products", "twin", "ntt", "ciphertexts", "dpf", "rows", "garble")
-    ],
-    depends=[
-        f"hummingbird/kernels/cpu/csrc/{name}.h"
-        for name in (
-            *("dispatch", "threads", "eight", "reals", "aes", "aes_x86", "chacha", "dpf", "prf", "ntt", "panels"),
-            *("slices", "sums", "tiles", "tiles_x86", "aes_trees", "garble"),
-        )
-    ],
+    sources=files(".cpp"),
+    depends=files(".h"),
     extra_compile_args=["-O3", "-std=c++17", "-fno-exceptions", "-fno-rtti", "-pthread"],
     extra_link_args=["-pthread"],
     language="c++",

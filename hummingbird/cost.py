@@ -217,3 +217,34 @@ def crypten_ltz(n: int, parties: int) -> Cost:
 def crypten_relu(n: int, parties: int) -> Cost:
     """CrypTen's ReLU: 1856 bits and 9 rounds for two parties."""
     return crypten_ltz(n, parties) + product(n, n, n, parties)
+
+
+# Oblivious transfers of two parties (gc/base_ot.py, gc/cot.py); bytes without frames ---------------------------------
+
+BASE_OT_CHOICE, BASE_OT_ANSWER = 128 * 2 * 32, 32  # public keys of X25519
+COT_SET_UP = BASE_OT_CHOICE, BASE_OT_ANSWER + 128 * 2 * 16  # the sender's message, the receiver's, once a session
+
+
+def cot_message(count: int, random: bool) -> int:
+    """Bytes of a receiver's message for so many correlated transfers, in blocks of 128: 31/8 or 4 bytes each."""
+    return (31 if random else 32) * 16 * -(-count // 128)
+
+
+# Encrypted products of two parties (he/bfv) -------------------------------------------------------------------------
+
+BFV_DEGREE, BFV_PRIME_BITS = 4096, 26
+
+
+def bfv_fresh(ciphertexts: int) -> int:
+    """Bytes of a message of fresh ciphertexts: one seed, and a polynomial modulo four primes for each, 53,248 bytes."""
+    return 16 + ciphertexts * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
+
+
+def bfv_switching_key() -> int:
+    """Bytes of a switching key: eight ciphertexts of two polynomials modulo four primes, 851,968."""
+    return 8 * 2 * (4 * BFV_DEGREE * BFV_PRIME_BITS // 8)
+
+
+def bfv_reply(replies: int, values: int) -> int:
+    """Bytes of replies: 26,624 each, a polynomial modulo two primes, and 6.5 for each value that is read of them."""
+    return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)

@@ -62,6 +62,10 @@ class DealerError(HummingbirdError):
     """The dealer refused a request, died, or did not answer in time."""
 
 
+class StoreError(HummingbirdError):
+    """A store of slots is damaged, full, used up, in use, or belongs to another session."""
+
+
 class TrustError(HummingbirdError):
     """An option would give one party the power to see another's data."""
 

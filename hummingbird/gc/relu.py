@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hummingbird.kernels import pack_words
+from hummingbird.kernels.cot import choose
 from hummingbird.kernels.garble import (
     KEY_BYTES,
     Circuit,
@@ -59,8 +61,7 @@ def chosen(labels: Tensor, delta: Tensor, values: Tensor) -> Tensor:
 
     Nothing branches on a bit.
     """
-    bits = values[:, None] >> torch.arange(labels.shape[1]) & 1
-    return labels ^ (-bits[:, :, None] & delta)
+    return choose(labels.reshape(-1, 2), pack_words(values, labels.shape[1]), delta).view_as(labels)
 
 
 def plain(circuit: Circuit, x: Tensor) -> Tensor:

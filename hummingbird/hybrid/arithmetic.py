@@ -12,7 +12,6 @@ which costs a ResNet-18 with windows of 9 bits ten points of accuracy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,29 +22,36 @@ from hummingbird.hybrid.plan import Gate, Linear, Parameters, Plan, Step, at_res
 from hummingbird.kernels.shares import products
 
 LinearStep = Callable[[int, Linear, Tensor], Tensor]  # (number, step, share of its input, B first) -> share
+LocalStep = Callable[[int, Step, tuple[Tensor, ...]], Tensor]
 GateStep = Callable[[int, Gate, Tensor], Tensor]  # (number, step, share mod 2^width, B first) -> share mod 2^ring
 
 
-def _sum(a: Mapping[str, Any], *values: Tensor) -> Tensor:
-    return torch.stack([factor * x for factor, x in zip(a["factors"], values, strict=True)]).sum(0)
+def _sum(step: Step, *values: Tensor) -> Tensor:
+    return torch.stack([factor * x for factor, x in zip(step.attrs["factors"], values, strict=True)]).sum(0)
 
 
-def _sum_pool(a: Mapping[str, Any], x: Tensor) -> Tensor:
+def _sum_pool(step: Step, x: Tensor) -> Tensor:
+    a = step.attrs
     flat = x.flatten(0, 1)  # torch pools int64 in two dimensions; values are below 2^32, sums far below 2^63
     pooled = F.avg_pool2d(flat, a["kernel"], a["stride"], a["padding"], divisor_override=1)
     return pooled.unflatten(0, x.shape[:2])
+
+
+def _taps(step: Step, x: Tensor) -> Tensor:
+    axis, places = step.attrs["axis"], step.attrs["places"]
+    return torch.stack([x.index_select(axis, torch.tensor(row)) for row in places], 1)
 
 
 # Linear operations on int64 (B, ...); all but `cut`, which `_local` has.
 OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "sum": _sum,  # factors: an integer for each input; constant: added by the model's side
     "sum_pool": _sum_pool,  # kernel, stride, padding: (rows, columns)
-    "taps": lambda a, x: torch.stack([x.index_select(a["axis"], torch.tensor(row)) for row in a["places"]], 1),
-    "rows": lambda a, x: x[:, a["start"] : a["stop"]],
-    "cat": lambda a, *values: torch.cat(values, a["axis"]),
-    "reshape": lambda a, x: x.reshape(len(x), *a["shape"]),
-    "permute": lambda a, x: x.permute(0, *a["dims"]),
-    "pad": lambda a, x: F.pad(x, a["pads"]),
+    "taps": _taps,  # axis, places: indices along it, a row for each of the result's first dimension
+    "rows": lambda step, x: x[:, step.attrs["start"] : step.attrs["stop"]],
+    "cat": lambda step, *values: torch.cat(values, 1),
+    "reshape": lambda step, x: x.reshape(len(x), *step.shape),
+    "permute": lambda step, x: x.permute(0, *step.attrs["dims"]),
+    "pad": lambda step, x: F.pad(x, step.attrs["pads"]),
 }
 
 
@@ -62,25 +68,33 @@ def local(step: Step, values: tuple[Tensor, ...], *, model: bool) -> Tensor:
     if step.op == "cut":
         m = step.attrs["m"]
         return reduced(values[0] + ((1 << m) - 1) * model, step.ring + m) >> m
-    out = OPERATIONS[step.op](step.attrs, *values)
+    out = OPERATIONS[step.op](step, *values)
     return reduced(out + step.attrs.get("constant", 0) * model, step.ring)
 
 
-def _walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, *, model: bool) -> Tensor:
-    """One side's share of the logits, from its share of the images."""
+def walk(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep, other: LocalStep) -> Tensor:
+    """The last value, mod 2^ring, from the images' int64 (B, *shape), with functions for each kind of step."""
 
     def compute(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
         if isinstance(step, Linear):
             return linear(number, step, given[0])
         if isinstance(step, Gate):
             return gate(number, step, reduced(given[0], step.width))
-        return reduced(given[0], step.ring) if step.op in ("input", "output") else local(step, given, model=model)
+        return reduced(given[0], step.ring) if step.op in ("input", "output") else other(number, step, given)
 
     net = Interpreter(plan.steps)
     values = net.start(x)
     net.run(values, compute)
     share: Tensor = values[len(plan.steps) - 1]
     return share
+
+
+def _data_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
+    return local(step, given, model=False)
+
+
+def _model_side(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
+    return local(step, given, model=True)
 
 
 def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
@@ -90,7 +104,7 @@ def requests(plan: Plan, masks: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """
     values = dict(masks)
     locals_ = sorted(at_rest(plan) - masks.keys())
-    Interpreter(plan.steps, keep=True).run(values, lambda _, step, given: local(step, given, model=False), locals_)
+    Interpreter(plan.steps, keep=True).run(values, _data_side, locals_)
     return {
         number: reduced(values[step.inputs[0].index], step.ring).reshape(-1, *step.image)
         for number, step in plan.linears.items()
@@ -109,7 +123,7 @@ def offline(plan: Plan, masks: Mapping[int, Tensor], linear: LinearStep) -> tupl
         shares[number] = share
         return masks[number]
 
-    return shares, _walk(plan, masks[plan.input_number], linear, gate, model=False)
+    return shares, walk(plan, masks[plan.input_number], linear, gate, _data_side)
 
 
 def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
@@ -117,7 +131,7 @@ def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
 
     linear: gives W x + s + bias mod 2^ring (`product` has W x); gate: its own share mod 2^width to y - r mod 2^ring.
     """
-    return _walk(plan, x, linear, gate, model=True)
+    return walk(plan, x, linear, gate, _model_side)
 
 
 def model_linear(parameters: Mapping[int, Parameters], masks: Mapping[int, Tensor]) -> LinearStep:

@@ -1,16 +1,18 @@
-"""The protocol with ideal parts: both sides' walks on real shares, with gates and encrypted products that just compute.
+"""The protocol with ideal parts, which it must equal bit for bit given the same masks: on shares, and on whole numbers.
 
-What the protocol must equal bit for bit, given the same masks.
+On shares gates and encrypted products just compute. On whole numbers a cut takes v to floor((v + 2^m - 1 - z) / 2^m),
+z the low m bits that the data's share would have: they are all of it that results depend on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from hummingbird.hybrid import arithmetic
-from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, reduced, signed
+from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, Step, reduced, signed
+from hummingbird.kernels.shares import products
 from hummingbird.prg import Stream, derive
 
 
@@ -30,17 +32,22 @@ def gate(step: Gate, x: Tensor) -> Tensor:
     return reduced(value.clamp(min=0) if step.kind == "relu" else value, step.ring)
 
 
+def encrypted(model: Model, hidden: Mapping[int, Tensor]) -> arithmetic.LinearStep:
+    """The data's side of all layers: W r - s mod 2^ring; hidden: s, by number."""
+
+    def linear(number: int, step: Linear, r: Tensor) -> Tensor:
+        return reduced(arithmetic.product(step, model.parameters[number].weight, r) - hidden[number], step.ring)
+
+    return linear
+
+
 def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[int, Tensor]) -> Tensor:
     """Both sides' shares of the logits, added mod 2^ring, for encoded images int64 (B, *shape).
 
     masks: r, by number; hidden: s, by number; as of `drawn`.
     """
     plan = model.plan
-
-    def encrypted(number: int, step: Linear, r: Tensor) -> Tensor:
-        return reduced(arithmetic.product(step, model.parameters[number].weight, r) - hidden[number], step.ring)
-
-    shares, last = arithmetic.offline(plan, masks, encrypted)
+    shares, last = arithmetic.offline(plan, masks, encrypted(model, hidden))
 
     def garbled(number: int, step: Gate, share: Tensor) -> Tensor:
         return reduced(gate(step, share + shares[number]) - masks[number], step.ring)
@@ -48,3 +55,41 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
     first = x - masks[plan.input_number]
     online = arithmetic.online(plan, first, arithmetic.model_linear(model.parameters, hidden), garbled)
     return reduced(last + online, plan.output.ring)
+
+
+class Plain:
+    """A plan on whole numbers."""
+
+    def __init__(self, model: Model) -> None:
+        self.plan, self._parameters = model.plan, model.parameters
+        self._factors = {number: products.Factor(found.weight) for number, found in model.parameters.items()}
+
+    def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
+        """Logits mod 2^ring of encoded images int64 (B, *shape); low: z by number, as of `low_bits`."""
+
+        def other(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
+            values = (given[0] - low[number],) if step.op == "cut" else given
+            return arithmetic.local(step, values, model=True)
+
+        return arithmetic.walk(self.plan, x, self._linear, lambda number, step, x: gate(step, x), other)
+
+    def _linear(self, number: int, step: Linear, x: Tensor) -> Tensor:
+        bias = self._parameters[number].bias.view(-1, *(1,) * (len(step.shape) - 1))
+        return reduced(arithmetic.product(step, self._factors[number], x) + bias, step.ring)
+
+
+def low_bits(plan: Plan, masks: Callable[[int, Step], Tensor], linear: arithmetic.LinearStep) -> dict[int, Tensor]:
+    """The low bits of the data's share at every cut, by number: the data's walk, which needs no weights.
+
+    masks: r of `plan.masked`, mod 2^ring; linear: d of a layer, which is uniform whatever r is.
+    """
+    found: dict[int, Tensor] = {}
+
+    def other(number: int, step: Step, given: tuple[Tensor, ...]) -> Tensor:
+        if step.op == "cut":
+            found[number] = reduced(given[0], step.attrs["m"])
+        return arithmetic.local(step, given, model=False)
+
+    first = masks(plan.input_number, plan.input)
+    arithmetic.walk(plan, first, linear, lambda number, step, share: masks(number, step), other)
+    return found

@@ -5,6 +5,7 @@
     ciphertexts   the ring of CKKS: transforms, encryption, linear layers, products, sampling
     lookups       distributed point functions, and the rows that their bits select
     garble        garbled circuits of a ReLU on shares of few bits
+    cot           correlated oblivious transfers, extended from trees of leaves
     chacha20      random bytes on any device
 
 These modules declare: an operation's description and checks stand there, once. `reference/` defines in plain torch,

@@ -14,6 +14,7 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
+from hummingbird.graph.pooling import equal_windows
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
@@ -120,18 +121,6 @@ class _Averaging(Layer):
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         self.reciprocal(self.places(inputs[0].shape))  # says at once if it cannot
         return cost.FREE
-
-
-def equal_windows(shape: Sequence[int], output_size: Sequence[int | None]) -> list[int]:
-    """Kernel (and stride) of an adaptive pooling whose windows are equal; InputError if they cannot be."""
-    space = tuple(shape)[-len(output_size) :]
-    sizes = [out or size for size, out in zip(space, output_size, strict=True)]
-    if any(size % out for size, out in zip(space, sizes, strict=True)):
-        raise InputError(
-            f"adaptive pooling to {tuple(sizes)} does not divide the input's {space}",
-            hint="change the input size, or replace the layer by AvgPool2d or MaxPool2d",
-        )
-    return [size // out for size, out in zip(space, sizes, strict=True)]
 
 
 class AdaptiveAvgPool(_Averaging):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from hummingbird.graph.pooling import equal_windows, places
 from hummingbird.mpc.arithmetic import Arithmetic
-from hummingbird.mpc.averaging import equal_windows
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import Spec
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -32,12 +32,7 @@ class _MaxPooling(Comparing):
 
 
 class MaxPool(_MaxPooling):
-    """Maximum over windows of the last dimensions, one dimension after the other (fewer comparisons than all at once).
-
-    Padding never wins in torch, and the maximum of a set does not change when an element is repeated: a place in the
-    padding is replaced by the nearest one of the same pooling window that is not, so no "minus infinity" has to fit
-    the ring.
-    """
+    """Maximum over windows of the last dimensions, one after the other (fewer comparisons than all at once)."""
 
     def __init__(
         self,
@@ -53,17 +48,9 @@ class MaxPool(_MaxPooling):
         self.ceil_mode = ceil_mode
 
     def places(self, size: int, d: int) -> Tensor:
-        """Indices (kernel, out) along spatial dimension d of `size` places: what each pooling window looks at."""
+        """`graph.pooling.places` along spatial dimension d."""
         kernel, stride, padding, dilation = self.kernel[d], self.stride[d], self.padding[d], self.dilation[d]
-        reach = size + 2 * padding - dilation * (kernel - 1) - 1
-        out = (-(-reach // stride) if self.ceil_mode else reach // stride) + 1
-        if self.ceil_mode and (out - 1) * stride >= size + padding:
-            out -= 1  # torch: the last window must begin inside the input or the left padding
-        start = torch.arange(out) * stride - padding
-        first = (-start + dilation - 1).div(dilation, rounding_mode="floor").clamp(min=0)  # first tap inside
-        last = (size - 1 - start).div(dilation, rounding_mode="floor").clamp(max=kernel - 1)  # last tap inside
-        taps = torch.arange(kernel)[:, None].clamp(min=first[None]).minimum(last[None])
-        return start[None] + taps * dilation
+        return places(size, kernel, stride, padding, dilation, self.ceil_mode)
 
     def breadth(self, inputs: Sequence[Spec]) -> int:
         shape, most = list(inputs[0].shape), inputs[0].numel
@@ -77,8 +64,8 @@ class MaxPool(_MaxPooling):
         """x with `reduce`, over dimension 0, of what every pooling window holds: one dimension after the other."""
         for d in reversed(range(len(self.kernel))):
             axis = x.dim() - len(self.kernel) + d
-            places = self.places(x.shape[axis], d).to(x.device)
-            x = reduce(torch.stack([x.index_select(axis, row) for row in places]))
+            taps = self.places(x.shape[axis], d).to(x.device)
+            x = reduce(torch.stack([x.index_select(axis, row) for row in taps]))
         return x
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from hummingbird.graph.live import live
 from hummingbird.mpc import builders, inputs
 from hummingbird.mpc.net import PlanStep
 from hummingbird.simulation.compare import Compare
+from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin
@@ -39,6 +40,7 @@ def simulate(
     mode: str = "fast",
     seed: int | None = None,
     clamp: bool = False,
+    cut: bool = False,
 ) -> nn.Module:
     """A module on plain tensors that computes what private inference of `net` with these windows computes.
 
@@ -51,6 +53,8 @@ def simulate(
     seed: repeats the same random numbers; None: from torch's generator ("fast"), or fresh ("exact").
     clamp: in training mode, move what is compared into the window, with gradient zero outside: values beyond
         +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
+    cut: the twin of `hummingbird.hybrid`, of two parties without a dealer, in its whole numbers (simulation/cut.py);
+        protocol, parties, mode and clamp are those of inference with a dealer, and stay as they are.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
     Warns as it does, and once of inputs beyond the bits' `input_range`.
@@ -58,6 +62,9 @@ def simulate(
         twin = hummingbird.simulate(net, "bits.json")
         accuracy = (twin(images).argmax(1) == labels).float().mean()
     """
+    if cut and (protocol, parties, mode, clamp) != ("masked", 2, "fast", False):
+        hint = "leave out protocol, parties, mode and clamp"
+        raise ConfigError("cut=True with options of inference with a dealer", where="simulate", hint=hint)
     check_protocol(protocol, parties)
     if mode not in MODES:
         raise ConfigError(f"unknown mode {mode!r}", where="simulate", hint=f"one of {', '.join(MODES)}")
@@ -66,6 +73,8 @@ def simulate(
     if mode == "exact" and clamp:
         raise ConfigError("clamp with mode='exact'", where="simulate", hint="clamping is for training: mode='fast'")
     config = BitConfig.of(bits)
+    if cut:
+        return CutTwin(net, config, seed)
     private = convert.build(net, config, protocol=protocol, parties=parties)
     if mode == "exact":
         return ExactTwin(net, config, protocol, parties, seed)

@@ -16,6 +16,7 @@ import yaml
 
 import scripts.bench_garble
 import scripts.bench_he
+import scripts.bench_hybrid
 import scripts.bench_kernels
 import scripts.bench_linear
 import scripts.bench_pir
@@ -73,6 +74,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.train": lambda: scripts.train.parser().format_help(),
     "scripts.bench_garble": lambda: help_of(scripts.bench_garble.main),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
+    "scripts.bench_hybrid": lambda: help_of(scripts.bench_hybrid.main),
     "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
     "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),

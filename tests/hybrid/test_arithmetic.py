@@ -20,7 +20,7 @@ def small() -> Model:
         Linear("conv", "linear", (Ref(0),), (2, 4, 4), 14, 2.0**-12, {}, (1, 4, 4), (2, 1, 3, 3), padding=(1, 1)),
         Step("relu.cut", "cut", (Ref(1),), (2, 4, 4), 10, 2.0**-8, {"m": 4}),
         Gate("relu", "gate", (Ref(2),), (2, 4, 4), 20, 2.0**-8, {}, "relu", 10),
-        Step("flat", "reshape", (Ref(3),), (32,), 20, 2.0**-8, {"shape": (32,)}),
+        Step("flat", "reshape", (Ref(3),), (32,), 20, 2.0**-8),
         Linear("fc", "linear", (Ref(4),), (3,), 20, 2.0**-12, {}, (32, 1, 1), (3, 32, 1, 1)),
         Step("output", "output", (Ref(5),), (3,), 20, 2.0**-12),
     )

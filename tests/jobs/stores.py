@@ -13,11 +13,11 @@ from torch import nn
 
 import hummingbird
 from hummingbird.bits import BitWindow
+from hummingbird.ledger import Ledger
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
-from hummingbird.mpc.dealer.ledger import Ledger
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.mpc.dry_run import dry_run
 from tests.support.patience import HANG, NEVER

@@ -22,13 +22,14 @@ import numpy as np
 import pytest
 import torch
 
+from hummingbird import ledger
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.checkpoint import load_checkpoint
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc import meeting, rendezvous
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.request import corrections, layout
-from hummingbird.mpc.dealer import folder, ledger
+from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
@@ -125,7 +126,7 @@ def stores(root: Path) -> dict[str, Parser]:
 
     read = _file(header, lambda path: folder.read_header(party))
     return {
-        "ledger": Parser([used], _file(place / ledger.NAME, lambda path: ledger.Ledger(place, set_id).close())),
+        "ledger": Parser([used], _file(place / folder.LEDGER, lambda path: ledger.Ledger(path, set_id).close())),
         "store header": Parser([header.read_bytes()], read),
         "store header, signed": Parser([header.read_bytes()], lambda data: read(signed(data))),
     }

@@ -77,7 +77,7 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
         high = _product(ring, r, a, noise(second, n, degree), "ntt")
         parts[i] = ciphertexts.add(ring, parts[i].contiguous(), low)
         parts[i + 1] = ciphertexts.add(ring, parts[i + 1].contiguous(), high)
-    over = _flood(ring, n, flood, c.device)
+    over = draw_flood(ring, n, flood, c.device)
     parts[0] = ciphertexts.add(ring, parts[0], over if form == "mixed" else ring.ntt(over))
     return torch.stack(parts, 1)
 
@@ -88,7 +88,7 @@ def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) ->
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)
 
 
-def _flood(ring: Ring, n: int, bits: int, device: torch.device) -> Tensor:
+def draw_flood(ring: Ring, n: int, bits: int, device: torch.device) -> Tensor:
     """Uniform integers of -2^(bits-1) .. 2^(bits-1) - 1 as residues: int32 (n, L, N), coefficients."""
     stream = prg.fresh(device)
     shape, count = (n, len(ring.primes), ring.degree), (bits - 1) // _DIGIT

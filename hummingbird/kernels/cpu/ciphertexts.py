@@ -1,4 +1,4 @@
-"""Ciphertexts in C++ (csrc/ntt.cpp, ciphertexts.cpp), on torch.get_num_threads() threads."""
+"""Ciphertexts in C++ (csrc/ntt, ciphertexts, bfv, monomials), on torch.get_num_threads() threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.ciphertexts import arithmetic, polynomials, sampling
+from hummingbird.kernels.ciphertexts import arithmetic, bfv, monomials, polynomials, sampling
 from hummingbird.kernels.ciphertexts import ring as ring_module
 from hummingbird.kernels.ciphertexts.polynomials import packed_bytes
 from hummingbird.kernels.ciphertexts.ring import Ring
@@ -123,6 +123,16 @@ def _spread(ring: Ring, x: Tensor, plain: int) -> Tensor:
     return spread
 
 
+@implements(monomials.taps, "cpu")
+def taps(ring: Ring, x: Tensor, first: Tensor, inputs: Tensor, shifts: Tensor, factors: Tensor) -> Tensor:
+    """See `monomials.taps`."""
+    out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
+    sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct TapSizes of csrc/monomials.cpp
+    terms, threads = [t.data_ptr() for t in (first, inputs, shifts, factors)], torch.get_num_threads()
+    handle().hb_taps(x.data_ptr(), sizes, *terms, _primes(ring), threads, out.data_ptr())
+    return out
+
+
 @implements(polynomials.encrypt, "cpu")
 def encrypt(ring: Ring, message: Tensor, noise: Tensor, a: Tensor, secret: Tensor) -> Tensor:
     """See `polynomials.encrypt`."""
@@ -192,4 +202,24 @@ def noise(words: Tensor) -> Tensor:
     """See `sampling.noise`; of words, int64 (n, degree)."""
     out = torch.empty(words.shape, dtype=torch.int32)
     handle().hb_noise(words.data_ptr(), words.numel(), out.data_ptr())
+    return out
+
+
+@implements(bfv.encode, "cpu")
+def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
+    """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""
+    out, count = torch.empty(x.shape[0], len(ring.primes), ring.degree, dtype=torch.int32), len(ring.primes)
+    sizes, factors = (x.shape[0], count, ring.degree, k, factor), (ctypes.c_double * count)(*inverses)
+    handle().hb_encode(x.data_ptr(), error.data_ptr(), *sizes, factors, _primes(ring), out.data_ptr())
+    return out
+
+
+@implements(bfv.accumulate, "cpu")
+def accumulate(ring: Ring, weights: Tensor, x: Tensor, order: Tensor, inputs: Tensor, first: Tensor) -> Tensor:
+    """See `bfv.accumulate`; output o has the weights order[first[o] : first[o + 1]], times x of the same `inputs`."""
+    out = torch.empty(len(first) - 1, *x.shape[1:], dtype=torch.int32)
+    sizes = (ctypes.c_int64 * 5)(out.shape[0], *x.shape)  # struct Sizes of csrc/bfv.cpp
+    lists = [t.data_ptr() for t in (order, inputs, first)]
+    threads = torch.get_num_threads()
+    handle().hb_accumulate(weights.data_ptr(), x.data_ptr(), *lists, sizes, _primes(ring), threads, out.data_ptr())
     return out

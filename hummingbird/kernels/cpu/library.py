@@ -16,7 +16,7 @@ from typing import Any
 from hummingbird.errors import EnvironmentProblem
 
 ISAS = ("portable", "avx2", "avx512")
-_ABI = 10  # the same number as hb_abi() in csrc/dispatch.cpp
+_ABI = 11  # the same number as hb_abi() in csrc/dispatch.cpp
 
 _pointer, _long, _int, _word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -39,10 +39,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_combine": (None, [_pointer, _pointer, *[_long] * 4, *[_pointer] * 3, _int, _pointer]),
     "hb_shift": (None, [*[_pointer] * 4, _int]),
     "hb_multiply": (None, [_pointer, _pointer, *[_long] * 5, _pointer, _int, _pointer]),
+    "hb_taps": (None, [*[_pointer] * 7, _int, _pointer]),
     "hb_dpf_check": (_int, [_pointer, *[_long] * 4]),
     "hb_dpf_expand": (None, [_pointer, *[_long] * 4, _pointer]),
     "hb_dpf_generate": (None, [_pointer, _long, *[_pointer] * 5]),
     "hb_garble": (None, [*[_int] * 3, _pointer, _long, _long, *[_pointer] * 7, _int]),
+    "hb_cot_receive": (None, [_pointer, _long, _long, _pointer, _pointer]),
+    "hb_cot_send": (None, [_pointer, _pointer, _long, _long, _pointer, _pointer]),
+    "hb_cot_choose": (None, [_pointer, _pointer, _pointer, _long, _pointer]),
     "hb_gfni": (_int, []),
     "hb_set_gfni": (_int, [_int]),
     "hb_rows_write": (None, [_pointer, *[_long] * 4, _pointer]),
@@ -51,6 +55,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_transform": (None, [_pointer, _long, _long, _pointer, _long, _int, _int, _pointer]),
     "hb_encrypt": (None, [_pointer, _long, _long, *[_pointer] * 4, _long, _int, _int, _pointer]),
     "hb_phase": (None, [_pointer, _long, _long, _pointer, _long, _pointer, _long, _int, _int, _pointer]),
+    "hb_encode": (None, [_pointer, _pointer, _long, _long, _long, _int, _word, *[_pointer] * 3]),
+    "hb_accumulate": (None, [*[_pointer] * 7, _int, _pointer]),
     "hb_compose": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
     "hb_noise": (None, [_pointer, _long, _pointer]),
     "hb_uniform": (_long, [_pointer, _long, _long, _long, _pointer, _pointer]),

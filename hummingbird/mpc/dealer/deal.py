@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from hummingbird import ledger
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.request import Request, corrections
-from hummingbird.mpc.dealer import ledger
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
     CHUNK,
     CORRECTIONS,
+    LEDGER,
     SEED,
     Header,
     checksums_digest,
@@ -90,7 +91,7 @@ def _deal_lane(
     _secret(folders[0] / CHECKSUMS, checksums)
     header = replace(header, seconds=time.perf_counter() - started, checksums=checksums_digest(checksums))
     for rank, (folder, seed) in enumerate(zip(folders, seeds, strict=True)):
-        _secret(folder / ledger.NAME, ledger.beginning(header.set_id))
+        _secret(folder / LEDGER, ledger.beginning(header.set_id))
         replace(header, rank=rank).write(folder, seed)
     return header.seconds
 

@@ -3,7 +3,7 @@
     DIR/party-RANK/lane-LANE/  mode 0700
       header.json            what the material is for, and the lists of requests; written last
       seed                   16 or 32 bytes, mode 0600: this party's, which expands to all of its free fields
-      ledger                 what was used (ledger.py)
+      ledger                 what was used (hummingbird/ledger.py)
       corrections            party 0's only: for the setup, then for every slot, the corrections of each request as they
       checksums              would travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
 
@@ -42,7 +42,7 @@ from hummingbird.version import VERSION
 
 FORMAT, FORMAT_VERSION = "hummingbird store", 2
 CHUNK = 8 << 20  # bytes under one checksum
-HEADER, SEED, CORRECTIONS, CHECKSUMS = "header.json", "seed", "corrections", "checksums"
+HEADER, SEED, LEDGER, CORRECTIONS, CHECKSUMS = "header.json", "seed", "ledger", "corrections", "checksums"
 _DIGEST = 16
 _LISTS = ("setup", "batch")  # the fields that are lists of requests
 _ALIGN = 1 << 16  # a multiple of every platform's allocation granularity

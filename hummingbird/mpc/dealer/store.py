@@ -21,11 +21,11 @@ from torch import Tensor
 
 from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.ledger import Ledger
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, expand, received
 from hummingbird.mpc.dealer import supplies
-from hummingbird.mpc.dealer.folder import Corrections, find, read_header
-from hummingbird.mpc.dealer.ledger import Ledger
+from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
 from hummingbird.prg import derive
 from hummingbird.wire.staging import landed
@@ -60,7 +60,7 @@ class StoreDealer:
         self.slice_shape = self.header.shape
         self._check_place(parties, lane, lanes)
         self._corrections: Corrections | None = None
-        self._ledger = Ledger(self.folder, self.header.set_id)
+        self._ledger = Ledger(self.folder / LEDGER, self.header.set_id)
         try:
             if rank == 0:
                 self._corrections = Corrections(self.folder, self.header, self._seed)

@@ -135,7 +135,7 @@ def test_what_a_mask_adds(kind: str, size: int, monkeypatch: pytest.MonkeyPatch)
     grown = key.decrypt(first, kind)
     assert float(grown.abs().max()) <= 2.0 ** (flood - 1) + added(4096, size)
     assert float(grown.square().mean().sqrt()) == pytest.approx(masking.deviation(flood), rel=0.03)  # 16,384 values
-    monkeypatch.setattr(masking, "_flood", lambda ring, n, bits, device: torch.zeros(n, 4, 4096, dtype=torch.int32))
+    monkeypatch.setattr(masking, "draw_flood", lambda ring, n, bits, device: torch.zeros(n, 4, 4096, dtype=torch.int32))
     rest = float(key.decrypt(masked(ring, nothing, zero, flood, kind), kind).abs().max())
     assert 2.0**-7 * 4096 ** ((size - 2) / 2) < rest <= added(4096, size)
 
@@ -143,7 +143,7 @@ def test_what_a_mask_adds(kind: str, size: int, monkeypatch: pytest.MonkeyPatch)
 def test_floods_are_uniform() -> None:
     ring = choose(4096, 2).ring
     for bits in (3, 24, 27, 48):
-        drawn = masking._flood(ring, 3, bits, torch.device("cpu"))
+        drawn = masking.draw_flood(ring, 3, bits, torch.device("cpu"))
         values = compose(ring, drawn).flatten()
         assert values.min() >= -(2.0 ** (bits - 1)) and values.max() < 2.0 ** (bits - 1)
         shares = torch.bincount(((values + 2.0 ** (bits - 1)) * 8 / 2.0**bits).clamp(0, 7).long(), minlength=8).double()

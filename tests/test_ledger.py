@@ -10,21 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from hummingbird import ledger
 from hummingbird.errors import DealerError
-from hummingbird.mpc.dealer import ledger
-from hummingbird.mpc.dealer.ledger import Ledger
+from hummingbird.ledger import Ledger
+from hummingbird.mpc.dealer.folder import LEDGER
 
 SET = "ab" * 16
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / ledger.NAME).write_bytes(ledger.beginning(SET))
+    (tmp_path / LEDGER).write_bytes(ledger.beginning(SET))
     return tmp_path
 
 
 def reopened(folder: Path) -> int:
-    opened = Ledger(folder, SET)
+    opened = Ledger(folder / LEDGER, SET)
     opened.close()
     return opened.next
 
@@ -44,26 +45,26 @@ def test_a_line_that_is_written_in_part_is_taken_back(
     folder: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[int, bytes], int]
 ) -> None:
     """Without that the next mark would be joined to the torn line, count as one slot, and slot 9 be used again."""
-    opened, before = Ledger(folder, SET), (folder / ledger.NAME).read_bytes()
+    opened, before = Ledger(folder / LEDGER, SET), (folder / LEDGER).read_bytes()
     for action in (lambda: opened.use(3), lambda: opened.bind("weights", b"digest")):
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", write)
             with pytest.raises(DealerError, match="cannot be written: No space left") as caught:
                 action()
         assert "nothing was handed out" in caught.value.hint
-        assert (folder / ledger.NAME).read_bytes() == before
+        assert (folder / LEDGER).read_bytes() == before
     opened.use(9)
     opened.bind("weights", b"digest")
     opened.close()
     assert reopened(folder) == 10
-    again = Ledger(folder, SET)
+    again = Ledger(folder / LEDGER, SET)
     with pytest.raises(DealerError, match="another weights"):
         again.bind("weights", b"other")
     again.close()
 
 
 def test_a_torn_line_that_cannot_be_taken_back_ends_the_writing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Ledger(folder, SET)
+    opened = Ledger(folder / LEDGER, SET)
     opened.use(0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", short(5))
@@ -74,12 +75,12 @@ def test_a_torn_line_that_cannot_be_taken_back_ends_the_writing(folder: Path, mo
         with pytest.raises(DealerError, match="an earlier line was cut off"):
             action()
     opened.close()
-    assert (folder / ledger.NAME).read_bytes().endswith(b'{"use')
+    assert (folder / LEDGER).read_bytes().endswith(b'{"use')
     assert reopened(folder) == 2  # slot 0, and one for the torn line, of which nothing was handed out
 
 
 def test_a_mark_that_is_not_flushed_is_taken_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Ledger(folder, SET)
+    opened = Ledger(folder / LEDGER, SET)
     calls, real = iter([refusing, os.fsync]), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: next(calls, real)(file))
     with pytest.raises(DealerError, match="cannot be written"):
@@ -93,16 +94,16 @@ def test_a_mark_that_is_not_flushed_is_taken_back(folder: Path, monkeypatch: pyt
     "line", ["[" * 100_000, '{"used": -5}', '{"used": "0"}', '{"used": true}', '{"used": 1e999}', "[]", '"used"', ""]
 )
 def test_lines_that_say_nothing_count_as_one_slot(folder: Path, line: str) -> None:
-    path = folder / ledger.NAME
+    path = folder / LEDGER
     path.write_bytes(path.read_bytes() + b'{"used": 0}\n' + line.encode() + b'\n{"bound": "x", "digest": "00"}\n')
     assert reopened(folder) == 2
 
 
 def test_a_foreign_ledger_is_refused_unread_and_unchanged(folder: Path) -> None:
     """Its content may be a digest, and errors are told to the other parties."""
-    path = folder / ledger.NAME
+    path = folder / LEDGER
     content = json.dumps({"bound": "weights", "digest": "5ec2e7"})
     path.write_text(content)
     with pytest.raises(DealerError, match="first line does not name this store") as caught:
-        Ledger(folder, SET)
+        Ledger(folder / LEDGER, SET)
     assert "5ec2e7" not in str(caught.value) and path.read_text() == content

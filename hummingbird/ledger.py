@@ -19,9 +19,7 @@ import json
 import os
 from pathlib import Path
 
-from hummingbird.errors import DealerError
-
-NAME = "ledger"
+from hummingbird.errors import DealerError, HummingbirdError
 
 
 def beginning(set_id: str) -> bytes:
@@ -42,10 +40,13 @@ def _parse(line: bytes) -> dict[str, object]:
 
 
 class Ledger:
-    """The ledger in a party's folder of this set; `next`: the first slot that was never marked, nor any after it."""
+    """The ledger `path` of this set; `next`: the first slot that was never marked, nor any after it.
 
-    def __init__(self, folder: Path, set_id: str) -> None:
-        self.path = folder / NAME
+    error: the class of what it raises.
+    """
+
+    def __init__(self, path: Path, set_id: str, error: type[HummingbirdError] = DealerError) -> None:
+        self.path, self._error = path, error
         self.next = 0
         self._torn = False
         self._bound: dict[str, str] = {}
@@ -62,9 +63,9 @@ class Ledger:
             raise
 
     def use(self, slot: int) -> None:
-        """Mark a slot as used; it is on the disk when this returns. DealerError for one that may have been used."""
+        """Mark a slot as used; it is on the disk when this returns. an error for one that may have been used."""
         if slot < self._first or slot in self._marked:
-            raise DealerError(
+            raise self._error(
                 f"slot {slot} has been handed out already", where=str(self.path), hint="randomness is for single use"
             )
         self._append({"used": slot})
@@ -72,16 +73,16 @@ class Ledger:
         self.next = max(self.next, slot + 1)
 
     def bind(self, name: str, digest: bytes) -> None:
-        """Remember what the store is used with, on the disk when this returns; DealerError for something else."""
+        """Remember what the store is used with, on the disk when this returns; an error for something else."""
         before, now = self._bound.get(name), digest.hex()
         if before is None:
             self._append({"bound": name, "digest": now})
             self._bound[name] = now
         elif before != now:
-            raise DealerError(
+            raise self._error(
                 f"the store was used with another {name}",
                 where=str(self.path),
-                hint="its masks would reveal how the two differ: deal another store",
+                hint="its masks would reveal how the two differ: make another store",
             )
 
     def close(self) -> None:
@@ -94,10 +95,10 @@ class Ledger:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise DealerError(
+            raise self._error(
                 "another process is using this store",
                 where=str(self.path.parent),
-                hint="every slot is for one run of one process: wait for its end, or deal a second store",
+                hint="every slot is for one run of one process: wait for its end, or make a second store",
             ) from None
 
     def _append(self, entry: dict[str, object] | None) -> None:
@@ -137,13 +138,13 @@ class Ledger:
             else:
                 self.next += 1
 
-    def _unwritten(self, what: str) -> DealerError:
+    def _unwritten(self, what: str) -> HummingbirdError:
         hint = "nothing was handed out: make room, and run again"
-        return DealerError(f"the ledger of used slots cannot be written: {what}", where=str(self.path), hint=hint)
+        return self._error(f"the ledger of used slots cannot be written: {what}", where=str(self.path), hint=hint)
 
-    def _damaged(self, what: str) -> DealerError:
-        return DealerError(
+    def _damaged(self, what: str) -> HummingbirdError:
+        return self._error(
             f"the ledger of used slots is damaged: {what}",
             where=str(self.path),
-            hint="without it nobody knows what was used: deal a new store",
+            hint="without it nobody knows what was used: make a new store",
         )

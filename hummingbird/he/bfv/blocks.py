@@ -1,0 +1,96 @@
+"""How many tiles, channels and outputs share a polynomial: the choice that sends least.
+
+With planes of P places, C of them in an input polynomial and O outputs in a reply, a product has room where
+O C P <= N (Huang et al., Cheetah, 2022, section 3). Many channels in an input are few inputs, but few outputs in a
+reply. An input sends one polynomial modulo four primes and a seed; a reply one modulo two, and the values that are
+read, which are as many whatever the blocks. So an input costs as much as two replies.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import lru_cache
+from typing import NamedTuple
+
+from hummingbird.errors import InputError
+from hummingbird.he.bfv.layer import Layer
+
+
+class Blocks(NamedTuple):
+    """Outputs of a tile, down and across; input planes in an input polynomial, outputs in a reply."""
+
+    height: int
+    width: int
+    planes: int
+    outputs: int
+
+
+@lru_cache(maxsize=1024)
+def choose(layer: Layer, degree: int) -> Blocks:
+    """The blocks that send least, then multiply least, then reply least.
+
+    InputError where even the window of a single output has more than `degree` places.
+    """
+    rows, columns, outputs = layer.rows, layer.columns, layer.output_shape[0]
+    phases = len(rows.phases) * len(columns.phases)
+    planes = layer.input_shape[0] * phases
+    best: Blocks | None = None
+    least: tuple[int, ...] = ()
+    counts = _even(planes)
+    for height, width, room in tiles_of(layer, degree):
+        tiles = -(-rows.outputs // height) * -(-columns.outputs // width)
+        if best and 3 * tiles > least[0]:
+            continue  # an input and a reply for each tile is more than the best sends
+        for count in counts[: bisect_right(counts, degree // room)]:
+            block = _largest_even(outputs, degree // (room * count))
+            inputs, replies = -(-planes // count), -(-outputs // block)
+            sent = tiles * (2 * inputs + replies)
+            if best and sent > least[0]:
+                continue
+            products = tiles * len(connected(layer, phases, count, block))
+            price = (sent, products, tiles * replies)
+            if not best or price < least:
+                best, least = Blocks(height, width, count, block), price
+    assert best  # there is a tile, and one plane and one output fit it
+    return best
+
+
+def connected(layer: Layer, phases: int, count: int, block: int) -> list[tuple[int, int]]:
+    """Which input polynomial, of `count` planes, has one for which reply, of `block` outputs: (input, reply)."""
+    outputs, groups = layer.output_shape[0], layer.groups
+    pairs, of_group = [], layer.weight_shape[1] * phases
+    for reply, first in enumerate(range(0, outputs, block)):
+        last = min(first + block, outputs) - 1
+        start, stop = (group * of_group for group in (first * groups // outputs, last * groups // outputs + 1))
+        pairs += [(number, reply) for number in range(start // count, -(-stop // count))]
+    return pairs
+
+
+def tiles_of(layer: Layer, degree: int) -> list[tuple[int, int, int]]:
+    """Heights and widths of tiles, and places of a plane, where these are at most `degree`; the largest first.
+
+    InputError where there is none.
+    """
+    axes = layer.rows, layer.columns
+    heights, widths = ([(size, axis.room(size)) for size in _even(axis.outputs)] for axis in axes)
+    found = [
+        (height, width, down * across)
+        for height, down in reversed(heights)
+        for width, across in reversed(widths)
+        if down * across <= degree
+    ]
+    if not found:
+        spans = " x ".join(str(axis.room(1)) for axis in axes)
+        what = f"a kernel that spans {spans} input values, of {degree} that a polynomial holds"
+        raise InputError(what, where="he.bfv.Layout.of(weight_shape)", hint="use a smaller kernel or dilation")
+    return found
+
+
+def _even(total: int) -> list[int]:
+    """The sizes that cut `total` into parts as even as can be, ascending."""
+    return sorted({-(-total // parts) for parts in range(1, total + 1)})
+
+
+def _largest_even(total: int, most: int) -> int:
+    """The size up to `most` of the fewest parts of `total`, as even as can be."""
+    return -(-total // -(-total // most))

@@ -1,0 +1,101 @@
+"""A convolution or a linear layer by its shapes, checked: what every packing starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.he.bfv.axis import Axis
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Shapes of the input, the weights and the output of one image, as torch has them; both dimensions, and groups.
+
+    What has one spatial dimension, or none, has one of 1 before it in `rows`, and in `columns`.
+    """
+
+    input_shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    groups: int
+    rows: Axis
+    columns: Axis
+
+    @staticmethod
+    def of(
+        input_shape: Sequence[int],
+        weight_shape: Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Layer:
+        """Check a layer: (C, H, W), (C, L) or (features,) with weights as torch has them.
+
+        stride, padding, dilation: one number, or one for each dimension. InputError where these do not fit each other.
+        """
+        where = "he.bfv.Layer.of"
+        inputs, weights = _sizes("input_shape", input_shape), _sizes("weight_shape", weight_shape)
+        dims = len(inputs) - 1
+        if not 0 <= dims <= 2 or len(weights) != dims + 2:
+            hint = (
+                "(C, H, W) and (O, C / groups, h, w), (C, L) and (O, C / groups, h), or (features,) and (O, features)"
+            )
+            raise InputError(f"an input {inputs} and weights {weights}", where=where, hint=hint)
+        if type(groups) is not int or groups < 1 or inputs[0] != weights[1] * groups or weights[0] % groups:
+            what = f"{groups!r} groups of {inputs[0]} input channels and weights {weights}"
+            hint = "weights are (O, C / groups, ...), and the groups divide O"
+            raise InputError(what, where=f"{where}(groups)", hint=hint)
+        named = {"stride": (stride, 1), "padding": (padding, 0), "dilation": (dilation, 1)}
+        options = [_each(name, value, dims, least) for name, (value, least) in named.items()]
+        axes = [Axis(1, 1)] * (2 - dims)
+        for number, (size, kernel) in enumerate(zip(inputs[1:], weights[2:], strict=True)):
+            axes.append(Axis(size, kernel, *(option[number] for option in options)))
+            if axes[-1].outputs < 1 or not axes[-1].taps:
+                what = f"a kernel of {kernel} reads nothing of an input of {size} in dimension {number}"
+                hint = "check the kernel, the stride, the padding and the dilation"
+                raise InputError(what, where=f"{where}(weight_shape)", hint=hint)
+        output_shape = (weights[0], *(axis.outputs for axis in axes[2 - dims :]))
+        return Layer(inputs, weights, output_shape, groups, *axes)
+
+    @property
+    def channels(self) -> Tensor:
+        """The input channel of each weight: int64 (O, C / groups)."""
+        outputs, count = self.weight_shape[:2]
+        first = torch.arange(outputs) // (outputs // self.groups) * count
+        return first[:, None] + torch.arange(count)
+
+
+def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
+    """InputError unless the tensor is int64 of this shape."""
+    if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64 or tensor.shape != tuple(shape):
+        got = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
+        what = f"expected torch.int64 {tuple(shape)}, got {got}"
+        raise InputError(what, where=where, hint="ring elements and weights are whole numbers")
+
+
+def check_degree(degree: int, where: str) -> None:
+    """InputError unless the degree is a power of two."""
+    if type(degree) is not int or degree < 1 or degree & degree - 1:
+        raise InputError(f"degree {degree!r}", where=f"{where}(degree)", hint="a power of two")
+
+
+def _sizes(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(shape)
+    if not all(type(size) is int and size > 0 for size in sizes):
+        hint = "sizes are whole numbers from 1"
+        raise InputError(f"{name} {sizes}", where=f"he.bfv.Layer.of({name})", hint=hint)
+    return sizes
+
+
+def _each(name: str, value: int | Sequence[int], dims: int, least: int) -> tuple[int, ...]:
+    values = tuple(value) if isinstance(value, Sequence) else (value,) * dims
+    if len(values) != dims or not all(type(number) is int and number >= least for number in values):
+        hint = f"one whole number from {least}, or {dims} of them"
+        raise InputError(f"{name} {value!r}", where=f"he.bfv.Layer.of({name})", hint=hint)
+    return values

@@ -1,0 +1,149 @@
+"""Where the values of a convolution or a linear layer stand in polynomials, whose products are the layer.
+
+With C planes of R rows and S columns in an input polynomial and O outputs in a reply, O C R S <= N,
+
+    x = sum x[c, y, z] X^(c R S + y S + z)
+    w = sum K[o, c, a, b] X^(o C R S + (C - 1 - c) R S + (h - 1 - a) S + (v - 1 - b))
+
+for a kernel of h x v, and output (o, i, j) is the coefficient of X^(o C R S + (C - 1) R S + (i + h - 1) S + j + v - 1)
+in x w: Huang et al., Cheetah, 2022, section 3. Two terms of x w meet there only if they belong together, as their
+distance is below O C R S. planes.py sees to that within a plane, and to strides, tiles and padding; blocks.py chooses
+C, O and the tiles. A linear layer is a convolution of 1 x 1 images. All of this is public: shapes in, places out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird.he.bfv import blocks
+from hummingbird.he.bfv.blocks import Blocks
+from hummingbird.he.bfv.layer import Layer, check, check_degree
+from hummingbird.he.bfv.planes import Planes
+
+_WHERE = "he.bfv.Layout"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of one layer's values, made by `Layout.of`.
+
+    Polynomials of inputs and replies come tile by tile, as many for each: `pairs` and the weights serve every tile.
+    """
+
+    layer: Layer
+    degree: int
+    blocks: Blocks
+
+    @staticmethod
+    def of(
+        input_shape: Sequence[int],
+        weight_shape: Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        degree: int = 4096,
+    ) -> Layout:
+        """Lay out a layer for least bytes: (C, H, W), (C, L) or (features,) with weights as torch has them.
+
+        stride, padding, dilation: one number, or one for each dimension, as in torch. degree: N, a power of two.
+        InputError where the shapes do not fit each other, or the kernel spans more than N values.
+
+            Layout.of((64, 32, 32), (64, 64, 3, 3), padding=1)
+        """
+        check_degree(degree, f"{_WHERE}.of")
+        layer = Layer.of(input_shape, weight_shape, stride, padding, dilation, groups)
+        return Layout(layer, degree, blocks.choose(layer, degree))
+
+    # ---- sizes
+
+    @cached_property
+    def planes(self) -> Planes:
+        """Planes of a channel, and tiles."""
+        return Planes(self.layer.rows, self.layer.columns, self.blocks.height, self.blocks.width)
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return len(self.planes.tiles)
+
+    @property
+    def inputs(self) -> int:
+        """Number of input polynomials, of all tiles."""
+        return self.tiles * -(-self.layer.input_shape[0] * self.planes.phases // self.blocks.planes)
+
+    @property
+    def replies(self) -> int:
+        """Number of replies, of all tiles."""
+        return self.tiles * -(-self.layer.output_shape[0] // self.blocks.outputs)
+
+    @property
+    def products(self) -> int:
+        """Number of products, of all tiles."""
+        return self.tiles * len(self.pairs)
+
+    @cached_property
+    def pairs(self) -> Tensor:
+        """Products of a tile: its input and its reply for each weight polynomial, replies ascending; int64 (n, 2)."""
+        return torch.tensor(blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs))
+
+    # ---- places
+
+    def pack_input(self, x: Tensor) -> Tensor:
+        """Lay an input into polynomials: int64 of `input_shape` to int64 (inputs, N). InputError for another shape."""
+        layer, count = self.layer, self.blocks.planes
+        check(x, layer.input_shape, f"{_WHERE}.pack_input(x)")
+        split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
+        full = F.pad(split, (0, 0, 0, -split.shape[1] % count)).reshape(self.inputs, -1)
+        return F.pad(full, (0, self.degree - full.shape[1]))
+
+    def pack_weights(self, weights: Tensor) -> Tensor:
+        """Lay weights into polynomials: int64 of `weight_shape` to int64 (n, N), one for each of `pairs`."""
+        layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
+        check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
+        plane = layer.channels[..., None, None] * self.planes.phases + self.planes.phase
+        output = torch.arange(layer.output_shape[0]).view(-1, 1, 1, 1)
+        exponent = (output % block * count + count - 1 - plane % count) * self.planes.size + self.planes.exponents
+        numbers = torch.full((self.replies // self.tiles, self.inputs // self.tiles), -1)
+        numbers[self.pairs[:, 1], self.pairs[:, 0]] = torch.arange(len(self.pairs))
+        number = numbers[output // block, plane // count]
+        kept = self.planes.kept(weights)
+        kept = torch.where(exponent // self.degree % 2 == 1, -kept, kept)  # X^N = -1
+        polys = torch.zeros(len(self.pairs) * self.degree, dtype=torch.int64)
+        polys[(number * self.degree + exponent % self.degree).flatten()] = kept.flatten()
+        return polys.view(-1, self.degree)
+
+    def unpack(self, polys: Tensor) -> Tensor:
+        """Read the outputs out of the replies' polynomials: int64 (replies, N) to int64 of `output_shape`."""
+        check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
+        outputs = self.layer.output_shape[0]
+        tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
+        parts = [part[:, places].flatten(0, 1)[:outputs] for part, places in tiles]
+        return self.planes.join(parts).view(self.layer.output_shape)
+
+    @cached_property
+    def used(self) -> tuple[Tensor, ...]:
+        """The coefficients of each reply that are outputs, ascending; int64 (values,) for each reply."""
+        outputs, block = self.layer.output_shape[0], self.blocks.outputs
+        return tuple(
+            places[: outputs - first].flatten() for places in self._places for first in range(0, outputs, block)
+        )
+
+    def norms(self, weights: Tensor) -> int:
+        """The largest ||w||_1 of a reply: of all the weights that are multiplied into it, which its noise grows by."""
+        check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
+        each = self.planes.kept(weights).abs().flatten(1).sum(1)
+        return max(int(part.sum()) for part in each.split(self.blocks.outputs))
+
+    @cached_property
+    def _places(self) -> list[Tensor]:
+        """Where the outputs of each tile stand in a reply: int64 (O, height, width)."""
+        count, block = self.blocks.planes, self.blocks.outputs
+        first = (torch.arange(block) * count + count - 1) * self.planes.size
+        return [first[:, None, None] + self.planes.places(tile) for tile in self.planes.tiles]

@@ -1,0 +1,153 @@
+"""Ciphertexts as they are sent, and their bytes: fresh ones and public keys to the server, replies to the client.
+
+Fresh ciphertexts are the seed of their uniform parts a, 16 bytes, and c_0 of each, values of the transform: 26-bit
+residues modulo four primes, 53,248 bytes. A reply has two primes left. Its c_1 is sent whole, 26,624 bytes, and of c_0
+the coefficients that somebody reads, 6.5 bytes each: coefficient i of the phase c_0 + c_1 s depends on no other of c_0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.cost import bfv_fresh, bfv_reply
+from hummingbird.errors import InputError
+from hummingbird.he.bfv.scheme import DEGREE, REST, RING
+from hummingbird.he.scheme.ckks import expand
+from hummingbird.kernels.ciphertexts import pack, packed_bytes, unpack
+from hummingbird.kernels.ciphertexts.ring import BITS
+from hummingbird.kernels.shares import pack_words, unpack_words
+
+_PRIMES, _LEFT = len(RING.primes), len(REST.primes)
+_SECOND = packed_bytes((_LEFT, DEGREE))  # c_1 of a reply
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Ciphertexts of a secret's owner: the seed of all a, 16 bytes, and c_0, int32 (n, 4, N), transformed."""
+
+    seed: bytes
+    body: Tensor
+
+    def parts(self) -> Tensor:
+        """Expand both parts, transformed: int32 (n, 2, 4, N), 128 KiB each."""
+        return torch.stack([self.body, expand(RING, self.seed, len(self.body))], 1)
+
+    def to_bytes(self) -> bytes:
+        """The seed, then all residues: 16 bytes, and 53,248 for each ciphertext."""
+        return self.seed + pack(RING, self.body).numpy().tobytes()
+
+    @staticmethod
+    def from_bytes(data: bytes, count: int) -> Fresh:
+        """Read `count` ciphertexts; InputError for another length, or for a value that is no residue."""
+        check_length(data, bfv_fresh(count), "he.bfv.Fresh.from_bytes(data)")
+        body = unpack(RING, as_tensor(data, prg.SEED_BYTES), (count, _PRIMES, DEGREE))
+        return Fresh(bytes(data[: prg.SEED_BYTES]), body)
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A fresh ciphertext of 0: b + a s is a small error."""
+
+    sent: Fresh
+
+    @cached_property
+    def parts(self) -> Tensor:
+        """b and a, transformed: int32 (2, 4, N)."""
+        return self.sent.parts()[0]
+
+    def to_bytes(self) -> bytes:
+        """53,264 bytes."""
+        return self.sent.to_bytes()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> PublicKey:
+        """Read a key; InputError as `Fresh.from_bytes`."""
+        return PublicKey(Fresh.from_bytes(data, 1))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answers: of n polynomials c_1, int32 (n, 2, N), and what is read of c_0, int32 (2, values); coefficients.
+
+    used: the coefficients read of each, int64 (values of it,) for each of n; both sides know them.
+    """
+
+    first: Tensor
+    second: Tensor
+    used: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(parts: Tensor, used: Sequence[Tensor]) -> Reply:
+        """Keep what is sent of int32 (n, 2, 2, N); InputError for another number of `used`, or a place outside."""
+        places = places_of(used, len(parts))
+        first = parts[:, 0].transpose(0, 1).flatten(1)
+        return Reply(first[:, places], parts[:, 1].contiguous(), tuple(used))
+
+    def parts(self) -> Tensor:
+        """c_0, 0 where nobody reads it, and c_1: int32 (n, 2, 2, N)."""
+        out = torch.zeros(len(self.second), 2, _LEFT, DEGREE, dtype=torch.int32)
+        rows, columns = self.rows_and_columns()
+        out[rows, 0, :, columns] = self.first.t()
+        out[:, 1] = self.second
+        return out
+
+    def rows_and_columns(self) -> tuple[Tensor, Tensor]:
+        """Where each value is in polynomials (n, N)."""
+        places = places_of(self.used, len(self.second))
+        return places // DEGREE, places % DEGREE
+
+    def to_bytes(self) -> bytes:
+        """All c_1, then residues of c_0 in 26 bits, prime by prime: 26,624 bytes a polynomial and 6.5 a value."""
+        moduli = torch.tensor(REST.primes)[:, None]
+        words = torch.where(self.first < 0, self.first + moduli, self.first).flatten()
+        packed = pack(REST, self.second), pack_words(words.long(), BITS)
+        return b"".join(part.numpy().tobytes() for part in packed)
+
+    @staticmethod
+    def from_bytes(data: bytes, used: Sequence[Tensor]) -> Reply:
+        """Read the reply that has these coefficients; InputError for another length, or a value that is no residue."""
+        where, count = "he.bfv.Reply.from_bytes(data)", len(used)
+        values = sum(len(places) for places in used)
+        check_length(data, bfv_reply(count, values), where)
+        second = unpack(REST, as_tensor(data, 0, count * _SECOND), (count, _LEFT, DEGREE))
+        words = unpack_words(as_tensor(data, count * _SECOND), _LEFT * values, BITS).view(_LEFT, values)
+        moduli = torch.tensor(REST.primes)[:, None]
+        if bool((words >= moduli).any()):
+            hint = "the data is damaged, or of another layer"
+            raise InputError("a value is not below its prime", where=where, hint=hint)
+        return Reply(torch.where(words > moduli // 2, words - moduli, words).int(), second, tuple(used))
+
+
+def places_of(used: Sequence[Tensor], count: int) -> Tensor:
+    """Places in polynomials (count, N), flattened; InputError unless there is int64 (values,) in 0 .. N-1 for each."""
+    where = "he.bfv.Reply(used)"
+    if len(used) != count:
+        raise InputError(
+            f"{len(used)} lists of coefficients, {count} polynomials", where=where, hint="give one for each"
+        )
+    for places in used:
+        right = isinstance(places, Tensor) and places.dtype == torch.int64 and places.dim() == 1
+        if not right or (places.numel() and not 0 <= int(places.min()) <= int(places.max()) < DEGREE):
+            raise InputError(
+                "no list of coefficients", where=where, hint=f"int64 (values,), each from 0 to {DEGREE - 1}"
+            )
+    return torch.cat([places + number * DEGREE for number, places in enumerate(used)] or [torch.empty(0).long()])
+
+
+def check_length(data: bytes, wanted: int, where: str) -> None:
+    """InputError for another number of bytes."""
+    if len(data) != wanted:
+        hint = "the data is cut short, or of another layer"
+        raise InputError(f"expected {wanted} bytes, got {len(data)}", where=where, hint=hint)
+
+
+def as_tensor(data: bytes, start: int, stop: int | None = None) -> Tensor:
+    """Copy bytes to uint8 (n,)."""
+    piece = bytearray(data[start:stop])
+    return torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,63 @@
+"""Replies: a server's sums of products, made to show the client their masked values and nothing else.
+
+The client knows s and what it sent, and would read the weights off a sum of products: c_1 is w a, and it knows a. So
+the server adds, to each sum,
+
+    u pk + (e_1, e_2)         an encryption of 0: u ternary, e_i binomial. c_1 + u a + e_2 looks uniform, for u a + e_2
+                              is a sample of ring learning with errors, of degree N and modulus Q, under the secret u
+    round(Q (-mask) / 2^k)    in ALL coefficients: the values, w r - mask mod 2^k, are uniform
+    flood                     uniform in [-2^F, 2^F): it hides the noise of the phase, which hangs on w; noise.py
+
+c_0 follows from the phase and c_1. Two primes are dropped after that: what is left is a function of the parts, and
+tells no more than they do. A mask is for one reply: of two replies with one mask the client has w (r - r').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.errors import InputError
+from hummingbird.he.bfv.messages import PublicKey, Reply
+from hummingbird.he.bfv.noise import flood_bits
+from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, encrypted_zeros
+from hummingbird.he.scheme.masking import draw_flood
+from hummingbird.kernels.ciphertexts import add, encode, switch
+
+
+def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
+    """Draw the masks of so many replies: int64 (count, N), uniform in 0 .. 2^k - 1."""
+    check_bits(k, "he.bfv.draw_masks(k)")
+    return stream.words(count, DEGREE, dtype=torch.int32).long() & ((1 << k) - 1)
+
+
+def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Sequence[Tensor]) -> Reply:
+    """Turn sums of products into a reply, from which the client decrypts values - masks mod 2^k.
+
+    sums: int32 (n, 2, 4, N), of `products`. masks: int64 (n, N), `draw_masks`, for this reply alone. used: for each sum
+    the coefficients that are sent, int64 (values,). The noise of a sum must keep the bounds of noise.py. Randomness is
+    drawn here. InputError for other types, shapes, k, or places.
+    """
+    where = "he.bfv.evaluate"
+    check_bits(k, f"{where}(k)")
+    RING.check(sums, f"{where}(sums)", 4)
+    if sums.shape[1] != 2:
+        raise InputError(f"{sums.shape[1]} parts", where=f"{where}(sums)", hint="sums of products have two parts")
+    count = len(sums)
+    check_polynomials(masks, f"{where}(masks)", count)
+    parts = RING.intt(add(RING, sums, encrypted_zeros(public.parts, count)))
+    mask = encode(RING, -masks, k, torch.zeros(count, DEGREE, dtype=torch.int32))
+    flood = draw_flood(RING, count, flood_bits(k) + 1, sums.device)
+    parts[:, 0] = add(RING, parts[:, 0], add(RING, mask, flood))
+    return Reply.of(dropped(parts), used)
+
+
+def dropped(parts: Tensor) -> Tensor:
+    """Divide by two primes: int32 (n, 2, 4, N), coefficients, to (n, 2, 2, N)."""
+    rows = parts.view(-1, 1, *parts.shape[2:])
+    for primes in range(len(RING.primes), len(REST.primes), -1):
+        rows = switch(RING.take(primes), rows, "mixed")
+    return rows.view(*parts.shape[:2], *rows.shape[2:])

@@ -1,0 +1,94 @@
+"""BFV modulo t = 2^k: the parameters, and sums of products of a server's polynomials with ciphertexts.
+
+A ciphertext of the polynomial x, of coefficients mod 2^k, is (c_0, c_1) with the phase
+
+    c_0 + c_1 s = round(Q x / 2^k) + noise mod Q,
+
+so a product with a polynomial w of small integers has the phase of w x mod 2^k, and ||w||_1 times the noise (Brakerski
+2012; Fan and Vercauteren, ePrint 2012/144). There are no products of ciphertexts, so nothing is relinearised, and t
+need not be prime: values lie in coefficients (Huang, Lu, Hong and Ding, Cheetah, USENIX Security 2022).
+
+N = 4096 and the four largest primes of 26 bits: log2 Q is just below 104, and both tables of scheme/params.py allow it.
+A reply keeps two of the primes. Residues are values of the transform until a reply is made.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from hummingbird import prg
+from hummingbird.errors import InputError
+from hummingbird.he.scheme.params import choose
+from hummingbird.kernels.ciphertexts import accumulate, add, noise, ternary
+
+DEGREE = 4096
+PARAMETERS = choose(DEGREE, 4)
+RING = PARAMETERS.ring
+REST = RING.take(2)  # of a reply
+MOST_BITS = 32  # of the plaintext ring
+MOST_WEIGHT = 1 << 25  # of a coefficient of w: what a transform takes
+
+
+def check_bits(k: int, where: str) -> None:
+    """InputError unless 1 <= k <= 32."""
+    if not isinstance(k, int) or not 1 <= k <= MOST_BITS:
+        raise InputError(f"k = {k!r}", where=where, hint=f"values are ring elements mod 2^k, k from 1 to {MOST_BITS}")
+
+
+def check_polynomials(x: Tensor, where: str, count: int | None = None) -> None:
+    """InputError unless x is int64 (count, N), of any count if it is None."""
+    right = isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2 and x.shape[1] == DEGREE
+    if not right or count not in (None, x.shape[0]):
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        wanted = f"expected torch.int64 ({'n' if count is None else count}, {DEGREE})"
+        raise InputError(f"{wanted}, got {got}", where=where, hint="polynomials are rows of N coefficients")
+
+
+def transform(polys: Tensor) -> Tensor:
+    """Transform a server's polynomials for `products`: int64 (n, N), |w| <= 2^25, to int32 (n, 4, N).
+
+    64 KiB each, which may be kept for all clients. InputError for another type, shape or magnitude.
+    """
+    where = "he.bfv.transform"
+    check_polynomials(polys, where)
+    if polys.numel() and not -MOST_WEIGHT <= int(polys.min()) <= int(polys.max()) <= MOST_WEIGHT:
+        what = f"coefficients from {int(polys.min())} to {int(polys.max())}"
+        raise InputError(what, where=where, hint="weights are centred integers of at most 2^25 in absolute value")
+    return RING.ntt(polys.int()[:, None].expand(-1, len(RING.primes), -1))
+
+
+def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
+    """Sum products: phase o of the result is the sum of weights[p] times phase i of x over all pairs p of (i, o).
+
+    x: int32 (inputs, 2, 4, N), `Fresh.parts`. weights: int32 (P, 4, N), of `transform`. pairs: int64 (P, 2), at most
+    4,096 of one output. Returns int32 (outputs, 2, 4, N), for `evaluate`: the noise grows by the sum of the ||w||_1 of
+    an output. InputError for anything else.
+    """
+    return accumulate(RING, weights, x, pairs, outputs)
+
+
+def times(polys: Tensor, one: Tensor) -> Tensor:
+    """Multiply transformed polynomials, int32 (n, 4, N), by one of some parts, (parts, 4, N): (n, parts, 4, N)."""
+    count = len(polys)
+    pairs = torch.stack([torch.zeros(count, dtype=torch.int64), torch.arange(count)], 1)
+    return accumulate(RING, polys, one[None], pairs, count)
+
+
+def encrypted_zeros(public: Tensor, count: int) -> Tensor:
+    """Draw encryptions of 0, u pk + (e_1, e_2), under a public key (2, 4, N): int32 (count, 2, 4, N), transformed."""
+    primes = len(RING.primes)
+    u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)
+    errors = noise(prg.fresh(), 2 * count, DEGREE).view(count, 2, 1, DEGREE)
+    masked = times(RING.ntt(u.expand(-1, primes, -1)), public)
+    return add(RING, masked, RING.ntt(errors.expand(-1, -1, primes, -1)))
+
+
+def decode(phases: Tensor, k: int) -> Tensor:
+    """Round phases of a reply, float64, |x| < Q'/2, to ring elements: 2^k x / Q' mod 2^k, int64 in 0 .. 2^k - 1.
+
+    The product is below 2^31 and has an error of two roundings, 2^-21: less than what noise.py leaves free.
+    """
+    return (phases * ((1 << k) / math.prod(REST.primes))).round().long() & ((1 << k) - 1)

@@ -1,0 +1,133 @@
+"""A convolution tap by tap: for weights of which most are zero, and several inferences at once.
+
+A polynomial holds one plane, one channel and phase, of as many images as fit: N / (R S). An output is a sum over the
+weights that are not zero, each times its input channel moved by a monomial (kernels/ciphertexts/monomials.py), so the
+work is in proportion to these weights, where the products of layout.py cost the same for all weights (Choi et al.,
+Impala, 2022: sparse convolution). Images stand apart by a plane with its gaps, as channels do in layout.py.
+
+How many weights are zero shows in the time that an answer takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hummingbird.he.bfv import blocks
+from hummingbird.he.bfv.layer import Layer, check, check_degree
+from hummingbird.he.bfv.planes import Planes
+
+_WHERE = "he.bfv.Taps"
+
+
+class Terms(NamedTuple):
+    """Arguments of `kernels.ciphertexts.taps` for the polynomials of a tile: int64, see there."""
+
+    first: Tensor
+    inputs: Tensor
+    shifts: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The places of a layer's values for `images` inferences, made by `Taps.of`.
+
+    Polynomials come tile by tile; in a tile there is one for each plane of the input, one for each output channel.
+    """
+
+    layer: Layer
+    degree: int
+    planes: Planes
+
+    @staticmethod
+    def of(
+        input_shape: Sequence[int],
+        weight_shape: Sequence[int],
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+        degree: int = 4096,
+    ) -> Taps:
+        """Lay out a layer of fewest polynomials for each image; arguments and errors as those of `Layout.of`.
+
+        taps = Taps.of((64, 8, 8), (64, 64, 3, 3), padding=1)  # 50 images
+        """
+        check_degree(degree, f"{_WHERE}.of")
+        layer = Layer.of(input_shape, weight_shape, stride, padding, dilation, groups)
+
+        def sent(tile: tuple[int, int, int]) -> float:
+            height, width, size = tile
+            return -(-layer.rows.outputs // height) * -(-layer.columns.outputs // width) / (degree // size)
+
+        height, width, _ = min(blocks.tiles_of(layer, degree), key=sent)
+        return Taps(layer, degree, Planes(layer.rows, layer.columns, height, width))
+
+    @property
+    def images(self) -> int:
+        """Inferences in a polynomial."""
+        return self.degree // self.planes.size
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles."""
+        return len(self.planes.tiles)
+
+    @property
+    def inputs(self) -> int:
+        """Number of input polynomials, of all tiles."""
+        return self.tiles * self.layer.input_shape[0] * self.planes.phases
+
+    @property
+    def replies(self) -> int:
+        """Number of replies, of all tiles."""
+        return self.tiles * self.layer.output_shape[0]
+
+    def pack_input(self, x: Tensor) -> Tensor:
+        """Lay inputs into polynomials: int64 (images, *input_shape) to int64 (inputs, N)."""
+        layer = self.layer
+        check(x, (self.images, *layer.input_shape), f"{_WHERE}.pack_input(x)")
+        split = self.planes.split(x.reshape(-1, layer.rows.size, layer.columns.size))
+        full = split.unflatten(1, (self.images, -1)).transpose(1, 2).reshape(self.inputs, -1)
+        return F.pad(full, (0, self.degree - full.shape[1]))
+
+    def terms(self, weights: Tensor) -> Terms:
+        """The terms of the weights that are not zero, for the polynomials of any tile: int64 of `weight_shape`."""
+        layer, planes = self.layer, self.planes
+        check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
+        kept = planes.kept(weights)
+        plane = (layer.channels[..., None, None] * planes.phases + planes.phase).expand(kept.shape)
+        output, *_ = places = kept.nonzero(as_tuple=True)
+        first = torch.searchsorted(output, torch.arange(layer.output_shape[0] + 1))
+        shifts = (planes.exponents % (2 * self.degree)).expand(kept.shape)
+        return Terms(first, plane[places], shifts[places], kept[places])
+
+    def unpack(self, polys: Tensor) -> Tensor:
+        """Read the outputs out of the replies' polynomials: int64 (replies, N) to int64 (images, *output_shape)."""
+        check(polys, (self.replies, self.degree), f"{_WHERE}.unpack(polys)")
+        tiles = zip(polys.chunk(self.tiles), self._places, strict=True)
+        out = self.planes.join([part[:, places] for part, places in tiles])
+        return out.transpose(0, 1).reshape(self.images, *self.layer.output_shape)
+
+    @cached_property
+    def used(self) -> tuple[Tensor, ...]:
+        """The coefficients of each reply that are outputs, ascending; int64 (values,) for each reply."""
+        return tuple(places.flatten() for places in self._places for _ in range(self.layer.output_shape[0]))
+
+    def norms(self, weights: Tensor) -> int:
+        """The largest ||w||_1 of an output, which its noise grows by."""
+        check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
+        return int(self.planes.kept(weights).abs().flatten(1).sum(1).max())
+
+    @cached_property
+    def _places(self) -> list[Tensor]:
+        """Where the outputs of each tile stand in a reply: int64 (images, height, width)."""
+        first = torch.arange(self.images)[:, None, None] * self.planes.size
+        return [first + self.planes.places(tile) for tile in self.planes.tiles]

@@ -1,0 +1,178 @@
+"""The data's side as a client: slots prepared in advance, images against them (messages: messages.py).
+
+The image never leaves this process: the server sees X - r, under a mask r that serves once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+import grpc
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.hybrid import description, messages
+from hummingbird.hybrid.data_side import DataSide
+from hummingbird.hybrid.link import TIMEOUT, Link, called
+from hummingbird.hybrid.session import set_up_data
+from hummingbird.hybrid.store import Store, there_is
+from hummingbird.wire import service
+
+LANES = 2
+
+
+class Connection:
+    """The data's side of one session with the server at `address`: a new one where the folder holds none.
+
+    folder: this side's store, for this process alone. timeout: longest silence of the server, seconds. offline, online:
+    bytes of all messages so far, by name, both ways.
+    Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; StoreError and
+    AgreementError for a store that is damaged, in use, or of another net.
+    """
+
+    def __init__(self, address: str, folder: Path, *, tls: service.Tls | None = None, timeout: float = TIMEOUT) -> None:
+        self.offline: Counter[str] = Counter()
+        self.online: Counter[str] = Counter()
+        self._where, self._timeout = f"server {address}", timeout
+        self._lock = threading.Lock()
+        self._channel = service.connect(address, tls, timeout)
+        store: Store | None = None
+        try:
+            text = self._describe()
+            self.plan, digest = description.read(text), description.digest(text)
+            if there_is(folder):
+                store = Store(folder)
+            else:
+                with self.call("Session", Counter()) as link:
+                    store = set_up_data(link, self.plan.garbler, digest, folder)
+            self.side = DataSide(self.plan, digest, store)
+        except BaseException:
+            if store is not None:
+                store.close()
+            self._channel.close()
+            raise
+
+    def _describe(self) -> bytes:
+        try:
+            return service.call(self._channel, "Public", messages.opening(), timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise service.explain(error, self._where) from None
+
+    @contextmanager
+    def call(self, method: str, count: Counter[str]) -> Iterator[Link]:
+        """The end of a call of the server's; `count` has the bytes afterwards. A malformed answer is a PeerError."""
+        with called(self._channel, method, self._where, self._timeout) as link:
+            try:
+                yield link
+            except InputError as error:
+                raise PeerError(error.what, where=self._where, hint=error.hint) from None
+            finally:
+                with self._lock:
+                    count.update(link.sent)
+                    count.update(link.received)
+
+    @property
+    def ready(self) -> int:
+        """The number of slots that are ready."""
+        return len(self.side.store.ready)
+
+    def prepare(self, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
+        """Have so many slots dealt; progress is told of each. Those that are ready stay so if one fails."""
+        if count > 0:
+            with self.call("Offline", self.offline) as link:
+                self.side.prepare(link, count, progress)
+
+    def close(self) -> None:
+        """Disconnect, and give the store back; may be called twice."""
+        self._channel.close()
+        self.side.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RemoteNet(Connection):
+    """The net behind `address`: `net(images)` gives its logits, a slot for each image.
+
+    with RemoteNet("unix:/run/user/1000/gc.sock", Path("slots")) as net:
+        net.prepare(16)
+        logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
+    """
+
+    def __call__(
+        self, images: Tensor, *, lanes: int = LANES, progress: Callable[[int], object] = lambda images: None
+    ) -> Tensor:
+        """Logits, float32 (n, ...), of images (n, ...).
+
+        Slots that lack are dealt while images with slots are under way. lanes: images under way at a time. progress:
+        told of each that is done. InputError for images of another shape or beyond the plan's range, before anything is
+        sent; PeerError when the server refuses, dies or is silent: the slots of images under way are burned then.
+        """
+        if type(lanes) is not int or lanes < 1:
+            raise ConfigError(f"{lanes!r} lanes", where="lanes", hint="a whole number, 1 or more")
+        values = self.plan.encode(images)
+        supply = _Supply(self, len(values))
+        with ThreadPoolExecutor(min(lanes, len(values)), thread_name_prefix="hummingbird-lane") as pool:
+            futures = [pool.submit(self._infer, supply, x[None], progress) for x in values]
+            try:
+                return self.plan.decode(torch.cat([future.result() for future in futures]))
+            except BaseException:
+                for future in futures:
+                    future.cancel()
+                raise
+            finally:
+                supply.join()
+
+    def _infer(self, supply: _Supply, x: Tensor, progress: Callable[[int], object]) -> Tensor:
+        supply.wait()
+        slot = self.side.take()
+        with self.call("Online", self.online) as link:
+            logits = self.side.infer(link, slot, x)
+        progress(1)
+        return logits
+
+
+class _Supply:
+    """Slots for so many images: those that are ready, and others that a thread has dealt meanwhile."""
+
+    def __init__(self, net: Connection, images: int) -> None:
+        self._free, self._changed = min(net.ready, images), threading.Condition()
+        self._error: BaseException | None = None
+        lacking = images - self._free
+        self._thread = threading.Thread(target=self._run, args=(net, lacking), name="hummingbird-prepare", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when there is a slot for the caller; the error of preparing it otherwise."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free > 0 or self._error is not None)  # preparing has its own limits
+            if self._free == 0 and self._error is not None:
+                raise self._error
+            self._free -= 1
+
+    def join(self) -> None:
+        """Wait for the end of the slot that is being dealt."""
+        self._thread.join()
+
+    def _run(self, net: Connection, lacking: int) -> None:
+        try:
+            net.prepare(lacking, self._add)
+        except BaseException as error:  # noqa: BLE001 - raised again in `wait`
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _add(self, slots: int) -> None:
+        with self._changed:
+            self._free += slots
+            self._changed.notify_all()

@@ -1,0 +1,223 @@
+"""The programs `python -m hummingbird gc-server`, `gc-prepare` and `gc-client`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from hummingbird.errors import InputError
+from hummingbird.hybrid.client import LANES, RemoteNet
+from hummingbird.hybrid.convert import make_plan
+from hummingbird.hybrid.link import TIMEOUT
+from hummingbird.hybrid.plan import GARBLERS
+from hummingbird.hybrid.service import Service
+from hummingbird.kernels import heap
+from hummingbird.wire.service import Tls, serve
+
+_SERVER = """Offer a private net to clients, which have the images: two parties, no dealer.
+
+The server holds the weights; it sees no image and no result. A client learns the shapes of the layers, their windows,
+and the logits. Both are trusted to follow the protocol: a client that deviates can extract the weights, a server that
+deviates can read the images. Plain text stays on this host: give certificates for clients elsewhere (mutual TLS)."""
+_PREPARE = """Have a server deal slots, the material of one image each, before the images are there.
+
+A slot serves one image, once. It is bound to the server's net, windows and weights, and to the session that this store
+began; half of it lies at the server."""
+_CLIENT = """Have a server compute the logits of images that it does not see, with a prepared slot for each.
+
+Slots that lack are dealt meanwhile. Images are a .npy file of numbers (n, ...), scaled as the net was trained."""
+_BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
+READY = "gc-server listening on "
+
+
+def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
+    """Plan for a net and serve it until SIGTERM or SIGINT."""
+    heap.keep()
+    model = make_plan(net, args.input, args.bits, args.garbler)
+    disk = None if args.disk is None else int(args.disk * 1e9)
+    service = Service(model, args.store, disk=disk, idle=args.idle)
+    try:
+        run_service(service.handlers(), args.listen, tls_of(args), READY)
+    finally:
+        service.close()
+    return 0
+
+
+def run_service(handlers: Any, address: str, tls: Tls | None, ready: str) -> None:
+    """Serve until SIGTERM or SIGINT; says that it is ready."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    server = serve(handlers, address, tls)
+    print(f"{ready}{address}", flush=True)
+    stop.wait()
+    server.stop(grace=1.0).wait()
+
+
+def prepare(args: argparse.Namespace) -> int:
+    """Deal slots, and print figures."""
+    heap.keep()
+    with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
+        started, before = time.perf_counter(), net.ready
+        with tqdm(total=args.images, unit="slot", leave=False, bar_format=_BAR) as bar:
+            net.prepare(args.images, bar.update)
+        seconds, sent = time.perf_counter() - started, sum(net.offline.values())
+        size = sum(path.stat().st_size for path in args.store.glob("slot-*")) / max(1, net.ready)
+        each = f"{sent / args.images / 1e6:.2f} MB sent and received, {size / 1e6:.2f} MB kept"
+        print(f"{args.images} slots in {seconds:.2f} s, for each {each}; ready: {before + args.images}")
+    return 0
+
+
+def run_client(args: argparse.Namespace) -> int:
+    """Send images, print figures, and accuracy where labels are given, and write the logits."""
+    heap.keep()
+    images, labels = _read(args.images, "--images").float(), None
+    if args.labels is not None:
+        labels = _read(args.labels, "--labels")
+        if labels.shape != images.shape[:1]:
+            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
+            raise InputError(what, where="--labels", hint="one for each image")
+    if args.out is not None and not args.out.parent.is_dir():
+        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
+        ready, started = net.ready, time.perf_counter()
+        with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
+            logits = net(images, lanes=args.lanes, progress=bar.update)
+        seconds = time.perf_counter() - started
+        online, offline = sum(net.online.values()) / len(images), sum(net.offline.values())
+    print(f"{len(images)} images in {seconds:.2f} s, {min(ready, len(images))} of them with slots that were ready")
+    print(f"{online / 1e6:.3f} MB an image online; {offline / 1e6:.2f} MB for slots that were dealt meanwhile")
+    if labels is not None:
+        right = int((logits.flatten(1).argmax(1) == labels).sum())
+        print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
+    if args.out is not None:
+        np.save(args.out, logits.numpy())
+    return 0
+
+
+def _read(path: Path, where: str) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}: {error}", where=where, hint="a file of numpy.save") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.ndim < 1 or not array.size:
+        raise InputError(f"{path} holds no array of numbers", where=where, hint="a file of numpy.save")
+    return torch.from_numpy(array)
+
+
+def tls_of(args: argparse.Namespace) -> Tls | None:
+    """The certificates that the options name; InputError unless all three or none."""
+    files = (args.tls_cert, args.tls_key, args.tls_ca)
+    if any(files) and not all(files):
+        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="gc", hint="give all three or none")
+    return Tls(*files) if all(files) else None
+
+
+def positive(text: str) -> float:
+    """A number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number of 1 or more, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    return value
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError:
+        shape = (0,)
+    if min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 3x32x32")
+    return shape
+
+
+def add_tls(sub: argparse.ArgumentParser) -> None:
+    """Add the options that `tls_of` reads."""
+    sub.add_argument("--tls-cert", metavar="FILE", help="certificate of this side (PEM); a server's for its host name")
+    sub.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    sub.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of all sides (PEM)")
+
+
+def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
+    """A command's parser, with an example at its end."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"example:\n  python -m hummingbird {name} {example}",
+    )
+    return parser
+
+
+def add_server(
+    commands: Any,
+    add_model_arguments: Callable[[argparse.ArgumentParser], None],
+    build: Callable[[argparse.Namespace], nn.Module],
+) -> None:
+    """Add `gc-server` to the command line. build: makes the net that the arguments name."""
+    text = "Offer a private net to clients that have the images; two parties, no dealer."
+    example = "--model my_nets:small 10 --input 3x32x32 --bits bits.json --store slots --listen unix:gc.sock"
+    sub = command(commands, "gc-server", text, _SERVER, example)
+    add_model_arguments(sub)
+    sub.add_argument("--input", required=True, type=_shape, metavar="CxHxW", help="shape of one image")
+    sub.add_argument("--bits", required=True, metavar="FILE", help="windows of the activations (find-bits)")
+    text = "who makes the tables: the data's side keeps fewer bytes as garbler (default: %(default)s)"
+    sub.add_argument("--garbler", choices=GARBLERS, default=GARBLERS[0], help=text)
+    text = "folder of all clients' slots, for this process alone; made if not there"
+    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help=text)
+    sub.add_argument("--disk", type=positive, metavar="GB", help="most that slots may take there (default: no limit)")
+    sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    sub.add_argument("--idle", type=positive, default=TIMEOUT, help="longest silence of a client, seconds")
+    add_tls(sub)
+    sub.set_defaults(run=lambda args: serve_net(args, build(args)))
+
+
+def add_connection(sub: argparse.ArgumentParser) -> None:
+    """Add what every program of the data's side takes."""
+    sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
+    sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
+    add_tls(sub)
+
+
+def add_prepare(commands: Any) -> None:
+    """Add `gc-prepare` to the command line."""
+    text = "Have slots dealt for images that are not there yet."
+    sub = command(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
+    add_connection(sub)
+    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
+    sub.add_argument("--images", required=True, type=count, metavar="N", help="slots to deal, one for each image")
+    sub.set_defaults(run=prepare)
+
+
+def add_client(commands: Any) -> None:
+    """Add `gc-client` to the command line."""
+    text = "Have a server compute logits of images that it does not see."
+    example = "--server unix:gc.sock --store mine --images x.npy --out y.npy"
+    sub = command(commands, "gc-client", text, _CLIENT, example)
+    add_connection(sub)
+    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
+    sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
+    sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
+    sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the logits (n, ...)")
+    sub.add_argument("--lanes", type=count, default=LANES, help="images under way at a time (default: %(default)s)")
+    sub.set_defaults(run=run_client)

@@ -1,0 +1,97 @@
+"""A trained net to a plan for two parties: the same walk as for shares and ciphertexts (hummingbird.graph).
+
+    model = make_plan(net, (3, 32, 32), bits="bits.json")
+    print(model.plan)
+
+Steps are lowered (lowering.py), units chosen (scales.py), rings follow (draft.py). Nothing is converted unless
+everything can be: ModelError lists every problem, by qualified name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from os import PathLike
+
+from torch import Tensor, nn
+
+from hummingbird import graph
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.he.compile import magnitudes
+from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
+from hummingbird.hybrid.plan import GARBLERS, Model
+
+RANGE = 4.0  # of images, where the windows do not say it
+PROTOCOL = "cut"  # in the provenance of windows
+_MOST_SIZE = 1 << 31  # of a dimension
+
+
+def make_plan(
+    net: nn.Module,
+    input_shape: Sequence[int],
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    garbler: str = "data",
+) -> Model:
+    """The plan of a net and its integer weights; the net itself is left as it is and used as in eval mode.
+
+    input_shape: of one image, (3, 32, 32). bits: windows, as for `hummingbird.convert_model`; every activation needs
+    one of 2 to 24 bits, and so has what a layer reads from another without an activation, under the first one's name.
+    A window of the last layer says how large logits are; without, they are bounded by the weights. `input_range` bounds
+    images, 4.0 where it is not known. garbler: "data" or "model", who garbles.
+    Raises ModelError with all problems, ConfigError for windows and options, InputError for shapes.
+    """
+    return TracedNet(net, input_shape).plan(BitConfig.of(bits), garbler)
+
+
+class TracedNet:
+    """A net on images of one shape, to be planned under windows that change. Raises ModelError and InputError."""
+
+    def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
+        shape = _shape(input_shape)
+        self.steps = graph.trace(net)
+        found = [Problem(step.name, "its weights have no values", "load them") for step in self.steps if _is_meta(step)]
+        if found:
+            raise ModelError(found)
+        self.shapes, found = magnitudes.shapes(self.steps, magnitudes.pattern(shape, RANGE)[:2])
+        found += problems(self.steps, self.shapes)
+        if found:
+            raise ModelError(found)
+
+    @property
+    def outputs(self) -> dict[str, int]:
+        """The layers that compare, in order, with how many numbers of an image they make."""
+        pairs = zip(self.steps, self.shapes, strict=True)
+        return {step.name: math.prod(shape or ()) for step, shape in pairs if step.op in COMPARING}
+
+    def plan(self, config: BitConfig, garbler: str = "data") -> Model:
+        """The plan under these windows; errors as of `make_plan`."""
+        if garbler not in GARBLERS:
+            raise ConfigError(f"garbler={garbler!r}", where="garbler", hint=f"one of {', '.join(GARBLERS)}")
+        check_windows(self.steps, config)
+        lowering = Lowering(self.steps, self.shapes, config)
+        last = lowering.run()
+        input_range = RANGE if config.input_range is None else config.input_range
+        return lowering.drafts.finished(last, garbler, input_range, config.layers.get(last.name))
+
+
+def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
+    """ConfigError for windows of layers that the net lacks, or that were found for another net."""
+    config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
+    config.check_use(lambda: graph.fingerprint(steps), PROTOCOL, None)
+
+
+def lifted(steps: Sequence[graph.Step]) -> list[str]:
+    """Names of the steps that may have a window and compare nothing: a `lift` may follow, or nothing at all."""
+    return [step.name for step in steps if step.op in ("conv", "linear", "affine", "add")]
+
+
+def _is_meta(step: graph.Step) -> bool:
+    return any(isinstance(value, Tensor) and value.is_meta for value in step.attrs.values())
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(shape, Sequence) or not shape or not all(type(n) is int and 0 < n < _MOST_SIZE for n in shape):
+        hint = "positive sizes of one image: (3, 32, 32)"
+        raise InputError(f"input_shape {shape!r}", where="input_shape", hint=hint)
+    return tuple(shape)

@@ -1,0 +1,177 @@
+"""The data's side: it draws a mask for every value that crosses, and has its shares before an image is there.
+
+Offline, for a slot: it sends Enc(r) of every layer, reads d = W r - s from the replies, and walks the plan on them:
+its shares of all gates' inputs are known then. As garbler it makes all tables; as evaluator it takes labels of its bits
+by OT. A slot holds what is needed online:
+
+    garbler "data"     L ^ Q for every bit; online, p ^ e comes, packed, and L ^ Q ^ (p ^ e) R goes back
+    garbler "model"    labels of its own bits, tables; online, labels of the model's bits come, y + offset - r goes back
+
+and its share of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.gc import cot
+from hummingbird.gc.relu import evaluate_model, garble
+from hummingbird.he import bfv
+from hummingbird.hybrid import arithmetic, messages
+from hummingbird.hybrid.encrypted import layers
+from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.messages import octets
+from hummingbird.hybrid.numbering import Numbering, Place, hash_key, slot_seed
+from hummingbird.hybrid.plan import Plan, reduced
+from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
+from hummingbird.hybrid.store import Store
+from hummingbird.kernels.cot import choose
+from hummingbird.prg import Stream, derive
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot in use: its material, the seed of the input's mask, and this side's share of the logits, (1, *shape)."""
+
+    number: int
+    seed: bytes
+    kept: list[Tensor]
+    share: Tensor
+
+
+class DataSide:
+    """One session's data side. digest: of the plan as the model's side has described it."""
+
+    def __init__(self, plan: Plan, digest: str, store: Store) -> None:
+        check_bound(store, "data", digest)
+        self.plan, self.store = plan, store
+        self._digest = digest
+        self._layers, self._numbering = layers(plan), Numbering(plan)
+        self._key = hash_key(store.header.session)
+
+    # Offline ----------------------------------------------------------------------------------------------------------
+
+    def prepare(self, link: Link, count: int, progress: Callable[[int], object] = lambda slots: None) -> None:
+        """Have `count` slots dealt in one call; each that is ready stays so whatever becomes of the next.
+
+        Errors of `Link.receive` and `Store.deal`. progress: told of every slot that is ready.
+        """
+        secret = bfv.Secret.new()
+        link.send("opening", messages.opening(self._digest, session=self.store.header.session))
+        link.send("key", secret.public().to_bytes())
+        for _ in range(count):
+            slot = self.store.deal()
+            link.send("number", slot.to_bytes(messages.NUMBER_BYTES, "little"))
+            kept = self._deal(link, secret, slot)
+            link.receive("done", len(messages.DONE))
+            self.store.keep(slot, kept)
+            progress(1)
+        link.send("number", messages.END)
+
+    def _deal(self, link: Link, secret: bfv.Secret, slot: int) -> list[Tensor]:
+        seed = slot_seed(self.store.seed, slot)
+        masks = {number: self._mask(seed, number) for number in self.plan.masked}
+        for number, r in arithmetic.requests(self.plan, masks).items():
+            link.send(f"{self.plan.steps[number].name}: Enc(r)", self._layers[number].ask(secret, r[0]))
+        replies = {
+            number: layer.read(secret, link.receive(f"{layer.step.name}: reply", layer.down).numpy().tobytes())
+            for number, layer in self._layers.items()
+        }
+        shares, last = arithmetic.offline(self.plan, masks, lambda number, step, r: replies[number])
+        values = {place.number: shares[place.number].reshape(-1) for place in self._numbering.places}
+        if self.plan.garbler == "data":
+            return [self._garble(link, slot, seed, values, masks), last]
+        return [*self._take_tables(link, slot, values), last]
+
+    def _garble(
+        self, link: Link, slot: int, seed: bytes, values: dict[int, Tensor], masks: dict[int, Tensor]
+    ) -> Tensor:
+        """Send the tables of all gates; L ^ Q, int64 (bits, 2)."""
+        bits, sender = self._numbering.bits, sender_of(self.store)
+        message = link.receive("OT", cot.message_bytes(bits, True)).numpy().tobytes()
+        keys = sender.extend(self._numbering.first_ot(slot), bits, message, True)
+        labels = Stream(derive(seed, "labels")).words(bits, 2)
+        for place in self._numbering.places:
+            tile = self._numbering.first_tile(slot) + place.tile
+            own, r = values[place.number], masks[place.number].reshape(-1)
+            tables = garble(place.circuit, self._key, tile, sender.delta, place.part(labels), own, r)
+            link.send(f"{place.gate.name}: tables", tables)
+        return labels ^ keys
+
+    def _take_tables(self, link: Link, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
+        """Take labels of all own bits, int64 (bits, 2), and the tables of every gate."""
+        choices = torch.cat([_bits(values[place.number], place.gate.width) for place in self._numbering.places])
+        message, keys = receiver_of(self.store).chosen(self._numbering.first_ot(slot), choices)
+        link.send("OT", message)
+        tables = [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self._numbering.places]
+        return [keys, *tables]
+
+    def _mask(self, seed: bytes, number: int) -> Tensor:
+        step = self.plan.steps[number]
+        return expand(mask_seed(seed, number), step.shape, step.ring)
+
+    # Online -----------------------------------------------------------------------------------------------------------
+
+    def take(self) -> Slot:
+        """The next slot that is ready, marked as used. StoreError without one."""
+        number, (*kept, share) = self.store.use()
+        return Slot(number, slot_seed(self.store.seed, number), kept, share)
+
+    def input_mask(self, slot: Slot) -> Tensor:
+        """r of the input, int64 (1, *shape)."""
+        return self._mask(slot.seed, self.plan.input_number)
+
+    def infer(self, link: Link, slot: Slot, x: Tensor) -> Tensor:
+        """The logits mod 2^ring, int64 (1, *shape), of an encoded image (1, *shape) with a slot of `take`."""
+        step, output = self.plan.input, self.plan.output
+        self.open(link, slot)
+        link.send("input", messages.pack(reduced(x - self.input_mask(slot), step.ring), step.ring))
+        self.answer(link, slot)
+        share = link.receive("logits", messages.words_bytes(output.count, output.ring))
+        return reduced(slot.share + messages.unpack(share, output.shape, output.ring), output.ring)
+
+    def open(self, link: Link, slot: Slot, **fields: str) -> None:
+        """Begin an online call."""
+        session = self.store.header.session
+        link.send("opening", messages.opening(self._digest, session=session, slot=slot.number, **fields))
+
+    def answer(self, link: Link, slot: Slot) -> None:
+        """One message each way for every layer of gates, each answered once."""
+        for position, place in enumerate(self._numbering.places):
+            if self.plan.garbler == "data":
+                asked = link.receive(
+                    f"{place.gate.name}: bits", messages.words_bytes(place.gate.count, place.gate.width)
+                )
+                sent = choose(place.part(slot.kept[0]).view(-1, 2), asked, self.store.material[0])
+                link.send(f"{place.gate.name}: labels", octets(sent))
+            else:
+                received = link.receive(f"{place.gate.name}: labels", 16 * place.bits)
+                y = self._evaluate(slot, position, place, messages.labels_of(received))
+                link.send(f"{place.gate.name}: result", messages.pack(y, place.gate.ring))
+
+    def _evaluate(self, slot: Slot, position: int, place: Place, labels: Tensor) -> Tensor:
+        """y + offset - r of a gate, int64 (n,)."""
+        tile = self._numbering.first_tile(slot.number) + place.tile
+        own, tables = place.part(slot.kept[0]), slot.kept[1 + position]
+        theirs = labels.view(own.shape)
+        y = evaluate_model(place.circuit, self._key, tile, own, theirs, tables)
+        return reduced(y - self._mask(slot.seed, place.number).reshape(-1), place.gate.ring)
+
+
+def mask_seed(seed: bytes, number: int) -> bytes:
+    """The seed of the mask r of a step."""
+    return derive(seed, "r", number)
+
+
+def expand(seed: bytes, shape: tuple[int, ...], ring: int) -> Tensor:
+    """A mask of its seed: int64 (1, *shape), uniform mod 2^ring."""
+    return reduced(Stream(seed).words(1, *shape), ring)
+
+
+def _bits(values: Tensor, width: int) -> Tensor:
+    """The bits of numbers, the lowest first: uint8 (n * width,)."""
+    return (values[:, None] >> torch.arange(width) & 1).to(torch.uint8).view(-1)

@@ -1,0 +1,330 @@
+"""The steps of a traced net as steps of a plan: one rule for each op, and the reason where there is none.
+
+A layer reads values at rest, whose masks are drawn and known before any layer. Between two layers without an
+activation stands a `lift`, a gate that only cuts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import ConfigError, InputError, Problem
+from hummingbird.graph import Step as NetStep
+from hummingbird.graph.pooling import equal_windows, places
+from hummingbird.graph.steps import refs
+from hummingbird.hybrid.draft import Draft, Drafts
+from hummingbird.hybrid.plan import WIDTHS
+
+COMPARING = frozenset({"relu", "leaky_relu", "hardtanh", "max_pool"})
+SLOPE = 2.0**-9  # how far a LeakyReLU's slope, in whole parts of a power of two, may be from its own
+_HINT = "train with Conv, Linear, BatchNorm, ReLU, ReLU6, LeakyReLU, sums, MaxPool, AvgPool and views"
+
+
+class Lowering:
+    """steps: of the net, batch norms folded; shapes: of every value of one image. Raises ConfigError for windows."""
+
+    def __init__(self, steps: Sequence[NetStep], shapes: Sequence[Any], config: BitConfig) -> None:
+        self.steps, self.shapes, self.config = steps, shapes, config
+        self.drafts = Drafts()
+        self.values: dict[int, Draft] = {}
+        self.behind = moved(steps)
+
+    def run(self) -> Draft:
+        """All steps; the result of the last one."""
+        self._check_windows()
+        for number, step in enumerate(self.steps):
+            if step.op == "output":
+                continue
+            given = [self.values[ref.index] for ref in refs(step.inputs)]
+            self.values[number] = _RULES[step.op](self, number, step, *given)
+        return self.values[next(refs(self.steps[-1].inputs)).index]
+
+    def _check_windows(self) -> None:
+        """ConfigError, with all layers, for windows that no gate has."""
+        relus = {pool: relu for relu, pool in self.behind.items()}
+        wrong, small = [], []
+        for number, step in enumerate(self.steps):
+            if step.op not in COMPARING:
+                continue
+            window = self.pool_window(number) if step.op == "max_pool" else self.config.window(step.name)
+            if window.w not in WIDTHS:
+                wrong.append(f"{step.name} {window}")
+            elif number in relus and window.k <= (relu := self.config.window(self.steps[relus[number]].name)).k:
+                small.append(f"{step.name} {window}, of values in {relu}")
+        least, most = WIDTHS[0], WIDTHS[-1]
+        if wrong:
+            hint = "bits=BitWindow(20, 10) for all layers, or a file of `find-bits --cut`"
+            raise ConfigError(
+                f"a gate takes {least} to {most} bits, but windows are: {', '.join(wrong)}", where="bits", hint=hint
+            )
+        if small:
+            hint = "a k above the ReLU's, or no window: then it is one bit wider than the ReLU's"
+            what = f"differences leave the window of a max pooling: {', '.join(small)}"
+            raise ConfigError(what, where="bits", hint=hint)
+
+    def pool_window(self, number: int) -> BitWindow:
+        """The window of a max pooling: its own, or one that holds all differences of what the ReLU behind it takes."""
+        relu = next((relu for relu, pool in self.behind.items() if pool == number), None)
+        named = {self.steps[number].name, self.steps[number].name.partition("#")[0]} & set(self.config.layers)
+        if relu is None or named:
+            return self.config.window(self.steps[number].name)
+        window = self.config.window(self.steps[relu].name)
+        return window if window.k == 64 else BitWindow(window.k + 1, window.m)
+
+    def resting(self, x: Draft) -> Draft:
+        """A value that a layer may read: x, or x behind a `lift`."""
+        if x.rests:
+            return x
+        source = x
+        while source.op not in ("cut", "linear", "sum"):
+            source = source.inputs[0]
+        window = source.window or self.config.window(source.name)
+        if window.w not in WIDTHS:
+            what = f"a layer follows without an activation: what it reads takes a window, and has {window}"
+            raise ConfigError(what, where=source.name, hint=f"add one for {source.name!r} to bits, or a default")
+        return self.drafts.gate(f"{x.name}.lift", self.drafts.cut(f"{x.name}.cut", x, window), "lift", window)
+
+    def relu(self, name: str, x: Draft) -> Draft:
+        window = self.config.window(name)
+        return self.drafts.gate(name, self.drafts.cut(f"{name}.cut", x, window), "relu", window)
+
+
+def moved(steps: Sequence[NetStep]) -> dict[int, int]:
+    """The ReLUs that nothing but a max pooling reads, which they commute with, and the pooling that goes first."""
+    readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
+    found = {}
+    for number, step in enumerate(steps):
+        if step.op == "max_pool":
+            source = next(refs(step.inputs)).index
+            if steps[source].op == "relu" and readers[source] == 1:
+                found[source] = number
+    return found
+
+
+def _conv(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    a, shape = step.attrs, to.shapes[number]
+    flat = (1,) * (2 - len(a["stride"]))
+    weight: Tensor = a["weight"]
+    if flat:  # one spatial dimension is one row
+        weight = weight.unsqueeze(2)
+    geometry = {
+        "image": (x.shape[0], *flat, *x.shape[1:]),
+        "weight": tuple(weight.shape),
+        "stride": (*flat, *a["stride"]),
+        "padding": (*(0,) * len(flat), *a["padding"]),
+        "dilation": (*flat, *a["dilation"]),
+        "groups": a["groups"],
+    }
+    return to.drafts.linear(step.name, to.resting(x), shape, weight, a["bias"], geometry)
+
+
+def _linear(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    weight = step.attrs["weight"][:, :, None, None]
+    geometry = {"image": (weight.shape[1], 1, 1), "weight": tuple(weight.shape)}
+    return to.drafts.linear(step.name, to.resting(x), to.shapes[number], weight, step.attrs["bias"], geometry)
+
+
+def _affine(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    """A batch norm that follows no layer: a convolution of 1x1 for each channel."""
+    weight, channels = step.attrs["scale"].view(-1, 1, 1, 1), x.shape[0]
+    image = (channels, 1, math.prod(x.shape[1:]))
+    geometry = {"image": image, "weight": tuple(weight.shape), "groups": channels}
+    return to.drafts.linear(step.name, to.resting(x), x.shape, weight, step.attrs["shift"], geometry)
+
+
+def _relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    return x if number in to.behind else to.relu(step.name, x)
+
+
+def _hardtanh(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    """low + relu(x - low) - relu(x - high), on the same numbers."""
+    window, drafts, name = to.config.window(step.name), to.drafts, step.name
+    low, high = step.attrs["low"], step.attrs["high"]
+    cut, gates = drafts.cut(f"{name}.cut", x, window), []
+    for what, bound in (("low", low), ("high", high)):
+        scale = cut.scale.times(1.0)
+        shifted = drafts.weighted(f"{name}.{what}", [cut], scale, signs=(1,), real=-bound) if bound else cut
+        gates.append(drafts.gate(f"{name}.above_{what}", shifted, "relu", window))
+    scale, limit = gates[0].scale.times(1.0), max(abs(low), abs(high))
+    return drafts.weighted(name, gates, scale, signs=(1, -1), real=low, limit=limit)
+
+
+def _leaky_relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    """(c lift(x) + (2^f - c) relu(x)) / 2^f, c / 2^f the slope."""
+    slope, window, drafts, name = step.attrs["slope"], to.config.window(step.name), to.drafts, step.name
+    f = next(f for f in range(10) if abs(round(slope * 2**f) / 2**f - slope) <= SLOPE)
+    c = round(slope * 2**f)
+    cut = drafts.cut(f"{name}.cut", x, window)
+    relu = drafts.gate(f"{name}.relu", cut, "relu", window)
+    if not c:
+        return relu
+    lift = drafts.gate(f"{name}.lift", cut, "lift", window)
+    return drafts.weighted(name, [lift, relu], relu.scale.times(2.0**-f), factors=(c, 2**f - c))
+
+
+def _max_pool(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    """max(a, b) = a + relu(b - a) in a tree for every window, a dimension after the other; then the ReLU before it."""
+    a, drafts, name = step.attrs, to.drafts, step.name
+    window, n = to.pool_window(number), len(a["kernel"])
+    x = drafts.cut(f"{name}.cut", x, window)
+    for d in reversed(range(n)):
+        axis = len(x.shape) - n + d
+        kernel, stride, padding, dilation = a["kernel"][d], a["stride"][d], a["padding"][d], a["dilation"][d]
+        rows = places(x.shape[axis], kernel, stride, padding, dilation, a["ceil_mode"]).tolist()
+        if rows == [list(range(x.shape[axis]))]:
+            continue
+        shape = (kernel, *x.shape[:axis], len(rows[0]), *x.shape[axis + 1 :])
+        attrs = {"axis": 1 + axis, "places": tuple(map(tuple, rows))}
+        x = _maximum(drafts, f"{name}.{d}", drafts.local(f"{name}.{d}.taps", "taps", x, shape, attrs), window)
+    relu = next((relu for relu, pool in to.behind.items() if pool == number), None)
+    return x if relu is None else to.relu(to.steps[relu].name, x)
+
+
+def _maximum(drafts: Drafts, name: str, x: Draft, window: BitWindow) -> Draft:
+    """The largest of the first dimension."""
+    while x.shape[0] > 1:
+        count, half = x.shape[0], x.shape[0] // 2
+
+        def part(what: str, start: int, stop: int, x: Draft = x) -> Draft:
+            shape = (stop - start, *x.shape[1:])
+            return drafts.local(f"{name}.{x.shape[0]}.{what}", "rows", x, shape, {"start": start, "stop": stop})
+
+        a, b = part("first", 0, half), part("second", half, 2 * half)
+        at = f"{name}.{count}"
+        difference = drafts.weighted(f"{at}.difference", [b, a], a.scale.times(1.0), signs=(1, -1))
+        above = drafts.gate(f"{at}.above", difference, "relu", window)
+        largest = drafts.weighted(f"{at}.largest", [a, above], a.scale.times(1.0), signs=(1, 1))
+        largest.window = window
+        x = (
+            largest
+            if count == 2 * half
+            else drafts.concatenated(f"{at}.left", [largest, part("odd", count - 1, count)])
+        )
+    return drafts.local(f"{name}.max", "reshape", x, x.shape[1:], {})
+
+
+def _sum_pool(to: Lowering, name: str, x: Draft, shape: tuple[int, ...], divisor: int, *sizes: Sequence[int]) -> Draft:
+    """Sums over windows of (kernel, stride, padding), in units so many times smaller."""
+    flat = len(x.shape) - 1 < 2
+    rows = [(1, *size) if flat else tuple(size) for size in sizes]
+    if flat:
+        rows[2] = (0, *sizes[2])
+        x = to.drafts.local(f"{name}.rows", "reshape", x, (x.shape[0], 1, *x.shape[1:]), {})
+    kernel, stride, padding = rows
+    places = [(x.shape[1 + d] + 2 * padding[d] - kernel[d]) // stride[d] + 1 for d in (0, 1)]
+    attrs = {"kernel": kernel, "stride": stride, "padding": padding}
+    out = to.drafts.local(name, "sum_pool", x, (x.shape[0], *places), attrs, 1 / divisor)
+    return out if out.shape == shape else to.drafts.local(f"{name}.view", "reshape", out, shape, {})
+
+
+def _avg_pool(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    a = step.attrs
+    divisor = a.get("divisor") or math.prod(a["kernel"])
+    return _sum_pool(to, step.name, x, to.shapes[number], divisor, a["kernel"], a["stride"], a["padding"])
+
+
+def _adaptive(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    kernel = equal_windows(x.shape, step.attrs["output_size"])
+    return _sum_pool(to, step.name, x, to.shapes[number], math.prod(kernel), kernel, kernel, [0] * len(kernel))
+
+
+def _mean(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    kernel = x.shape[1:]
+    return _sum_pool(to, step.name, x, to.shapes[number], math.prod(kernel), kernel, kernel, [0] * len(kernel))
+
+
+def _reshape(to: Lowering, number: int, step: NetStep, x: Draft, *sizes: Draft) -> Draft:
+    shape = to.shapes[number]
+    return x if shape == x.shape else to.drafts.local(step.name, "reshape", x, shape, {})
+
+
+def _permute(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
+    order = list(range(len(x.shape) + 1))
+    if step.op == "permute":
+        order = [dim % len(order) for dim in step.attrs["dims"]]
+    else:
+        one, other = step.attrs["dim0"] % len(order), step.attrs["dim1"] % len(order)
+        order[one], order[other] = order[other], order[one]
+    return to.drafts.local(step.name, "permute", x, to.shapes[number], {"dims": tuple(order[1:])})
+
+
+def _none(to: Lowering, number: int, step: NetStep, *given: Any) -> Any:
+    return None  # a size: shapes are known
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "input": lambda to, number, step: to.drafts.input(step.name, to.shapes[number]),
+    "conv": _conv,
+    "linear": _linear,
+    "affine": _affine,
+    "relu": _relu,
+    "hardtanh": _hardtanh,
+    "leaky_relu": _leaky_relu,
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "adaptive_avg_pool": _adaptive,
+    "mean": _mean,
+    "add": lambda to, number, step, *parts: to.drafts.sum(step.name, parts),
+    "pad": lambda to, number, step, x: to.drafts.local(
+        step.name, "pad", x, to.shapes[number], {"pads": tuple(step.attrs["pads"])}
+    ),
+    **dict.fromkeys(("flatten", "reshape", "squeeze", "unsqueeze"), _reshape),
+    **dict.fromkeys(("permute", "transpose"), _permute),
+    **dict.fromkeys(("size", "int"), _none),
+}
+
+
+def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
+    """Every step that has no rule, or whose options have none."""
+    found = []
+    for number, step in enumerate(steps):
+        source = next((shapes[ref.index] for ref in refs(step.inputs)), None)
+        problem = _problem(step, source, shapes[number])
+        if problem is not None:
+            found.append(Problem(step.name, *problem))
+    if not any(step.op in ("conv", "linear", "affine") for step in steps):
+        found.append(Problem("net", "no layer has weights: there is nothing to keep private", "run it in the clear"))
+    return found
+
+
+def _problem(step: NetStep, source: Any, shape: Any) -> tuple[str, str] | None:
+    a = step.attrs
+    if step.op == "output":
+        return None
+    if step.op == "getitem" and shape is None:
+        return None  # of a size
+    if step.op not in _RULES:
+        return f"{step.op} has no form on garbled gates and shares", _HINT
+    if step.op == "add" and "value" in a:
+        return "a sum with a constant", "move it into the bias of a layer"
+    if step.op == "linear" and len(source) != 1:
+        return f"a linear layer on rows of {tuple(source)}", "flatten before it, or use a convolution of 1x1"
+    if step.op == "leaky_relu" and not 0 <= a["slope"] <= 1:
+        return f"a slope of {a['slope']:g}", "a slope from 0 to 1"
+    if step.op == "pad" and (a["value"] != 0 or len(a["pads"]) > 2 * len(source) or min(a["pads"]) < 0):
+        return "padding with other numbers than zeros, of images, or to a smaller size", "pad with zeros: nn.ZeroPad2d"
+    if step.op == "avg_pool" and (a["ceil_mode"] or (any(a["padding"]) and not a["count_include_pad"])):
+        return "an average over windows of several sizes", "ceil_mode=False, count_include_pad=True"
+    if step.op == "mean" and (
+        a["dims"] is None or sorted(d % (len(source) + 1) for d in a["dims"]) != [*range(2, len(source) + 1)]
+    ):
+        return f"a mean over dimensions {a['dims']}", "over all places of an image: x.mean((2, 3))"
+    if step.op in ("permute", "transpose") and _moves_batch(step, len(source) + 1):
+        return "images change places with channels", "keep the first dimension to itself"
+    if step.op == "adaptive_avg_pool":
+        try:
+            equal_windows(source, a["output_size"])
+        except InputError as error:
+            return error.what, error.hint
+    return None
+
+
+def _moves_batch(step: NetStep, dims: int) -> bool:
+    a = step.attrs
+    return a["dims"][0] % dims != 0 if step.op == "permute" else 0 in (a["dim0"] % dims, a["dim1"] % dims)

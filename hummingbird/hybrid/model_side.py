@@ -1,0 +1,142 @@
+"""The model's side: it answers encrypted masks offline, and walks the plan on X - r online.
+
+Offline, for a slot: it takes its masks s off the encrypted products. As evaluator it takes part in OTs with random
+choices e, and keeps the tables that come; as garbler it makes all tables, for bits known online only. A slot holds
+
+    garbler "data"     the tables; e and the keys T follow from the slot's number
+    garbler "model"    the offsets of its gates; labels of its own bits follow from the slot's number
+
+Online, a layer of gates takes one round trip, and the result is y - r, the model's share of the next layer's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from hummingbird.gc import cot
+from hummingbird.gc.relu import evaluate, garble_model
+from hummingbird.he import bfv
+from hummingbird.hybrid import arithmetic, messages
+from hummingbird.hybrid.encrypted import KEY_BYTES, Weights, layers, mask_seed
+from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.messages import octets
+from hummingbird.hybrid.numbering import Numbering, Place, hash_key, slot_seed
+from hummingbird.hybrid.plan import Gate, Model, reduced
+from hummingbird.hybrid.session import check_bound, receiver_of, sender_of
+from hummingbird.hybrid.store import Store
+from hummingbird.kernels.cot import choose
+from hummingbird.kernels.shares import pack_bits
+from hummingbird.prg import Stream, derive
+
+
+class ModelSide:
+    """The model's side for all sessions: plan, weights and what is computed of them once."""
+
+    def __init__(self, model: Model) -> None:
+        self.plan, self.parameters = model.plan, model.parameters
+        self.layers, self.numbering = layers(model.plan), Numbering(model.plan)
+        self.weights = Weights(self.layers, model.parameters)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a slot in this side's store, but for some bytes of its description."""
+        places = self.numbering.places
+        return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
+
+    def prepare(self, link: Link, store: Store, admit: Callable[[], None] = lambda: None) -> None:
+        """Deal slots until the data's side says END. Errors of `Link.receive` and `Store.deal`.
+
+        admit: raises where there is no room for another slot.
+        """
+        public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
+        while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
+            admit()
+            slot = store.deal(int.from_bytes(number, "little"))
+            kept = self._deal(link, store, public, slot)
+            store.keep(slot, kept)
+            link.send("done", messages.DONE)
+
+    def _deal(self, link: Link, store: Store, public: bfv.PublicKey, slot: int) -> list[Tensor]:
+        seed = slot_seed(store.seed, slot)
+        for number, layer in self.layers.items():
+            asked = link.receive(f"{layer.step.name}: Enc(r)", layer.up).numpy().tobytes()
+            reply = self.weights.answer(number, public, asked, mask_seed(seed, number))
+            link.send(f"{layer.step.name}: reply", reply)
+        if self.plan.garbler == "model":
+            return self._garble(link, store, slot)
+        message, _, _ = receiver_of(store).random(self.numbering.first_ot(slot), self.numbering.bits)
+        link.send("OT", message)
+        return [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self.numbering.places]
+
+    def _garble(self, link: Link, store: Store, slot: int) -> list[Tensor]:
+        """Send the tables of all gates; their offsets."""
+        bits, sender = self.numbering.bits, sender_of(store)
+        message = link.receive("OT", cot.message_bytes(bits, False)).numpy().tobytes()
+        keys = sender.extend(self.numbering.first_ot(slot), bits, message, False)
+        own, offsets = self.own(store, slot), []
+        for place in self.numbering.places:
+            tile = self.numbering.first_tile(slot) + place.tile
+            labels, mine = place.part(keys), place.part(own)
+            key = hash_key(store.header.session)
+            tables, offset = garble_model(place.circuit, key, tile, sender.delta, labels, mine)
+            link.send(f"{place.gate.name}: tables", tables)
+            offsets.append(offset)
+        return offsets
+
+    def own(self, store: Store, slot: int) -> Tensor:
+        """Labels of 0 of this side's bits, as garbler: int64 (bits, 2)."""
+        return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
+
+    def infer(self, link: Link, store: Store, slot: int, x: Tensor) -> Tensor:
+        """The share of the logits, int64 (1, *shape), from X - r; marks the slot as used before anything is sent."""
+        _, kept = store.use(slot)
+        online = Online(self, link, store, slot, kept)
+        return arithmetic.online(self.plan, x, online.linear, online.gate)
+
+
+class Online:
+    """One image at the model's side: what `arithmetic.online` calls."""
+
+    def __init__(self, side: ModelSide, link: Link, store: Store, slot: int, kept: list[Tensor]) -> None:
+        self._link, self._slot, self._seed = link, slot, slot_seed(store.seed, slot)
+        self._numbering, self._key = side.numbering, hash_key(store.header.session)
+        self._places = {
+            place.number: (place, tensor) for place, tensor in zip(side.numbering.places, kept, strict=True)
+        }
+        hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
+        self.linear = arithmetic.model_linear(side.parameters, hidden)
+        self._gate: Callable[[Place, Tensor, Tensor], Tensor] = self._send_labels
+        if side.plan.garbler == "data":
+            receiver, first = receiver_of(store), side.numbering.first_ot(slot)
+            _, self._choices, self._keys = receiver.random(first, side.numbering.bits)
+            self._gate = self._evaluate
+        else:
+            self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
+
+    def gate(self, number: int, step: Gate, share: Tensor) -> Tensor:
+        """y - r mod 2^ring, from this side's share mod 2^width, int64 (1, *shape)."""
+        place, kept = self._places[number]
+        return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)
+
+    def _evaluate(self, place: Place, tables: Tensor, bits: Tensor) -> Tensor:
+        """As evaluator: ask for labels by p ^ e, and evaluate."""
+        name = place.gate.name
+        choices = pack_bits(self._choices[place.bit : place.bit + place.bits])
+        self._link.send(f"{name}: bits", bits ^ choices)
+        answer = messages.labels_of(self._link.receive(f"{name}: labels", 16 * place.bits))
+        labels = place.part(self._keys) ^ answer.view(place.gate.count, place.gate.width, 2)
+        return evaluate(place.circuit, self._key, self._numbering.first_tile(self._slot) + place.tile, labels, tables)
+
+    def _send_labels(self, place: Place, offset: Tensor, bits: Tensor) -> Tensor:
+        """As garbler: send labels of p, and take the offset off the result."""
+        name, ring = place.gate.name, place.gate.ring
+        self._link.send(f"{name}: labels", octets(choose(place.part(self._labels).view(-1, 2), bits, self._delta)))
+        y = self._link.receive(f"{name}: result", messages.words_bytes(place.gate.count, ring))
+        return reduced(messages.unpack(y, (place.gate.count,), ring).view(-1) - offset, ring)
+
+
+def check_store(store: Store, digest: str) -> None:
+    """AgreementError unless the store is of the model's side, with a plan of this digest."""
+    check_bound(store, "model", digest)

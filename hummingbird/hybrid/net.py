@@ -1,0 +1,87 @@
+"""Both sides of a net in one process, on the messages that two would send: for trials, tests and measured bytes."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hummingbird.hybrid import messages
+from hummingbird.hybrid.data_side import DataSide
+from hummingbird.hybrid.link import Link, both
+from hummingbird.hybrid.model_side import ModelSide
+from hummingbird.hybrid.plan import Model
+from hummingbird.hybrid.session import set_up_data, set_up_model
+
+
+class HybridNet:
+    """A plan, called with images: `prepare(n)` deals slots, `net(images)` uses one for each, dealing what lacks.
+
+    digest: binds the stores to the net. offline, online: bytes of all messages so far, by name.
+    """
+
+    def __init__(self, model: Model, digest: str) -> None:
+        self.plan = model.plan
+        self.offline: Counter[str] = Counter()
+        self.online: Counter[str] = Counter()
+        self._model = ModelSide(model)
+        folder = Path(tempfile.mkdtemp(prefix="hummingbird-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, True)
+        garbler = model.plan.garbler
+        store, self._store = both(
+            lambda link: set_up_data(link, garbler, digest, folder / "data"),
+            lambda link: set_up_model(link, garbler, digest, folder / "model"),
+        )
+        self._data = DataSide(model.plan, digest, store)
+
+    @property
+    def ready(self) -> int:
+        """The number of slots that are ready."""
+        return len(self._data.store.ready)
+
+    def prepare(self, count: int) -> None:
+        """Deal so many slots, each for one image."""
+
+        def data(link: Link) -> None:
+            self._data.prepare(link, count)
+            _count(self.offline, link)
+
+        def model(link: Link) -> None:
+            link.receive_text("opening")
+            self._model.prepare(link, self._store)
+
+        both(data, model)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits, float32 (n, ...), of images (n, ...). InputError for another shape, or beyond the input's range."""
+        values = self.plan.encode(images)
+        self.prepare(max(0, len(values) - self.ready))
+        return self.plan.decode(torch.cat([self._infer(x[None]) for x in values]))
+
+    def _infer(self, x: Tensor) -> Tensor:
+        step, output = self.plan.input, self.plan.output
+        slot = self._data.take()
+
+        def data(link: Link) -> Tensor:
+            logits = self._data.infer(link, slot, x)
+            _count(self.online, link)
+            return logits
+
+        def model(link: Link) -> None:
+            link.receive_text("opening")
+            given = link.receive("input", messages.words_bytes(step.count, step.ring))
+            share = self._model.infer(link, self._store, slot.number, messages.unpack(given, step.shape, step.ring))
+            link.send("logits", messages.pack(share, output.ring))
+
+        logits: Tensor = both(data, model)[0]
+        return logits
+
+
+def _count(total: Counter[str], link: Link) -> None:
+    total.update(link.sent)
+    total.update(link.received)

@@ -1,0 +1,157 @@
+"""Which fraction of a unit a value is held in: chosen for groups of layers whose results meet in a sum or under a cut.
+
+A value's unit is the real number that its integer 1 stands for. Behind a window [k:m), which is told in units of 2^-16,
+it is 2^(m-16) whatever was before. Results of layers that no gate has cut yet form a group: their units are known but
+for the group's own, 2^-F, which is the coarsest that holds
+
+    weights    the root mean square of a layer's integers is at least HELD: rounding them changes results by 1/55 of it
+    factors    what a value is multiplied by to join a sum is an integer to FACTOR of itself; powers of two are exact
+    cuts       no window begins below the unit
+
+The ring of the group's shares is [k:m)'s k + F - 16, so that a fraction that nobody needs would cost a bit of every row
+that is garbled before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hummingbird.errors import ModelError, Problem
+from hummingbird.ring import SCALE
+
+HELD = 16.0  # rounding errs by 12^-0.5 = 0.29 on average: 0.29 / 16 = 1/55
+FACTOR = 2.0**-7
+_FRACTIONS = range(-32, 64)
+
+
+@dataclass(eq=False)
+class Group:
+    """Values of one unit, each up to a known ratio; unit: None until it is resolved.
+
+    demands: functions of the unit that say whether it is fine enough. anchored: whether the unit is a power of two.
+    """
+
+    unit: float | None = None
+    anchored: bool = False
+    scales: list[Scale] = field(default_factory=list)
+    demands: list[Callable[[], bool]] = field(default_factory=list)
+
+    def resolve(self, name: str) -> None:
+        """Choose the coarsest unit that meets all demands; ModelError, at `name`, if there is none."""
+        for fraction in _FRACTIONS:
+            self.unit = 2.0**-fraction
+            if all(demand() for demand in self.demands):
+                return
+        what = "no fixed point holds its weights beside the values that it is summed with"
+        raise ModelError([Problem(name, what, "bring the branches of the sum to similar sizes")])
+
+
+@dataclass(eq=False)
+class Scale:
+    """The unit of a value: `ratio` times its group's."""
+
+    group: Group
+    ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.group.scales.append(self)
+
+    @property
+    def known(self) -> bool:
+        """Whether its unit is known before groups are resolved."""
+        return self.group.unit is not None
+
+    @property
+    def unit(self) -> float:
+        """The real number that 1 stands for."""
+        assert self.group.unit is not None
+        return self.group.unit * self.ratio
+
+    def times(self, factor: float) -> Scale:
+        """The scale of a value whose unit is so many times this one."""
+        return Scale(self.group, self.ratio * factor)
+
+
+def known(unit: float) -> Scale:
+    """A scale that is not to be chosen."""
+    return Scale(Group(unit, anchored=True))
+
+
+def fraction(unit: float) -> int:
+    """F of a unit 2^-F."""
+    exponent = -math.log2(unit)
+    assert exponent == round(exponent), f"{unit} is no power of two"
+    return round(exponent)
+
+
+def precise(factor: float) -> bool:
+    """Whether an integer is close enough to a factor, which is positive."""
+    return abs(round(factor) - factor) <= FACTOR * factor
+
+
+def finest(units: Sequence[float]) -> float:
+    """The coarsest power of two times the least unit of which all of them are whole multiples, closely."""
+    least = min(units)
+    for j in range(16):
+        if all(precise(unit / (least / 2**j)) for unit in units):
+            break
+    return least / 2**j
+
+
+def power(scale: Scale) -> Scale:
+    """A scale whose unit is a power of two, as a cut needs it: this one, where it is one or may still be chosen so.
+
+    Else a finer one, of which this unit is a whole multiple, closely: the value has to be multiplied.
+    """
+    if not scale.known and not scale.group.anchored:
+        ratio = scale.ratio
+        for other in scale.group.scales:
+            other.ratio /= ratio
+        scale.group.anchored = True
+    size = scale.unit if scale.known else scale.ratio
+    exponent = math.floor(math.log2(size))
+    while not precise(size / 2.0**exponent):  # ends at 6 bits below: every factor from 64 on is precise
+        exponent -= 1
+    return scale if size == 2.0**exponent else scale.times(2.0**exponent / size)
+
+
+def joined(scales: Sequence[Scale]) -> Scale:
+    """The scale of a sum: one group from now on, whose unit is fine enough for all parts."""
+    pending = [scale for scale in scales if not scale.known]
+    if not pending:
+        return known(finest([scale.unit for scale in scales]))
+    first = pending[0]
+    for other in pending[1:]:
+        if other.group is not first.group:
+            _merge(first.group, other.group, first.ratio / other.ratio)
+    out = Scale(first.group, finest([scale.ratio for scale in pending]))
+    for scale in scales:
+        if scale.known:
+            out.group.demands.append(lambda scale=scale: precise(scale.unit / out.unit))  # type: ignore[misc]
+    return out
+
+
+def _merge(into: Group, group: Group, ratio: float) -> None:
+    if into.anchored and group.anchored:
+        ratio = 2.0 ** round(math.log2(ratio))
+    elif group.anchored:  # the unit that has to be a power of two stays one
+        for scale in into.scales:
+            scale.ratio /= ratio
+        ratio = 1.0
+    into.anchored = into.anchored or group.anchored
+    for scale in group.scales:
+        scale.group, scale.ratio = into, scale.ratio * ratio
+    into.scales += group.scales
+    into.demands += group.demands
+
+
+def holds_weights(rms: float, source: Scale, result: Scale) -> Callable[[], bool]:
+    """The demand of a layer whose weights have this root mean square."""
+    return lambda: rms == 0 or rms * source.unit / result.unit >= HELD
+
+
+def holds_window(m: int, source: Scale) -> Callable[[], bool]:
+    """The demand of a window that begins at bit m of units of 2^-16."""
+    return lambda: source.unit <= 2.0 ** (m - SCALE)

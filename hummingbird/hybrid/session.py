@@ -1,0 +1,74 @@
+"""The set-up of a session: the OTs' base, once, and a folder at either side that is bound to the plan.
+
+The garbler is the sender of all OTs, under its offset of labels R. A session's name is drawn by the model's side.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from hummingbird.cost import COT_SET_UP
+from hummingbird.errors import AgreementError
+from hummingbird.gc import cot
+from hummingbird.hybrid import messages
+from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.store import Header, Store
+from hummingbird.prg import new_seed
+
+_OURS = ("the data's side", "the model's side")
+
+
+def set_up_data(link: Link, garbler: str, plan: str, folder: Path) -> Store:
+    """The data's side of a new session with a plan of this digest. Errors of `Store.create` and of `Link.receive`."""
+    link.send("opening", messages.opening(plan))
+    fields = messages.read_opening(link.receive_text("opening"), plan, *_OURS)
+    session = messages.text_of(fields, "session", messages.SESSION_BYTES)
+    material = _transfers(link, garbler == "data")
+    link.receive("done", len(messages.DONE))
+    return Store.create(folder, Header("data", session, plan), new_seed(), material)
+
+
+def set_up_model(link: Link, garbler: str, plan: str, folder: Path) -> Store:
+    """The model's side; `folder` is that of all sessions."""
+    messages.read_opening(link.receive_text("opening"), plan, *reversed(_OURS))
+    session = new_seed(messages.SESSION_BYTES).hex()
+    link.send("opening", messages.opening(plan, session=session))
+    material = _transfers(link, garbler == "model")
+    store = Store.create(folder / session, Header("model", session, plan), new_seed(), material)
+    link.send("done", messages.DONE)
+    return store
+
+
+def _transfers(link: Link, garbles: bool) -> list[Tensor]:
+    """This side's secrets for all OTs: of a garbler delta and leaves, of an evaluator leaves."""
+    if garbles:
+        start = cot.SetUp()
+        link.send("base OTs", start.message)
+        sender = start.finish(link.receive("base OTs", COT_SET_UP[1]).numpy().tobytes())
+        return [sender.delta, sender.leaves]
+    receiver, reply = cot.accept(link.receive("base OTs", COT_SET_UP[0]).numpy().tobytes())
+    link.send("base OTs", reply)
+    return [receiver.leaves]
+
+
+def sender_of(store: Store) -> cot.Sender:
+    """The garbler's side of the OTs."""
+    return cot.Sender(*store.material)
+
+
+def receiver_of(store: Store) -> cot.Receiver:
+    """The evaluator's side of the OTs."""
+    return cot.Receiver(*store.material)
+
+
+def check_bound(store: Store, side: str, plan: str) -> None:
+    """AgreementError unless the store is this side's, of this plan; StoreError has its own place."""
+    found = store.header
+    if found.side != side:
+        what = f"this is a store of the {found.side}'s side, here the {side}'s side is needed"
+        raise AgreementError(what, where=str(store.folder), hint="name another folder")
+    if found.plan != plan:
+        what = f"the store is of plan {found.plan[:12]}, the net has plan {plan[:12]}: another net, windows or weights"
+        raise AgreementError(what, where=str(store.folder), hint="prepare again in another folder")

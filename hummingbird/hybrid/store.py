@@ -1,0 +1,268 @@
+"""A session's folder at either side: its secrets, and a file for every slot, the material of one image.
+
+    FOLDER/            mode 0700
+      header.json      side, session, what the session is bound to (plan: digest of net, windows and weights)
+      seed             16 bytes, mode 0600; all that this side draws for a slot is derived from it
+      material         what the set-up of the session gave this side (base OTs, keys), a frame of tensors
+      dealt, used      two ledgers (hummingbird/ledger.py)
+      slot-NUMBER      a slot that is ready, a frame of tensors
+
+A slot's number gives the numbers of its OTs, tiles and masks, so that it must never be dealt twice, nor answered twice.
+Each side marks it in `dealt` before its first offline byte, and in `used` before its first online byte. One that was
+cut short is in `dealt` and has no file: it is burned, and a retry takes the next. A slot's file is removed once its
+mark as used is on the disk. Files end with a Poly1305 under a key of their own from the seed: damage is an error.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import json
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.poly1305 import Poly1305
+from torch import Tensor
+
+from hummingbird import ledger
+from hummingbird.errors import HummingbirdError, StoreError
+from hummingbird.ledger import Ledger
+from hummingbird.prg import SEED_BYTES, derive
+from hummingbird.version import VERSION
+from hummingbird.wire.frame import pack_tensors, unpack_tensors
+
+FORMAT, FORMAT_VERSION = "hummingbird two-party store", 1
+HEADER, SEED, MATERIAL, DEALT, USED, SLOT = "header.json", "seed", "material", "dealt", "used", "slot-"
+MAX_SLOTS = 1 << 20  # of a session: then its numbers are used up, and another session begins
+_MAC = 16  # bytes
+_MOST = 64 << 30  # bytes of a slot's file
+_TENSORS = 1 << 20
+_NEW = "remove the folder, and prepare again: a new session begins"
+
+
+@dataclass(frozen=True)
+class Header:
+    """side: "data" or "model". session: 32 hexadecimal digits, the same at both. plan: digest that binds it."""
+
+    side: str
+    session: str
+    plan: str
+    format: str = FORMAT
+    format_version: int = FORMAT_VERSION
+    hummingbird_version: str = VERSION
+
+
+class Store:
+    """One side's folder of a session, locked for this process; `create` or `open` it. Safe for several threads.
+
+    StoreError for what is damaged, full, in use, of another release, or used up.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.header, self.seed = _read_header(folder)
+        self._lock = threading.Lock()
+        self._dealt = Ledger(folder / DEALT, self.header.session, StoreError)
+        try:
+            self._used = Ledger(folder / USED, self.header.session, StoreError)
+            try:
+                self.material = self._read(folder / MATERIAL, "material", 0)
+                self._ready = self._leftovers()
+            except BaseException:
+                self._used.close()
+                raise
+        except BaseException:
+            self._dealt.close()
+            raise
+
+    @classmethod
+    def create(cls, folder: Path, header: Header, seed: bytes, material: Sequence[Tensor]) -> Store:
+        """A new session's folder, whole or not there; StoreError where it cannot be written, or holds one already."""
+        if (folder / HEADER).exists():
+            raise StoreError("there is a session already", where=str(folder), hint=_NEW)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in (f"{HEADER}.new", SEED, MATERIAL, DEALT, USED):
+                (folder / name).unlink(missing_ok=True)  # of a session whose set-up was cut short
+            _write(folder / SEED, [seed])
+            body = pack_tensors(material)
+            _write(folder / MATERIAL, [body, _mac(seed, "material", 0, body)])
+            for name in (DEALT, USED):
+                _write(folder / name, [ledger.beginning(header.session)])
+            fields = asdict(header)
+            text = json.dumps({**fields, "digest": _digest(fields, seed)}, indent=1).encode()
+            _write(folder / HEADER, [text])
+        except OSError as error:
+            raise _unwritable(error, folder) from None
+        return cls(folder)
+
+    @property
+    def ready(self) -> list[int]:
+        """The numbers of the slots that can be used, in order."""
+        with self._lock:
+            return sorted(self._ready)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the slots that are ready."""
+        with self._lock:
+            return sum(self._ready.values())
+
+    def deal(self, slot: int | None = None) -> int:
+        """Mark a slot as dealt, the next one if none is named; its number. It is on the disk when this returns."""
+        with self._lock:
+            number = self._dealt.next if slot is None else slot
+            if not 0 <= number < MAX_SLOTS:
+                raise StoreError(f"slot {number} of {MAX_SLOTS}: used up", where=str(self.folder), hint=_NEW)
+            self._dealt.use(number)
+            return number
+
+    def keep(self, slot: int, tensors: Sequence[Tensor]) -> None:
+        """Write a slot that was dealt, whole or not at all; then it is ready."""
+        body = pack_tensors(tensors)
+        try:
+            size = _write(self._path(slot), [body, _mac(self.seed, SLOT, slot, body)])
+        except OSError as error:
+            raise _unwritable(error, self.folder) from None
+        with self._lock:
+            self._ready[slot] = size
+
+    def use(self, slot: int | None = None) -> tuple[int, list[Tensor]]:
+        """Mark a slot as used, the first that is ready if none is named, and hand out what it holds, once."""
+        with self._lock:
+            if slot is None:
+                slot = min(self._ready, default=None)
+            if slot is None:
+                raise StoreError("no slot is ready", where=str(self.folder), hint="prepare some first")
+            if slot not in self._ready:
+                what = f"slot {slot} is not ready: never dealt to its end, or used"
+                raise StoreError(what, where=str(self.folder), hint="the other side goes on with its next slot")
+            del self._ready[slot]
+            self._used.use(slot)
+        path = self._path(slot)
+        try:
+            return slot, self._read(path, SLOT, slot)
+        finally:
+            path.unlink(missing_ok=True)
+
+    def discard(self, slot: int) -> None:
+        """Burn a slot that the other side does not have."""
+        with self._lock:
+            if self._ready.pop(slot, None) is None:
+                return
+            self._used.use(slot)
+        self._path(slot).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._dealt.close()
+        self._used.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _path(self, slot: int) -> Path:
+        return self.folder / f"{SLOT}{slot:07d}"
+
+    def _leftovers(self) -> dict[int, int]:
+        """Sizes of the slots that are ready; files of others, which a crash has left, are removed."""
+        found = {}
+        for path in self.folder.glob(f"{SLOT}*"):
+            number = path.name.removeprefix(SLOT)
+            if number.isdecimal() and self._used.next <= int(number) < self._dealt.next:
+                found[int(number)] = path.stat().st_size
+            else:
+                path.unlink(missing_ok=True)
+        return found
+
+    def _read(self, path: Path, purpose: str, number: int) -> list[Tensor]:
+        try:
+            data = bytearray(path.read_bytes())
+        except OSError as error:
+            raise StoreError(f"{path.name} cannot be read: {error.strerror}", where=str(path), hint=_NEW) from None
+        body = memoryview(data)[: max(0, len(data) - _MAC)]
+        if not hmac.compare_digest(_mac(self.seed, purpose, number, body), bytes(data[len(body) :])):
+            hint = _NEW if purpose != SLOT else "the slot is burned: run again to go on with the next"
+            raise StoreError(f"{path.name} is damaged (wrong checksum)", where=str(path), hint=hint)
+        return unpack_tensors(body, max_bytes=_MOST, max_tensors=_TENSORS)
+
+
+def there_is(folder: Path) -> bool:
+    """Whether the folder holds a session."""
+    return (folder / HEADER).is_file()
+
+
+def _mac(seed: bytes, purpose: str, number: int, data: bytes | memoryview) -> bytes:
+    state = Poly1305(derive(seed, "store", purpose, number, size=32))
+    state.update(data)
+    return state.finalize()
+
+
+def _digest(fields: dict[str, Any], seed: bytes) -> str:
+    data = json.dumps(fields, sort_keys=True).encode()
+    return hashlib.blake2b(data, key=derive(seed, "store", "header"), digest_size=_MAC).hexdigest()
+
+
+def _write(path: Path, parts: Sequence[bytes]) -> int:
+    """Write a file for this user only, complete and on the disk, or not at all; its size."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return sum(map(len, parts))
+
+
+def _unwritable(error: OSError, folder: Path) -> HummingbirdError:
+    hint = "make room, and run again" if error.errno == errno.ENOSPC else "name a folder that can be written"
+    return StoreError(f"the store cannot be written: {error.strerror}", where=str(folder), hint=hint)
+
+
+def _read_header(folder: Path) -> tuple[Header, bytes]:
+    if not there_is(folder):
+        raise StoreError("there is no session here", where=str(folder), hint="prepare one first")
+    try:
+        fields = json.loads((folder / HEADER).read_bytes())
+        seed = (folder / SEED).read_bytes()
+        named: dict[str, Any] = fields if isinstance(fields, dict) else {}
+        digest = str(named.pop("digest", ""))
+        sound = len(seed) == SEED_BYTES and hmac.compare_digest(digest.encode(), _digest(named, seed).encode())
+    except OSError as error:
+        raise _damaged(folder, str(error.strerror)) from None
+    except (ValueError, RecursionError):
+        raise _damaged(folder, "it is not JSON") from None
+    found = named.get("format"), named.get("format_version"), named.get("hummingbird_version")
+    if found != (FORMAT, FORMAT_VERSION, VERSION):
+        what = f"this is {' '.join(str(part)[:40] for part in found)}, this release reads "
+        what = f"{what}{FORMAT} {FORMAT_VERSION} {VERSION}"
+        raise StoreError(what, where=str(folder / HEADER), hint=_NEW)
+    if not sound:
+        raise _damaged(folder, "header and seed do not fit each other")
+    texts = [named.get(name) for name in ("side", "session", "plan")]
+    if not all(isinstance(text, str) for text in texts) or len(named) != len(Header.__dataclass_fields__):
+        raise _damaged(folder, "its fields are others")
+    return Header(**named), seed
+
+
+def _damaged(folder: Path, what: str) -> StoreError:
+    return StoreError(f"the header is damaged: {what}", where=str(folder / HEADER), hint=_NEW)

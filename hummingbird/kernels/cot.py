@@ -1,0 +1,81 @@
+"""Correlated oblivious transfers, extended from 32 trees of 16 leaves: what each side computes, and labels of bits.
+
+Transfer i gives the receiver a choice c_i and a key T_i, and the sender, who has delta, the key Q_i = T_i ^ c_i delta:
+128 bits each. SoftSpoken OT (Roy, CRYPTO 2022) for the field of 2^4, semi-honest: the receiver has the leaves s_jx of
+tree j, x = 0 .. 15; the sender has all but that at x = delta_j, the four bits 4 j .. 4 j + 3 of delta. Let r_jx be the
+bit for transfer i of the stream of s_jx: AES-CTR under that key, where block t, a little-endian number, is for
+transfers 128 t to 128 t + 127. With the bit b of x in the sums,
+
+    u_j = sum_x r_jx          bit 4 j + b of T = sum_x x_b r_jx                              the receiver
+                              bit 4 j + b of Q = sum_x (x ^ delta_j)_b r_jx + delta_jb m_j   the sender, m_j = u_j ^ c
+
+where the sender's first sum is bit 4 j + b of T, plus delta_jb u_j. So it wants the streams at places y = x ^ delta_j,
+and then place 0, which it lacks, is in none of its sums. What a transfer gives follows from its number alone.
+
+Bits of delta and of keys are numbered from the lowest of the first word on, as in labels of garbled circuits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels.checks import check_range, check_tensor
+from hummingbird.kernels.registry import best
+from hummingbird.kernels.shares.packing import bytes_of
+
+TREES, LEAVES, SEED = 32, 16, 16  # SEED: bytes of a leaf
+BLOCK = 128  # transfers to a block of a stream
+MOST_BLOCKS = 1 << 40
+
+
+def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """Make the receiver's sums and keys T of the transfers of these blocks.
+
+    leaves: uint8 (32, 16, 16), on the CPU. Returns the sums u_j, uint8 (32, 16 blocks), packed, and keys int64 (128
+    blocks, 2). InputError for anything else. Constant time.
+
+        sums, keys = receive(leaves, 0, 1)
+    """
+    _check("kernels.cot.receive", leaves, block, blocks)
+    return best(receive, leaves)(leaves, block, blocks)
+
+
+def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
+    """Make the sender's keys Q of the transfers of blocks from this one on.
+
+    leaves: uint8 (32, 16, 16), on the CPU, that of x at place x ^ delta_j; place 0 is not read. delta: int64 (2,).
+    corrections: m_j, uint8 (32, 16 blocks), packed. Returns int64 (128 blocks, 2). InputError for anything else.
+    Constant time.
+    """
+    where = "kernels.cot.send"
+    blocks = corrections.shape[-1] // SEED if isinstance(corrections, Tensor) and corrections.dim() else 0
+    _check(where, leaves, block, blocks)
+    check_tensor(f"{where}(delta)", delta, torch.int64, leaves, 2)
+    check_tensor(f"{where}(corrections)", corrections, torch.uint8, leaves, SEED * blocks, TREES)
+    return best(send, leaves, delta, corrections)(leaves, delta, block, corrections)
+
+
+def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
+    """Turn labels of 0 into labels of bits: L_i ^ b_i delta.
+
+    labels: int64 (n, 2). bits: uint8 (ceil(n/8),), packed; spare bits are not read. delta: int64 (2,). Returns int64
+    (n, 2). InputError for anything else. Constant time.
+
+        choose(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0b10], dtype=torch.uint8), delta)[1] is delta's value
+    """
+    where = "kernels.cot.choose"
+    n = len(labels) if isinstance(labels, Tensor) and labels.dim() else 0
+    check_tensor(f"{where}(labels)", labels, torch.int64, labels, 2, n)
+    check_tensor(f"{where}(bits)", bits, torch.uint8, labels, bytes_of(n))
+    check_tensor(f"{where}(delta)", delta, torch.int64, labels, 2)
+    return best(choose, labels, bits, delta)(labels, bits, delta)
+
+
+def _check(where: str, leaves: Tensor, block: int, blocks: int) -> None:
+    kind = isinstance(leaves, Tensor) and (leaves.dtype, tuple(leaves.shape), leaves.device.type)
+    if kind != (torch.uint8, (TREES, LEAVES, SEED), "cpu"):
+        raise InputError(f"expected uint8 {(TREES, LEAVES, SEED)} on the CPU, got {kind}", where=f"{where}(leaves)")
+    check_range(f"{where}(block)", block, 0, MOST_BLOCKS)
+    check_range(f"{where}(blocks)", blocks, 0, MOST_BLOCKS - block)

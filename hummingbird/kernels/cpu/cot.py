@@ -1,0 +1,38 @@
+"""Correlated oblivious transfers in C++ (csrc/cot.cpp): AES by its instructions, a run of them within the cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird.kernels import cot
+from hummingbird.kernels.cot import BLOCK, TREES
+from hummingbird.kernels.cpu.library import handle
+from hummingbird.kernels.registry import implements
+
+
+@implements(cot.receive, "cpu")
+def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """See `cot.receive`."""
+    sums = torch.empty((TREES, 16 * blocks), dtype=torch.uint8)
+    keys = torch.empty((BLOCK * blocks, 2), dtype=torch.int64)
+    handle().hb_cot_receive(leaves.data_ptr(), block, blocks, sums.data_ptr(), keys.data_ptr())
+    return sums, keys
+
+
+@implements(cot.send, "cpu")
+def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
+    """See `cot.send`."""
+    blocks = corrections.shape[1] // 16
+    keys = torch.empty((BLOCK * blocks, 2), dtype=torch.int64)
+    start = leaves.data_ptr(), delta.data_ptr(), block, blocks
+    handle().hb_cot_send(*start, corrections.data_ptr(), keys.data_ptr())
+    return keys
+
+
+@implements(cot.choose, "cpu")
+def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
+    """See `cot.choose`."""
+    out = torch.empty_like(labels)
+    handle().hb_cot_choose(labels.data_ptr(), bits.data_ptr(), delta.data_ptr(), len(labels), out.data_ptr())
+    return out

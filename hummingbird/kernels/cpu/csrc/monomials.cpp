@@ -1,0 +1,86 @@
+// Sums of ciphertexts times monomials: the fast twin of reference/ciphertexts/monomials.py; ciphertexts/taps.py has the
+// bounds.
+//
+// X^e x is a run of N residues of (-x, x), from N - e on. Both halves of all inputs are laid out for one part and one
+// prime; some columns of an output are then summed in registers over all its terms, and all outputs take the same
+// columns in turn: what they read of the inputs is near these columns, as the exponents of a kernel are, and stays in
+// the first-level cache.
+
+#include "panels.h"
+#include "threads.h"
+
+namespace {
+
+struct TapSizes {
+    int64_t outputs, inputs, parts, primes, degree;
+};
+
+struct Tap {
+    int64_t from;  // of column 0, in the laid out inputs
+    double factor;
+};
+
+constexpr int kSums = 8;  // registers of sums, which hide the latency of a product and a sum
+
+// out[columns] = sum of all taps' factor * x[from + columns] mod q
+template <class Target>
+BODY void sum_taps(Target, const int32_t* x, const Tap* taps, int64_t count, double prime, int32_t* out) {
+    using V = Reals<Target>;
+    constexpr int lanes = sizeof(V) / 8;
+    V sum[kSums] = {};
+    for (int64_t t = 0; t < count; t++) {
+        const int32_t* from = x + taps[t].from;
+        const V factor = V{} + taps[t].factor;
+        for (int j = 0; j < kSums; j++) {
+            V numbers;
+            widen(from + j * lanes, numbers);
+            sum[j] += numbers * factor;
+        }
+    }
+    const V q = V{} + prime, inverse = V{} + 1.0 / prime;
+    for (int j = 0; j < kSums; j++) {
+        reduce(sum[j], q, inverse);  // up to 2^53 - q
+        reduce(sum[j], q, inverse);
+        const auto words = __builtin_convertvector(sum[j], Residues<Target>);
+        memcpy(out + j * lanes, &words, sizeof words);
+    }
+}
+
+template <class Target>
+void line(Target target, const TapSizes& s, const int64_t* first, const std::vector<Tap>& taps, double prime,
+          const int32_t* x, int32_t* out) {
+    constexpr int64_t columns = kSums * Target::kBytes / 8;
+    for (int64_t column = 0; column < s.degree; column += columns)
+        for (int64_t o = 0; o < s.outputs; o++)
+            target.call(OVERLOADS(sum_taps), x + column, taps.data() + first[o], first[o + 1] - first[o], prime,
+                        out + o * s.parts * s.primes * s.degree + column);
+}
+
+}  // namespace
+
+// out (outputs, parts, primes, degree): output o is the sum of factors[t] X^shifts[t] x[inputs[t]] for first[o] <= t <
+// first[o + 1]; x (inputs, parts, primes, degree); 0 <= shifts < 2 degree; sizes: five numbers in the order of `TapSizes`
+API void hb_taps(const int32_t* x, const int64_t* sizes, const int64_t* first, const int64_t* inputs,
+                 const int64_t* shifts, const int64_t* factors, const double* primes, int threads, int32_t* out) {
+    TapSizes s;
+    memcpy(&s, sizes, sizeof s);
+    const int64_t terms = first[s.outputs], lines = s.parts * s.primes;
+    std::vector<Tap> taps;
+    for (int64_t t = 0; t < terms; t++) {
+        const bool turned = shifts[t] >= s.degree;  // X^N = -1
+        const int64_t from = (2 * inputs[t] + 1) * s.degree - (shifts[t] - (turned ? s.degree : 0));
+        taps.push_back({from, double(turned ? -factors[t] : factors[t])});
+    }
+    const double work = kProduct * double(lines * s.degree) * double(terms + 2 * s.inputs + s.outputs);
+    share(lines, threads, work, [&](int64_t begin, int64_t end) {
+        std::vector<int32_t> both(size_t(2 * s.inputs * s.degree));
+        for (int64_t i = begin; i < end; i++) {
+            for (int64_t input = 0; input < s.inputs; input++) {
+                const int32_t* from = x + (input * lines + i) * s.degree;
+                int32_t* to = both.data() + 2 * input * s.degree;
+                for (int64_t j = 0; j < s.degree; j++) to[j] = -from[j], to[s.degree + j] = from[j];
+            }
+            dispatch(OVERLOADS(line), s, first, taps, primes[i % s.primes], both.data(), out + i * s.degree);
+        }
+    });
+}

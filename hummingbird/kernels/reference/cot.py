@@ -1,0 +1,60 @@
+"""Correlated oblivious transfers in plain torch: the definition (kernels/cot.py has the equations)."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from hummingbird.kernels import cot
+from hummingbird.kernels.cot import BLOCK, LEAVES, TREES
+from hummingbird.kernels.registry import implements
+from hummingbird.kernels.shares.packing import from_bits
+
+
+@implements(cot.receive, "reference")
+def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """See `cot.receive`."""
+    streams = _streams(leaves, block, blocks)
+    return _sum([streams[:, x] for x in range(LEAVES)]), _rows(_columns(streams))
+
+
+@implements(cot.send, "reference")
+def send(leaves: Tensor, delta: Tensor, block: int, corrections: Tensor) -> Tensor:
+    """See `cot.send`."""
+    columns = _columns(_streams(leaves, block, corrections.shape[1] // 16))
+    bits = (delta[:, None] >> torch.arange(64) & 1).to(torch.uint8).view(TREES, 4, 1)
+    return _rows(columns ^ (corrections[:, None] & -bits))
+
+
+@implements(cot.choose, "reference")
+def choose(labels: Tensor, bits: Tensor, delta: Tensor) -> Tensor:
+    """See `cot.choose`."""
+    return labels ^ (-from_bits(bits, len(labels))[:, None] & delta)
+
+
+def _streams(leaves: Tensor, block: int, blocks: int) -> Tensor:
+    """AES-CTR from this block on under every leaf: uint8 (32, 16, 16 blocks)."""
+    counters = torch.stack([torch.arange(block, block + blocks), torch.zeros(blocks, dtype=torch.int64)], 1)
+    data, out = counters.numpy().tobytes(), torch.empty((TREES * LEAVES, 16 * blocks), dtype=torch.uint8)
+    for key, stream in zip(leaves.reshape(-1, 16).numpy(), out.numpy(), strict=True):
+        stream.data[:] = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor().update(data)
+    return out.view(TREES, LEAVES, -1)
+
+
+def _columns(streams: Tensor) -> Tensor:
+    """Column b of a tree is the sum of the streams whose number has bit b: uint8 (32, 4, 16 blocks)."""
+    return torch.stack([_sum([streams[:, x] for x in range(LEAVES) if x >> b & 1]) for b in range(4)], 1)
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return reduce(torch.bitwise_xor, parts)
+
+
+def _rows(columns: Tensor) -> Tensor:
+    """Row i has bit i of every column: int64 (128 blocks, 2)."""
+    places = torch.arange(8, dtype=torch.uint8)
+    bits = (columns.reshape(BLOCK, -1, 1) >> places & 1).view(BLOCK, -1)  # by column, then by transfer
+    return (bits.T.reshape(-1, 16, 8) << places).sum(2, dtype=torch.uint8).view(torch.int64)

@@ -1,0 +1,109 @@
+"""Inference by two parties without a dealer, timed and weighed: garbled ReLUs and transfers.
+
+    python -m scripts.bench_hybrid --json hybrid.json
+    python -m scripts.bench_hybrid --only garbling --repeats 5
+
+Every section runs in a process of its own, with one thread; times are medians. Beside what is measured stand what
+hummingbird/cost.py predicts, the mark that was set for it, and the figure of the paper: Impala (Choi et al., 2022), on
+its authors' machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+if not __package__:  # run as a file: the project's folder must be importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from tqdm import tqdm
+
+from hummingbird.commands.files import check_writable
+from hummingbird.commands.program import end, machine
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.table import text_table
+from scripts import hybrid_kernels
+from scripts.hybrid_rows import HEAD, Row, cells
+from scripts.party import ROOT
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "garbling": lambda args: hybrid_kernels.garbling(args.relus, args.repeats),
+    "transfers": lambda args: hybrid_kernels.transfers(args.transfers, args.repeats),
+}
+NUMBERS = ("relus", "transfers", "repeats")  # options that sections take
+
+
+def work(args: argparse.Namespace) -> list[Row]:
+    """The rows of one section, in this process."""
+    torch.set_num_threads(1)
+    rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
+    return [{"section": args.worker, **row, **machine()} for row in rows]
+
+
+def launch(section: str, args: argparse.Namespace) -> list[Row]:
+    """A section in a process of its own; HummingbirdError if it fails, below what it said."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        words = [sys.executable, "-m", "scripts.bench_hybrid", "--worker", section, "--json", str(file)]
+        words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
+        ended = subprocess.run(words, cwd=ROOT, env=environment)
+        if ended.returncode:
+            raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
+        rows: list[Row] = json.loads(file.read_text())
+        return rows
+
+
+def show(section: str, rows: list[Row]) -> None:
+    """Print the section's table."""
+    print(f"\n{section} ({rows[0]['kernels']}; {rows[0]['cpu']})\n")
+    print(text_table(HEAD, [cells(row) for row in rows]), flush=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the sections, print their tables, write the rows."""
+    for option in NUMBERS:
+        if getattr(args, option) < 1:
+            raise InputError("at least one", where=f"--{option}")
+    if args.json:
+        check_writable(args.json, "--json")
+    if args.worker:
+        args.json.write_text(json.dumps(work(args)))
+        return
+    rows: list[Row] = []
+    for section in args.only:
+        print(f"{section} ...", file=sys.stderr)
+        found = launch(section, args)
+        show(section, found)
+        rows += found
+        if args.json:  # after each section: a later one may be interrupted
+            args.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), help="default: all")
+    p.add_argument("--relus", type=int, default=hybrid_kernels.RELUS, help="garbled at once (default: %(default)s)")
+    p.add_argument("--transfers", type=int, default=1 << 20, help="at once (default: %(default)s)")
+    p.add_argument("--repeats", type=int, default=5, help="of each timing (default: %(default)s)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    p.add_argument("--worker", metavar="SECTION", help=argparse.SUPPRESS)
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: sections that ended are in the file")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

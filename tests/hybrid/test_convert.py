@@ -1,0 +1,168 @@
+"""Trained nets to plans: every layer against torch exactly, units and rings, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import ConfigError, InputError, ModelError
+from hummingbird.hybrid import ideal
+from hummingbird.hybrid.convert import make_plan
+from hummingbird.hybrid.plan import Gate, Model, at_rest
+from tests.support.hybrid_nets import NETS, WINDOWS, Residual, exact, images
+
+WIDE = BitConfig(BitWindow(20, 0), input_range=1.0)
+SEED = bytes(range(16))
+
+
+def logits(model: Model, x: torch.Tensor) -> torch.Tensor:
+    """Logits of both sides' shares, with ideal gates and products."""
+    masks, hidden = ideal.drawn(model.plan, SEED, len(x))
+    return model.plan.decode(ideal.run(model, model.plan.encode(x), masks, hidden))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_plan_computes_its_net_exactly_where_nothing_is_rounded(name: str) -> None:
+    make, shape = NETS[name]
+    net, x = exact(make()), images(shape)
+    model = make_plan(net, shape, BitConfig(WIDE.default, WINDOWS.get(name, {}), input_range=1.0))
+    with torch.no_grad():
+        expected = net.double()(x.double()).float()
+    assert expected.abs().max() > 0.1
+    assert torch.equal(logits(model, x), expected)
+    # Layers read what is known before any layer.
+    resting = at_rest(model.plan)
+    assert all(step.inputs[0].index in resting for step in model.plan.linears.values())
+
+
+def test_rounded_weights_move_logits_by_no_more_than_their_rounding() -> None:
+    """Random weights, an average over 9 places: 1/55 a layer, three deviations and the factor of two of a bad draw."""
+    torch.manual_seed(1)
+    net = nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.AvgPool2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5)
+    )
+    x = images((2, 8, 8), 16)
+    model = make_plan(net, (2, 8, 8), WIDE)
+    with torch.no_grad():
+        expected = net(x)
+    got = logits(model, x)
+    assert (got - expected).square().mean().sqrt() < 6 / 55 * 3**0.5 * expected.square().mean().sqrt()
+    assert not torch.equal(got, expected)
+
+
+def test_a_value_that_is_read_twice_has_one_mask_in_the_larger_ring() -> None:
+    plan = make_plan(exact(Residual()), (2, 6, 6), WIDE).plan
+    rings: dict[int, list[int]] = {}
+    for step in plan.linears.values():
+        rings.setdefault(step.inputs[0].index, []).append(step.ring)
+    shared = [number for number, found in rings.items() if len(found) == 2]
+    assert shared and all(plan.steps[number].ring >= max(rings[number]) for number in rings)
+    assert all(plan.masked[number] is plan.steps[number] for number in shared)
+
+
+def test_a_relu_goes_behind_its_max_pooling_on_shares_cut_before() -> None:
+    make, shape = NETS["max pooling"]
+    plan = make_plan(exact(make()), shape, BitConfig(BitWindow(20, 4), input_range=1.0)).plan
+    gates = [(gate.name, gate.kind, gate.width, gate.shape) for gate in plan.gates.values()]
+    assert [gate[2:] for gate in gates] == [(17, (1, 3, 4, 2)), (17, (1, 3, 2, 2)), (16, (3, 2, 2))]
+    assert gates[-1][:2] == ("1", "relu")
+    # Within the pooling nothing is read but 17 bits; the ReLU's result is the next layer's.
+    assert [gate.ring for gate in plan.gates.values()] == [17, 16, plan.steps[-1].ring]
+
+
+def test_windows_follow_the_unit_that_holds_the_weights() -> None:
+    """Weights half as large take a bit more of fraction, and a ring that is a bit larger; the gate stays."""
+    net = exact(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))
+    bits = BitConfig(BitWindow(18, 8), input_range=1.0)
+    plan = make_plan(net, (8,), bits).plan
+    net[0].weight.data /= 2
+    other = make_plan(net, (8,), bits).plan
+    assert other.steps[1].ring == plan.steps[1].ring + 1 and other.steps[2].attrs["m"] == plan.steps[2].attrs["m"] + 1
+    gates = [next(iter(found.gates.values())) for found in (plan, other)]
+    assert gates[0].width == gates[1].width == 10 and gates[0].unit == gates[1].unit == 2.0**-8
+
+
+def test_every_problem_of_a_net_is_named() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act, self.norm = nn.Conv2d(1, 2, 3), nn.GELU(), nn.Softmax(1)
+            self.pool = nn.AvgPool2d(2, ceil_mode=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.pool(self.act(self.conv(x)))) + 1.0
+
+    with pytest.raises(ModelError) as caught:
+        make_plan(Odd(), (1, 6, 7), WIDE)
+    assert {problem.name for problem in caught.value.problems} == {"act", "norm", "pool", "add"}
+    assert all(problem.hint for problem in caught.value.problems)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], BitConfig, str]] = {
+    "no windows": (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (4,), BitConfig(), "gate takes 2 to 24"),
+    "one bit": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()),
+        (4,),
+        BitConfig(BitWindow(9, 8)),
+        r"1 \[9:8\)",
+    ),
+    "beyond the ring": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)),
+        (4,),
+        BitConfig(BitWindow(34, 12), input_range=1.0),
+        "more than 32 bits: .*0: 3",
+    ),
+    "lift without a window": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        (4,),
+        BitConfig(),
+        "without an activation",
+    ),
+    "differences": (
+        NETS["max pooling"][0],
+        (1, 6, 6),
+        BitConfig(BitWindow(20, 4), {"2": BitWindow(20, 4)}),
+        r"2 \[20:4\), of values in \[20:4\)",
+    ),
+    "another layer": (NETS["linear"][0], (5,), BitConfig(BitWindow(20, 4), {"7": BitWindow(20, 4)}), "names"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_windows_that_no_gate_takes_are_refused(name: str) -> None:
+    make, shape, bits, message = REFUSED[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_plan(exact(make()), shape, bits)
+    assert caught.value.hint
+
+
+def test_a_window_of_the_last_layer_bounds_the_logits() -> None:
+    net = exact(nn.Sequential(nn.Linear(64, 8)))
+    bound = make_plan(net, (64,), WIDE).plan.output
+    said = make_plan(net, (64,), BitConfig(BitWindow(20, 0), {"0": BitWindow(18, 0)}, input_range=1.0)).plan.output
+    assert said.ring < bound.ring and said.unit == bound.unit
+    assert said.unit * 2.0 ** (said.ring - 1) == 2.0
+
+
+def test_images_of_another_shape_or_range_are_refused() -> None:
+    plan = make_plan(exact(NETS["linear"][0]()), (5,), WIDE).plan
+    with pytest.raises(InputError, match="shape"):
+        plan.encode(torch.zeros(5))
+    with pytest.raises(InputError, match="beyond"):
+        plan.encode(torch.full((1, 5), 1.5))
+    with pytest.raises(InputError, match="beyond"):
+        plan.encode(torch.full((1, 5), float("nan")))
+    with pytest.raises(InputError, match="int64"):
+        plan.encode(torch.zeros(1, 5, dtype=torch.int64))
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigError, match="garbler"):
+        make_plan(exact(NETS["linear"][0]()), (5,), WIDE, garbler="both")
+    with pytest.raises(InputError, match="input_shape"):
+        make_plan(exact(NETS["linear"][0]()), (0,), WIDE)
+    assert isinstance(Gate("g", "gate", (), (), 4, 1.0), Gate)

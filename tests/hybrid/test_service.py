@@ -1,0 +1,145 @@
+"""The model's side as a service: results, stores that fit, bytes of others, deaths, limits."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError, StoreError
+from hummingbird.hybrid.client import RemoteNet
+from hummingbird.hybrid.plan import Model, Parameters
+from hummingbird.wire import service
+from tests.hybrid.test_arithmetic import images
+from tests.support.dealers import Authority
+from tests.support.hybrid import close, model, serving
+from tests.support.patience import HANG
+
+
+@pytest.mark.parametrize("garbler", ["data", "model"])
+def test_logits_are_those_of_the_plan_over_restarts_of_both(tmp_path: Path, garbler: str) -> None:
+    made, x = model(garbler), images(5).float()
+    for _ in range(2):
+        with serving(made, tmp_path / "m") as (address, _), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            told: list[int] = []
+            net.prepare(3, told.append)
+            assert told == [1, 1, 1]
+            assert close(net(x[:2]), made, x[:2])
+        with serving(made, tmp_path / "m") as (address, _), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            assert net.ready == 1
+            told = []
+            assert close(net(x, progress=told.append), made, x)  # the others are dealt meanwhile
+            assert told == [1] * 5 and net.ready == 0
+    assert not list(tmp_path.glob("**/slot-*"))
+
+
+def test_several_clients_at_once(tmp_path: Path) -> None:
+    made, right = model(), {}
+
+    def client(number: int, address: str) -> None:
+        x = images(2).float() / (1 + number)
+        with RemoteNet(address, tmp_path / f"d{number}", timeout=HANG) as net:
+            right[number] = close(net(x), made, x)
+
+    with serving(made, tmp_path / "m") as (address, _):
+        threads = [threading.Thread(target=client, args=(number, address)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(HANG)
+    assert right == dict.fromkeys(range(4), True)
+
+
+def test_mutual_tls(tmp_path: Path) -> None:
+    made, ours = model(), Authority(tmp_path, "ours")
+    with serving(made, tmp_path / "m", ours.issue("server", "localhost")) as (address, _):
+        with RemoteNet(address, tmp_path / "d", tls=ours.issue("client"), timeout=HANG) as net:
+            assert close(net(images(1).float()), made, images(1).float())
+        with pytest.raises(PeerError):
+            RemoteNet(address, tmp_path / "e", timeout=HANG)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.zeros(2, 1, 4), torch.zeros(0, 1, 4, 4), torch.full((1, 1, 4, 4), 9.0), torch.zeros(1, 1, 4, 4).long()]
+)
+def test_wrong_images_are_an_error_before_anything_is_sent(tmp_path: Path, x: torch.Tensor) -> None:
+    with serving(model(), tmp_path / "m") as (address, _), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+        with pytest.raises(InputError):
+            net(x)
+        assert not net.online and not net.offline
+
+
+def test_stores_of_other_nets_sessions_and_sides_are_refused(tmp_path: Path) -> None:
+    made = model()
+    with serving(made, tmp_path / "m") as (address, _), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+        net.prepare(1)
+        with pytest.raises(StoreError, match="another process is using this store"):
+            RemoteNet(address, tmp_path / "d", timeout=HANG)
+        with pytest.raises(StoreError, match="another process is using this store"):
+            with serving(made, tmp_path / "m"):
+                pass
+    changed = {**made.parameters, 5: Parameters(made.parameters[5].weight + 1, made.parameters[5].bias)}
+    for other in (Model(made.plan, changed), model("model")):
+        with (
+            serving(other, tmp_path / "m") as (address, _),
+            pytest.raises(AgreementError, match="another net, windows"),
+        ):
+            RemoteNet(address, tmp_path / "d", timeout=HANG)
+    with serving(made, tmp_path / "m2") as (address, _):
+        with pytest.raises(AgreementError):  # the same net on another server, which has another secret
+            RemoteNet(address, tmp_path / "d", timeout=HANG)
+    (session,) = [path for path in (tmp_path / "m").iterdir() if path.is_dir()]
+    with serving(made, tmp_path / "m") as (address, _), pytest.raises(AgreementError, match="of the model's side"):
+        RemoteNet(address, session, timeout=HANG)
+    session.rename(tmp_path / "gone")
+    with serving(made, tmp_path / "m") as (address, _), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+        with pytest.raises(PeerError, match="the server has no session"):
+            net(images(1).float())
+
+
+def test_a_slot_is_used_once_whatever_the_other_side_says(tmp_path: Path) -> None:
+    """A store that is set back to an earlier copy: the other side's ledgers refuse what it has used."""
+    with serving(model(), tmp_path / "m") as (address, _):
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(2)
+            kept = {path: path.read_bytes() for path in (tmp_path / "d").iterdir()}
+            net(images(2).float())
+            net.prepare(1)
+        for path in (tmp_path / "d").iterdir():
+            path.unlink()
+        for path, data in kept.items():
+            path.write_bytes(data)
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            with pytest.raises(PeerError, match="slot 0 is not ready"):
+                net(images(1).float())
+            with pytest.raises(PeerError, match="slot 2 has been handed out already"):
+                net.prepare(1)
+            net.prepare(1)  # slot 3
+
+
+def test_a_limit_of_the_servers_disk(tmp_path: Path) -> None:
+    made = model()
+    with serving(made, tmp_path / "m", disk=30_000) as (address, offered):
+        assert offered._side.slot_bytes > 10_000
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(2)
+            with pytest.raises(PeerError, match="is above the limit"):
+                net.prepare(1)
+            assert close(net(images(2).float()), made, images(2).float())
+            net.prepare(2)
+    with pytest.raises(HummingbirdError, match="0 bytes"):
+        with serving(made, tmp_path / "m", disk=0):
+            pass
+
+
+def test_a_foreign_service_is_an_error(tmp_path: Path) -> None:
+    for text in (b"", b"{}", b"0" * 64, b"0" * 64 + b'{"format": 1}'):
+        address = f"unix:{tmp_path}/s"
+        server = service.serve({"Public": lambda data, context, text=text: text}, address)
+        try:
+            with pytest.raises(HummingbirdError):
+                RemoteNet(address, tmp_path / "d", timeout=HANG)
+        finally:
+            server.stop(0).wait()

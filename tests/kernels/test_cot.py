@@ -1,0 +1,136 @@
+"""Correlated transfers in C++ are the torch reference, byte for byte; the reference is SoftSpoken's equations."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.kernels import cot
+from hummingbird.kernels.reference import cot as plain
+from hummingbird.prg import Stream, derive
+
+
+def stream(*labels: str | int) -> Stream:
+    return Stream(derive(bytes(16), "cot", *labels))
+
+
+def leaves_of(name: str) -> Tensor:
+    return stream(name).bytes(32 * 256).view(32, 16, 16)
+
+
+def bits_of(delta: Tensor) -> list[int]:
+    return [int(delta[c // 64]) >> c % 64 & 1 for c in range(128)]
+
+
+def senders(leaves: Tensor, delta: Tensor) -> Tensor:
+    """The leaves as the sender has them: that of x at place x ^ delta_j, nothing at place 0."""
+    out, bits = torch.zeros_like(leaves), bits_of(delta)
+    for j in range(32):
+        nibble = sum(bits[4 * j + b] << b for b in range(4))
+        for y in range(1, 16):
+            out[j, y] = leaves[j, y ^ nibble]
+    return out
+
+
+LEAVES, DELTA = leaves_of("leaves"), stream("delta").words(2) | torch.tensor([1, 0])
+
+
+# C++ is the reference: one block; the edges of a run of 16 blocks; places beyond 32 bits.
+@pytest.mark.parametrize(("block", "blocks"), [(0, 0), (0, 1), (3, 15), (1, 16), (2**39, 17), (2**32 - 5, 33)])
+def test_native_is_the_reference(isa: str, block: int, blocks: int) -> None:
+    sums, keys = cot.receive(LEAVES, block, blocks)
+    expected_sums, expected = plain.receive(LEAVES, block, blocks)
+    assert torch.equal(sums, expected_sums) and torch.equal(keys, expected)
+    corrections = stream("corrections", block).bytes(32 * 16 * blocks).view(32, -1)
+    made = cot.send(LEAVES, DELTA, block, corrections)
+    assert torch.equal(made, plain.send(LEAVES, DELTA, block, corrections))
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 7, 8, 9, 64, 1001])
+def test_labels_of_bits(isa: str, n: int) -> None:
+    labels, packed = stream("labels").words(n, 2), stream("bits").bytes((n + 7) // 8)
+    made = cot.choose(labels, packed, DELTA)
+    assert torch.equal(made, plain.choose(labels, packed, DELTA))
+    for i in range(n):
+        bit = int(packed[i // 8]) >> i % 8 & 1
+        assert torch.equal(made[i], labels[i] ^ DELTA if bit else labels[i])
+
+
+def test_the_reference_follows_the_equations() -> None:
+    """Bit by bit, with the streams of another counter mode: AES-CTR counts up in big-endian from a given block."""
+    block, transfer = 5, 77
+    byte, place = 16 * 0 + transfer // 8, transfer % 8
+
+    def bit(j: int, x: int) -> int:
+        counter = block.to_bytes(16, "little")
+        cipher = Cipher(algorithms.AES(LEAVES[j, x].numpy().tobytes()), modes.CTR(counter)).encryptor()
+        return cipher.update(bytes(16))[byte] >> place & 1
+
+    sums, keys = plain.receive(LEAVES, block, 1)
+    for j in (0, 1, 31):
+        r = [bit(j, x) for x in range(16)]
+        assert int(sums[j, byte]) >> place & 1 == sum(r) % 2
+        for b in range(4):
+            expected = sum(r[x] for x in range(16) if x >> b & 1) % 2
+            assert bits_of(keys[transfer])[4 * j + b] == expected
+
+
+def test_keys_differ_by_delta_where_the_choice_is_1(path: str) -> None:
+    sums, keys = cot.receive(LEAVES, 9, 3)
+    choices = stream("choices").bytes(48)
+    made = cot.send(senders(LEAVES, DELTA), DELTA, 9, sums ^ choices)
+    assert torch.equal(keys, cot.choose(made, choices, DELTA))
+
+
+def test_a_transfer_follows_from_its_number(path: str) -> None:
+    sums, keys = cot.receive(LEAVES, 100, 40)
+    for block, blocks in [(100, 1), (107, 16), (139, 1), (120, 20)]:
+        start = block - 100
+        part_sums, part = cot.receive(LEAVES, block, blocks)
+        assert torch.equal(part, keys[128 * start : 128 * (start + blocks)])
+        assert torch.equal(part_sums, sums[:, 16 * start : 16 * (start + blocks)])
+
+
+def test_known_answer(path: str) -> None:
+    """Both parties' releases must agree."""
+    sums, keys = cot.receive(LEAVES, 1, 2)
+    digest = hashlib.sha256(sums.numpy().tobytes() + keys.numpy().tobytes()).hexdigest()
+    assert digest == "5df9cbc5cc20a483a28fa1c09c7ecc932f4ba34b0c481752e81da443b2d1bce6"
+
+
+def test_the_sender_does_not_read_place_0(path: str) -> None:
+    corrections, other = stream("corrections").bytes(32 * 32).view(32, -1), LEAVES.clone()
+    other[:, 0] ^= 255
+    made = cot.send(LEAVES, DELTA, 0, corrections)
+    assert torch.equal(made, cot.send(other, DELTA, 0, corrections))
+    other[:, 1] ^= 255
+    assert not torch.equal(made, cot.send(other, DELTA, 0, corrections))
+
+
+def test_bad_arguments_are_refused() -> None:
+    corrections, labels = torch.zeros(32, 16, dtype=torch.uint8), torch.zeros(9, 2, dtype=torch.int64)
+    bits = torch.zeros(2, dtype=torch.uint8)
+    wrong = [
+        (lambda: cot.receive(LEAVES[1:], 0, 1), "leaves"),
+        (lambda: cot.receive(LEAVES.to(torch.int64), 0, 1), "leaves"),
+        (lambda: cot.receive("leaves", 0, 1), "leaves"),  # type: ignore[arg-type]
+        (lambda: cot.receive(LEAVES, -1, 1), "block"),
+        (lambda: cot.receive(LEAVES, 2**40, 1), "blocks"),
+        (lambda: cot.receive(LEAVES, 0, -1), "blocks"),
+        (lambda: cot.send(LEAVES, DELTA[:1], 0, corrections), "delta"),
+        (lambda: cot.send(LEAVES, DELTA.to(torch.int32), 0, corrections), "delta"),
+        (lambda: cot.send(LEAVES, DELTA, 0, corrections[1:]), "corrections"),
+        (lambda: cot.send(LEAVES, DELTA, 0, corrections[:, 1:]), "corrections"),
+        (lambda: cot.send(LEAVES, DELTA, 0, None), "corrections"),  # type: ignore[arg-type]
+        (lambda: cot.choose(labels[:, :1], bits, DELTA), "labels"),
+        (lambda: cot.choose(labels, bits[1:], DELTA), "bits"),
+        (lambda: cot.choose(labels, bits, DELTA[None]), "delta"),
+    ]
+    for call, name in wrong:
+        with pytest.raises(InputError, match=name):
+            call()
