@@ -19,6 +19,7 @@ import scripts.bench_he
 import scripts.bench_hybrid
 import scripts.bench_kernels
 import scripts.bench_linear
+import scripts.bench_ot
 import scripts.bench_pir
 import scripts.bench_pir_service
 import scripts.bench_relu
@@ -77,6 +78,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_hybrid": lambda: help_of(scripts.bench_hybrid.main),
     "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
+    "scripts.bench_ot": lambda: help_of(scripts.bench_ot.main),
     "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
     "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),

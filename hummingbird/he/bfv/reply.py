@@ -24,8 +24,7 @@ from hummingbird.errors import InputError
 from hummingbird.he.bfv.messages import PublicKey, Reply
 from hummingbird.he.bfv.noise import flood_bits
 from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, encrypted_zeros
-from hummingbird.he.scheme.masking import draw_flood
-from hummingbird.kernels.ciphertexts import add, encode, switch
+from hummingbird.kernels.ciphertexts import add, encode, switch, wide
 
 
 def draw_masks(stream: prg.Stream, count: int, k: int) -> Tensor:
@@ -50,7 +49,7 @@ def evaluate(public: PublicKey, sums: Tensor, masks: Tensor, k: int, used: Seque
     check_polynomials(masks, f"{where}(masks)", count)
     parts = RING.intt(add(RING, sums, encrypted_zeros(public.parts, count)))
     mask = encode(RING, -masks, k, torch.zeros(count, DEGREE, dtype=torch.int32))
-    flood = draw_flood(RING, count, flood_bits(k) + 1, sums.device)
+    flood = wide(RING, prg.fresh(), count, flood_bits(k) + 1)
     parts[:, 0] = add(RING, parts[:, 0], add(RING, mask, flood))
     return Reply.of(dropped(parts), used)
 

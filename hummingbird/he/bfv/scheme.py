@@ -22,7 +22,7 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.errors import InputError
 from hummingbird.he.scheme.params import choose
-from hummingbird.kernels.ciphertexts import accumulate, add, noise, ternary
+from hummingbird.kernels.ciphertexts import accumulate, encrypt_ntt, noise, ternary
 
 DEGREE = 4096
 PARAMETERS = choose(DEGREE, 4)
@@ -79,11 +79,12 @@ def times(polys: Tensor, one: Tensor) -> Tensor:
 
 def encrypted_zeros(public: Tensor, count: int) -> Tensor:
     """Draw encryptions of 0, u pk + (e_1, e_2), under a public key (2, 4, N): int32 (count, 2, 4, N), transformed."""
-    primes = len(RING.primes)
     u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)
-    errors = noise(prg.fresh(), 2 * count, DEGREE).view(count, 2, 1, DEGREE)
-    masked = times(RING.ntt(u.expand(-1, primes, -1)), public)
-    return add(RING, masked, RING.ntt(errors.expand(-1, -1, primes, -1)))
+    u = RING.ntt(u.expand(-1, len(RING.primes), -1))
+    errors = noise(prg.fresh(), 2 * count, DEGREE).view(2, count, DEGREE)
+    nothing = torch.zeros_like(errors[0])
+    # The kernel of encryption, m + e - a s, with u for a and minus the key for s.
+    return torch.stack([encrypt_ntt(RING, nothing, e, u, -part) for e, part in zip(errors, public, strict=True)], 1)
 
 
 def decode(phases: Tensor, k: int) -> Tensor:

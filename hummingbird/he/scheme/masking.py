@@ -32,10 +32,9 @@ from torch import Tensor
 from hummingbird import prg
 from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.kernels import ciphertexts
-from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary
+from hummingbird.kernels.ciphertexts import Ring, encrypt, encrypt_ntt, noise, ternary, wide
 
 DISTANCE = 40  # bits: answers to a batch are at most 2^-DISTANCE from ones that depend on the net's values alone
-_DIGIT = 24  # bits of the flood drawn at a time: the largest factor of kernels.add
 
 
 def added(degree: int, size: int) -> int:
@@ -77,7 +76,7 @@ def masked(ring: Ring, c: Tensor, zero: Tensor, flood: int, form: str) -> Tensor
         high = _product(ring, r, a, noise(second, n, degree), "ntt")
         parts[i] = ciphertexts.add(ring, parts[i].contiguous(), low)
         parts[i + 1] = ciphertexts.add(ring, parts[i + 1].contiguous(), high)
-    over = draw_flood(ring, n, flood, c.device)
+    over = wide(ring, prg.fresh(c.device), n, flood)
     parts[0] = ciphertexts.add(ring, parts[0], over if form == "mixed" else ring.ntt(over))
     return torch.stack(parts, 1)
 
@@ -86,15 +85,3 @@ def _product(ring: Ring, r: Tensor, shared: Tensor, error: Tensor, form: str) ->
     """r times one polynomial, plus an error: the kernel of encryption, which computes m + e - r s, with s = -shared."""
     zeros = torch.zeros_like(error)
     return (encrypt if form == "mixed" else encrypt_ntt)(ring, zeros, error, r, -shared)
-
-
-def draw_flood(ring: Ring, n: int, bits: int, device: torch.device) -> Tensor:
-    """Uniform integers of -2^(bits-1) .. 2^(bits-1) - 1 as residues: int32 (n, L, N), coefficients."""
-    stream = prg.fresh(device)
-    shape, count = (n, len(ring.primes), ring.degree), (bits - 1) // _DIGIT
-    top = stream.words(n, 1, ring.degree) >> (64 - bits + _DIGIT * count)  # with a sign, 24 bits at most
-    out = top.int().expand(shape).contiguous()
-    for _ in range(count):  # out 2^24 + digit; a digit is below 2^24 < q/2
-        digit = (stream.words(n, 1, ring.degree) & ((1 << _DIGIT) - 1)).int().expand(shape).contiguous()
-        out = ciphertexts.add(ring, digit, out, 1 << _DIGIT)
-    return out

@@ -8,7 +8,7 @@ from hummingbird.kernels.ciphertexts.bfv import accumulate, encode
 from hummingbird.kernels.ciphertexts.monomials import taps
 from hummingbird.kernels.ciphertexts.polynomials import compose, encrypt, encrypt_ntt, pack, packed_bytes, phase, unpack
 from hummingbird.kernels.ciphertexts.ring import DEGREES, Ring, largest_primes
-from hummingbird.kernels.ciphertexts.sampling import ETA, noise, ternary, uniform
+from hummingbird.kernels.ciphertexts.sampling import ETA, noise, ternary, uniform, wide
 
 __all__ = [
     "DEGREES",
@@ -35,4 +35,5 @@ __all__ = [
     "ternary",
     "uniform",
     "unpack",
+    "wide",
 ]

@@ -1,4 +1,4 @@
-"""Random polynomials for encryption: the uniform one, the ternary secret, the small error.
+"""Random polynomials for encryption: the uniform one, the ternary secret, the small error, the wide flood.
 
 All bits come from a `prg.Stream`. Uniform residues and ternary coefficients are exact, by rejection: what is out of
 range is drawn again, in order, after all others. The error is centred binomial, the number of ones among 42 bits less
@@ -67,3 +67,17 @@ def noise(stream: Stream, n: int, degree: int) -> Tensor:
     _check_count(degree, "kernels.noise(degree)")
     words = stream.words(n, degree)
     return best(noise, words)(words)
+
+
+def wide(ring: Ring, stream: Stream, n: int, bits: int) -> Tensor:
+    """Draw uniform integers of -2^(bits-1) .. 2^(bits-1) - 1, as residues: int32 (n, L, N), centred.
+
+    bits: 1 or more. From ceil(bits / 32) words of 32 bits each, the highest, with its sign, first for all of them.
+    Takes the same time for all values.
+    """
+    where = "kernels.wide"
+    _check_count(n, f"{where}(n)")
+    if not isinstance(bits, int) or bits < 1:
+        raise InputError(f"{bits!r} bits", where=f"{where}(bits)", hint="a whole number, 1 or more")
+    words = stream.words(-(-bits // 32), n, ring.degree, dtype=torch.int32)
+    return best(wide, words)(ring, words, -bits % 32)

@@ -205,6 +205,15 @@ def noise(words: Tensor) -> Tensor:
     return out
 
 
+@implements(sampling.wide, "cpu")
+def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
+    """See `sampling.wide`; words: int32 (digits, n, N), `spare`: bits of the first that are not used."""
+    (digits, n, degree), primes = words.shape, len(ring.primes)
+    out = torch.empty(n, primes, degree, dtype=torch.int32)
+    handle().hb_wide(words.data_ptr(), digits, spare, n, primes, degree, _primes(ring), out.data_ptr())
+    return out
+
+
 @implements(bfv.encode, "cpu")
 def encode(ring: Ring, x: Tensor, k: int, error: Tensor, factor: int, inverses: list[int]) -> Tensor:
     """See `bfv.encode`; factor: Q mod 2^k, inverses: 2^-k modulo each prime, centred."""

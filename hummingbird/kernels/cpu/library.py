@@ -59,6 +59,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_accumulate": (None, [*[_pointer] * 7, _int, _pointer]),
     "hb_compose": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
     "hb_noise": (None, [_pointer, _long, _pointer]),
+    "hb_wide": (None, [_pointer, _long, _int, _long, _long, _long, _pointer, _pointer]),
     "hb_uniform": (_long, [_pointer, _long, _long, _long, _pointer, _pointer]),
     "hb_pack": (None, [_pointer, _long, _long, _long, _pointer, _pointer]),
     "hb_unpack": (_int, [_pointer, _long, _long, _long, _pointer, _pointer]),

@@ -24,7 +24,7 @@ def noise_of(got: Answer) -> Tensor:
 
 
 def without_flood(patch: MonkeyPatch) -> None:
-    patch.setattr(reply_module, "draw_flood", lambda ring, n, bits, device: torch.zeros(n, 4, 4096, dtype=torch.int32))
+    patch.setattr(reply_module, "wide", lambda ring, stream, n, bits: torch.zeros(n, 4, 4096, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("largest", [1, 100, 1 << 14])

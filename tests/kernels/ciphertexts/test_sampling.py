@@ -13,6 +13,7 @@ from hummingbird.errors import InputError
 from hummingbird.kernels.ciphertexts import (
     ETA,
     Ring,
+    compose,
     largest_primes,
     noise,
     pack,
@@ -20,6 +21,7 @@ from hummingbird.kernels.ciphertexts import (
     ternary,
     uniform,
     unpack,
+    wide,
 )
 from hummingbird.kernels.ciphertexts.roots import centred
 from hummingbird.kernels.cpu import library
@@ -144,6 +146,35 @@ def test_noise_is_centred_binomial() -> None:
     # (3 - 2/42) 10.5^2, so the sample variance's is 10.5 sqrt((2 - 2/42)/n).
     assert abs(x.double().mean()) < 6 * math.sqrt(10.5 / n)
     assert abs((x.double() ** 2).mean() - 10.5) < 6 * 10.5 * math.sqrt((2 - 2 / 42) / n)
+
+
+def check_wide() -> None:
+    """The definition, of every number of words; all residues alike; small ones are uniform."""
+    ring = ring_of(1024, 3)
+    for bits in (1, 3, 31, 32, 33, 64, 82, 101, 300):
+        seed, digits = derive(bytes(16), "wide", bits), -(-bits // 32)
+        drawn = wide(ring, Stream(seed), 2, bits)
+        words = Stream(seed).words(digits, 2 * 1024, dtype=torch.int32).tolist()
+        for place in range(2 * 1024):
+            x = words[0][place] >> -bits % 32
+            for row in words[1:]:
+                x = (x << 32) + row[place] % (1 << 32)
+            assert -(1 << bits - 1) <= x < 1 << bits - 1
+            got = drawn[place // 1024, :, place % 1024].tolist()
+            assert got == [(x + q // 2) % q - q // 2 for q in ring.primes]
+    for bits in (3, 24, 27, 48):
+        values = compose(ring_of(4096, 2), wide(ring_of(4096, 2), stream("wide"), 3, bits)).flatten()
+        counts = torch.bincount(((values + 2.0 ** (bits - 1)) * 8 / 2.0**bits).long(), minlength=8).double()
+        expected = values.numel() / 8
+        assert float(((counts - expected) ** 2 / expected).sum()) < 50  # 7 degrees of freedom: once in 10^8
+
+
+def test_wide_integers(path: str) -> None:
+    check_wide()
+    assert wide(ring_of(1024, 1), stream("none"), 0, 40).shape == (0, 1, 1024)
+    for bits in (0, -1, 2.0):
+        with pytest.raises(InputError, match="bits"):
+            wide(ring_of(1024, 1), stream("refused"), 1, bits)  # type: ignore[arg-type]
 
 
 # ---- packing

@@ -174,6 +174,31 @@ BODY int64_t uniform(Portable, int32_t* x, int64_t n, int32_t q, int64_t first, 
     return found;
 }
 
+// out = the residues of n integers, `digits` words of 32 bits each, `stride` apart, the highest first and with a sign
+template <class Target>
+BODY void wide(Target, const int32_t* words, int64_t digits, int64_t stride, int spare, int64_t n, double q,
+               int32_t* out) {
+    using V = Real<Target>;
+    constexpr int64_t lanes = kLanes<V>;
+    const Modulus<V> m(q);
+    V power = V{} + 4294967296.0;
+    m.reduce(power);
+    for (int64_t i = 0; i < n; i += lanes) {
+        int32_t word[lanes];
+        for (int j = 0; j < lanes; j++) word[j] = words[i + j] >> spare;
+        V total, digit;
+        load(total, word);
+        m.reduce(total);
+        for (int64_t k = 1; k < digits; k++) {
+            for (int j = 0; j < lanes; j++) word[j] = int32_t(uint32_t(words[k * stride + i + j]) ^ 0x80000000);
+            load(digit, word);
+            total = total * power + (digit + 2147483648.0);  // below 2^50 + 2^32
+            m.reduce(total);
+        }
+        store(out + i, total);
+    }
+}
+
 // The format of `pack` in ciphertexts/polynomials.py: three planes for a polynomial, at any address.
 typedef uint16_t Loose16 __attribute__((aligned(1), may_alias));
 
@@ -267,6 +292,14 @@ API void hb_compose(const int32_t* x, int64_t count, int64_t primes, int64_t n, 
 
 // words, out: (count,).
 API void hb_noise(const uint64_t* words, int64_t count, int32_t* out) { dispatch(OVERLOADS(noise), words, count, out); }
+
+// words: (digits, count, n). out: (count, primes, n). spare: bits of the first words that are not used.
+API void hb_wide(const int32_t* words, int64_t digits, int spare, int64_t count, int64_t primes, int64_t n,
+                 const double* q, int32_t* out) {
+    for (int64_t row = 0; row < count; row++)
+        for (int64_t l = 0; l < primes; l++)
+            dispatch(OVERLOADS(wide), words + row * n, digits, count * n, spare, n, q[l], out + (row * primes + l) * n);
+}
 
 // x: (count, primes, n), words on entry. again: room for as many places. Returns how many there are.
 API int64_t hb_uniform(int32_t* x, int64_t count, int64_t primes, int64_t n, const int32_t* moduli, int64_t* again) {

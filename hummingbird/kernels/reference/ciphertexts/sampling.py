@@ -1,4 +1,4 @@
-"""Uniform residues and binomial errors in plain torch, from words that were drawn."""
+"""Uniform residues, binomial errors and wide integers in plain torch, from words that were drawn."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from hummingbird.kernels.ciphertexts import sampling
+from hummingbird.kernels.ciphertexts.ring import Ring
+from hummingbird.kernels.ciphertexts.roots import centred
 from hummingbird.kernels.ciphertexts.sampling import ETA, WORD
 from hummingbird.kernels.registry import implements
 
@@ -50,3 +52,15 @@ def noise(words: Tensor) -> Tensor:
         torch.bitwise_right_shift(x, 32, out=part).add_(x).bitwise_and_(0xFF)
         counts.copy_(part).sub_(ETA)
     return out
+
+
+@implements(sampling.wide, "reference")
+def wide(ring: Ring, words: Tensor, spare: int) -> Tensor:
+    """See `sampling.wide`; words: int32 (digits, n, N), `spare`: bits of the first that are not used."""
+    residues = []
+    for q in ring.primes:
+        total = centred(words[0].long() >> spare, q)
+        for word in words[1:]:
+            total = centred((total << 32) + (word.long() & 0xFFFFFFFF), q)  # below 2^57 + 2^32
+        residues.append(total.int())
+    return torch.stack(residues, 1)
