@@ -248,3 +248,31 @@ def bfv_switching_key() -> int:
 def bfv_reply(replies: int, values: int) -> int:
     """Bytes of replies: 26,624 each, a polynomial modulo two primes, and 6.5 for each value that is read of them."""
     return replies * (2 * BFV_DEGREE * BFV_PRIME_BITS // 8) + packed(2 * BFV_PRIME_BITS * values)
+
+
+# Garbled gates of two parties (gc/relu.py); bytes without frames ----------------------------------------------------
+
+LABEL_BYTES, TILE = 16, 16  # of a wire; instances whose rows are packed together
+
+
+def garbled_tables(n: int, blocks: int, words: int, ring: int) -> int:
+    """Bytes of n instances' tables, each of so many blocks of 16 bytes and words of `ring` bits, by tiles of 16."""
+    full, rest = divmod(n, TILE)
+    return LABEL_BYTES * blocks * n + packed(TILE * words * ring) * full + packed(rest * words * ring)
+
+
+def garbled_online(n: int, width: int, ring: int, garbler: str) -> tuple[int, int]:
+    """Bytes online for n instances, to the data's side and to the model's; garbler: "data" or "model".
+
+    Labels of the evaluator's bits for the bits themselves; or labels of the garbler's, for results mod 2^ring.
+    """
+    labels = LABEL_BYTES * n * width
+    return (packed(n * width), labels) if garbler == "data" else (labels, packed(n * ring))
+
+
+# Impala (Choi et al., 2022) -----------------------------------------------------------------------------------------
+
+
+def impala(relus: int, pools: int, width: int) -> tuple[int, int]:
+    """Its own count, Table 4: bytes offline and online of ReLUs and 2x2 max poolings on values of `width` bits."""
+    return (128 * relus + 416 * pools) * width, (80 * relus + 272 * pools) * width

@@ -2,9 +2,9 @@
 
     python -m scripts.bench_garble --json garble.json
 
-A time is the least of several calls, for --count instances. "three adders" is the circuit of Impala (Choi et al.,
-2022), relu(s + p) + s_y by two sums and a selection, with our hash and our half-gates: scripts/three_adders.cpp, which
-is compiled when the program starts. Results are compared with plain numbers before they are timed.
+A time is the least of several calls, for --count instances. "three adders" computes the same by the circuit of Impala
+(Choi et al., 2022), two sums and a selection, with our hash and our half-gates: scripts/three_adders.cpp, which
+--adders compiles. Results are compared with plain numbers before they are timed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Inputs:
 
 def ours(circuit: relu.Circuit, count: int) -> tuple[float, float, int]:
     """Seconds to garble and to evaluate, and bytes of the tables; HummingbirdError for a wrong result."""
-    x, ring = Inputs(count, circuit.width, circuit.ring), circuit.ring
+    x, low = Inputs(count, circuit.width, circuit.ring), (1 << circuit.ring) - 1
     head = (circuit, x.key, 0)
     if circuit.garbler == "data":
         arguments = (*head, x.delta, x.labels, x.shares, x.masks)
@@ -65,7 +65,7 @@ def ours(circuit: relu.Circuit, count: int) -> tuple[float, float, int]:
         sent = relu.chosen(x.own, x.delta, x.shares)
         result = relu.evaluate_model(*head, x.held, sent, tables)
         evaluating = best(lambda: relu.evaluate_model(*head, x.held, sent, tables))
-    _compare(f"{circuit}", result, relu.plain(circuit, x.shares + x.others) + extra & (1 << ring) - 1)
+    _compare(f"{circuit}", result, relu.plain(circuit, x.shares + x.others) + extra & low)
     return garbling, evaluating, tables.numel()
 
 
@@ -86,30 +86,29 @@ class Adders:
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", None) or str(error)
             message = f"could not compile scripts/three_adders.cpp: {said.strip().splitlines()[0]}"
-            raise EnvironmentProblem(
-                message, where=_COMPILER, hint="install a C++ compiler, or leave --adders out"
-            ) from None
+            hint = "install a C++ compiler, or leave --adders out"
+            raise EnvironmentProblem(message, where=_COMPILER, hint=hint) from None
         self._library = ctypes.CDLL(str(path))
         self._library.adders_tile_bytes.restype = ctypes.c_int64
 
-    def measure(self, width: int, count: int, isa: str) -> tuple[float, float, int]:
+    def measure(self, width: int, ring: int, count: int, isa: str) -> tuple[float, float, int]:
         """Seconds to garble and to evaluate, and bytes of the tables; HummingbirdError for a wrong result."""
         if self._library.hb_set_isa(library.ISAS.index(isa)):
             raise EnvironmentProblem(f"this processor has no {isa}", where="scripts.bench_garble")
-        x, tiles = Inputs(count, width, width), relu.tiles(count)
-        tables = torch.empty(self._library.adders_tile_bytes(width) * tiles, dtype=torch.uint8)
+        x, tiles = Inputs(count, width, ring), relu.tiles(count)
+        tables = torch.empty(self._library.adders_tile_bytes(width, ring) * tiles, dtype=torch.uint8)
         results = torch.zeros(count, dtype=torch.int64)
 
         def run(labels: torch.Tensor, out: torch.Tensor | None) -> None:
             given = (x.delta, labels, x.shares, x.masks, tables)
             pointers = [ctypes.c_void_p(value.data_ptr()) for value in given]
             last = None if out is None else ctypes.c_void_p(out.data_ptr())
-            self._library.adders_run(width, x.key, ctypes.c_int64(tiles), *pointers, last)
+            self._library.adders_run(width, ring, x.key, ctypes.c_int64(tiles), *pointers, last)
 
         run(x.labels, None)
         run(x.held, results)
         sums = x.shares + x.others
-        expected = relu.plain(relu.Circuit("relu", width, width, "data"), sums) + x.masks & (1 << width) - 1
+        expected = relu.plain(relu.Circuit("relu", width, ring, "data"), sums) + x.masks & (1 << ring) - 1
         _compare(ADDERS, results, expected)
         return best(lambda: run(x.labels, None)), best(lambda: run(x.held, results)), tables.numel()
 
@@ -151,7 +150,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 for circuit in circuits:
                     add(f"{circuit.kind}, garbler {circuit.garbler}", isa, ours(circuit, args.count))
                 if adders:
-                    add(ADDERS, isa, adders.measure(args.width, args.count, isa))
+                    add(ADDERS, isa, adders.measure(args.width, args.ring, args.count, isa))
         finally:
             library.set_isa(before)
     return rows
@@ -161,8 +160,9 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the rows."""
     if args.count < 16 or args.count % 16:
         raise InputError(f"expected whole tiles of 16 instances, got {args.count}", where="--count")
-    if args.adders and args.width > 12:
-        raise InputError(f"three adders have 12 bits at most, got {args.width}", where="--width")
+    if args.adders and not args.width < args.ring <= 75 - 5 * args.width:
+        message = f"three adders take rings from {args.width + 1} to {75 - 5 * args.width} bits, got {args.ring}"
+        raise InputError(message, where="--ring", hint="leave --adders out for other sizes")
     check_outputs(args)
     if not library.available():
         raise EnvironmentProblem("the native kernels are not built", where="kernels", hint="see CONTRIBUTING.md")

@@ -46,13 +46,13 @@ class Connection:
         store: Store | None = None
         try:
             text = self._describe()
-            self.plan, digest = description.read(text), description.digest(text)
+            self.plan, self.digest = description.read(text), description.digest(text)
             if there_is(folder):
                 store = Store(folder)
             else:
                 with self.call("Session", Counter()) as link:
-                    store = set_up_data(link, self.plan.garbler, digest, folder)
-            self.side = DataSide(self.plan, digest, store)
+                    store = set_up_data(link, self.plan.garbler, self.digest, folder)
+            self.side = DataSide(self.plan, self.digest, store)
         except BaseException:
             if store is not None:
                 store.close()

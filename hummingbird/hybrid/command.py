@@ -1,4 +1,4 @@
-"""The programs `python -m hummingbird gc-server`, `gc-prepare` and `gc-client`."""
+"""The programs `python -m hummingbird gc-server`, `gc-prepare`, `gc-client` and `gc-proxy`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird.errors import InputError
-from hummingbird.hybrid.client import LANES, RemoteNet
+from hummingbird.hybrid.client import LANES, Connection, RemoteNet
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.link import TIMEOUT
 from hummingbird.hybrid.plan import GARBLERS
+from hummingbird.hybrid.proxy import Proxy
 from hummingbird.hybrid.service import Service
+from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.kernels import heap
 from hummingbird.wire.service import Tls, serve
 
@@ -36,9 +38,14 @@ A slot serves one image, once. It is bound to the server's net, windows and weig
 began; half of it lies at the server."""
 _CLIENT = """Have a server compute the logits of images that it does not see, with a prepared slot for each.
 
-Slots that lack are dealt meanwhile. Images are a .npy file of numbers (n, ...), scaled as the net was trained."""
+Slots that lack are dealt meanwhile. With --proxy the slots are a proxy's, which must not collude with the server:
+together they could read the images. Images are a .npy file of numbers (n, ...), scaled as the net was trained."""
 _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
+_PROXY = """Prepare slots for users, who then send masked images to the server, and nothing else to this proxy.
+
+The proxy sees no image and no result. It must not collude with the server: together they could read the images."""
 READY = "gc-server listening on "
+READY_PROXY = "gc-proxy listening on "
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
@@ -90,6 +97,20 @@ def run_client(args: argparse.Namespace) -> int:
             raise InputError(what, where="--labels", hint="one for each image")
     if args.out is not None and not args.out.parent.is_dir():
         raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    if (args.store is None) == (args.proxy is None):
+        hint = "--store for slots of one's own, --proxy for those of a proxy"
+        raise InputError("one of --store and --proxy is needed", where="gc-client", hint=hint)
+    logits = _own(args, images) if args.proxy is None else _proxied(args, images)
+    if labels is not None:
+        right = int((logits.flatten(1).argmax(1) == labels).sum())
+        print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
+    if args.out is not None:
+        np.save(args.out, logits.numpy())
+    return 0
+
+
+def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
+    """Logits with slots of one's own, and figures."""
     with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
         ready, started = net.ready, time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
@@ -98,11 +119,29 @@ def run_client(args: argparse.Namespace) -> int:
         online, offline = sum(net.online.values()) / len(images), sum(net.offline.values())
     print(f"{len(images)} images in {seconds:.2f} s, {min(ready, len(images))} of them with slots that were ready")
     print(f"{online / 1e6:.3f} MB an image online; {offline / 1e6:.2f} MB for slots that were dealt meanwhile")
-    if labels is not None:
-        right = int((logits.flatten(1).argmax(1) == labels).sum())
-        print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
-    if args.out is not None:
-        np.save(args.out, logits.numpy())
+    return logits
+
+
+def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
+    """Logits with slots of a proxy, and figures."""
+    with ProxiedNet(args.server, args.proxy, tls=tls_of(args), timeout=args.timeout) as net:
+        started = time.perf_counter()
+        with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
+            logits = net(images, progress=bar.update)
+        seconds, each = time.perf_counter() - started, (net.sent + net.received) / len(images)
+    print(f"{len(images)} images in {seconds:.2f} s, {each / 1e6:.4f} MB sent and received for each")
+    return logits
+
+
+def serve_proxy(args: argparse.Namespace) -> int:
+    """Prepare slots for users and serve them until SIGTERM or SIGINT."""
+    heap.keep()
+    with Connection(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as connection:
+        proxy = Proxy(connection, args.slots)
+        try:
+            run_service(proxy.handlers(), args.listen, tls_of(args), READY_PROXY)
+        finally:
+            proxy.close()
     return 0
 
 
@@ -215,9 +254,22 @@ def add_client(commands: Any) -> None:
     example = "--server unix:gc.sock --store mine --images x.npy --out y.npy"
     sub = command(commands, "gc-client", text, _CLIENT, example)
     add_connection(sub)
-    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
+    sub.add_argument("--store", type=Path, metavar="DIR", help="folder of slots of one's own; made if not there")
+    sub.add_argument("--proxy", metavar="ADDRESS", help="a proxy, whose slots are used instead: HOST:PORT or unix:PATH")
     sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
     sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
     sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the logits (n, ...)")
     sub.add_argument("--lanes", type=count, default=LANES, help="images under way at a time (default: %(default)s)")
     sub.set_defaults(run=run_client)
+
+
+def add_proxy(commands: Any) -> None:
+    """Add `gc-proxy` to the command line."""
+    text = "Prepare slots for users of a net, who need no store."
+    example = "--server unix:gc.sock --store slots --listen unix:proxy.sock"
+    sub = command(commands, "gc-proxy", text, _PROXY, example)
+    add_connection(sub)
+    sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
+    sub.add_argument("--slots", type=count, default=16, help="how many are kept ready (default: %(default)s)")
+    sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    sub.set_defaults(run=serve_proxy)

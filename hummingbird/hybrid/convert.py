@@ -1,7 +1,9 @@
 """A trained net to a plan for two parties: the same walk as for shares and ciphertexts (hummingbird.graph).
 
-    model = make_plan(net, (3, 32, 32), bits="bits.json")
-    print(model.plan)
+    private = convert_model(net, (3, 32, 32), bits="bits.json")
+    print(private.report())                            # windows, rings, bytes, noise
+    private.prepare(16)                                # before the images are there
+    logits = private(images)                           # float32; both sides in this process
 
 Steps are lowered (lowering.py), units chosen (scales.py), rings follow (draft.py). Nothing is converted unless
 everything can be: ModelError lists every problem, by qualified name.
@@ -19,12 +21,29 @@ from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.he.compile import magnitudes
+from hummingbird.hybrid import description
 from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
+from hummingbird.hybrid.net import HybridNet
 from hummingbird.hybrid.plan import GARBLERS, Model
+from hummingbird.prg import new_seed
 
 RANGE = 4.0  # of images, where the windows do not say it
 PROTOCOL = "cut"  # in the provenance of windows
 _MOST_SIZE = 1 << 31  # of a dimension
+
+
+def convert_model(
+    net: nn.Module,
+    input_shape: Sequence[int],
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    garbler: str = "data",
+) -> HybridNet:
+    """The net as two parties compute it, both in this process; arguments and errors as of `make_plan`.
+
+    ConfigError also for weights and rings whose encrypted products would not be hidden.
+    """
+    model = make_plan(net, input_shape, bits, garbler)
+    return HybridNet(model, description.digest(description.describe(model, new_seed())))
 
 
 def make_plan(

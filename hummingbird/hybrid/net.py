@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hummingbird.hybrid import messages
+from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.link import Link, both
 from hummingbird.hybrid.model_side import ModelSide
@@ -26,7 +26,8 @@ class HybridNet:
     """
 
     def __init__(self, model: Model, digest: str) -> None:
-        self.plan = model.plan
+        self.plan, self._parts = model.plan, model
+        self._slots = self._images = 0  # so far
         self.offline: Counter[str] = Counter()
         self.online: Counter[str] = Counter()
         self._model = ModelSide(model)
@@ -56,11 +57,20 @@ class HybridNet:
             self._model.prepare(link, self._store)
 
         both(data, model)
+        self._slots += count
+
+    def report(self) -> str:
+        """The plan with its prices, and once images have run what was counted beside them."""
+        told = report.before(self._parts)
+        if not self._images:
+            return told
+        return told + "\n\n" + report.after(self.plan, self.offline, self._slots, self.online, self._images)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits, float32 (n, ...), of images (n, ...). InputError for another shape, or beyond the input's range."""
         values = self.plan.encode(images)
-        self.prepare(max(0, len(values) - self.ready))
+        if (lacking := len(values) - self.ready) > 0:
+            self.prepare(lacking)
         return self.plan.decode(torch.cat([self._infer(x[None]) for x in values]))
 
     def _infer(self, x: Tensor) -> Tensor:
@@ -79,6 +89,7 @@ class HybridNet:
             link.send("logits", messages.pack(share, output.ring))
 
         logits: Tensor = both(data, model)[0]
+        self._images += 1
         return logits
 
 

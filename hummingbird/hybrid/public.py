@@ -5,7 +5,6 @@ JSON of integers, names and units; a plan that passes describes walks that run, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -28,11 +27,6 @@ def to_json(plan: Plan) -> str:
     steps = [{name: _plain(value) for name, value in vars(step).items()} for step in plan.steps]
     data = {"format": FORMAT, "garbler": plan.garbler, "input_range": plan.input_range, "steps": steps}
     return json.dumps(data, separators=(",", ":"), sort_keys=True, allow_nan=False)
-
-
-def digest(plan: Plan) -> str:
-    """SHA-256 (hex) of all that both sides know; the model's weights are no part of it."""
-    return hashlib.sha256(to_json(plan).encode()).hexdigest()
 
 
 def from_json(text: str | bytes) -> Plan:

@@ -27,7 +27,7 @@ from hummingbird.kernels.shares.packing import bytes_of
 
 TREES, LEAVES, SEED = 32, 16, 16  # SEED: bytes of a leaf
 BLOCK = 128  # transfers to a block of a stream
-MOST_BLOCKS = 1 << 40
+MOST_BLOCKS = 1 << 40  # AES is a permutation: 512 streams of so many blocks are not random with probability 2^-40
 
 
 def receive(leaves: Tensor, block: int, blocks: int) -> tuple[Tensor, Tensor]:

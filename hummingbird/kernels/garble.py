@@ -56,14 +56,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hummingbird.cost import TILE, garbled_tables
 from hummingbird.errors import InputError
 from hummingbird.kernels.checks import check_range
 from hummingbird.kernels.registry import best
-from hummingbird.kernels.shares.packing import bytes_of
 
 KINDS, GARBLERS = ("relu", "lift"), ("data", "model")
-TILE = 16  # instances that share keys
-KEY_BYTES = LABEL_BYTES = 16
+KEY_BYTES = 16
 LEAST_WIDTH, MOST_WIDTH, MOST_RING = 2, 24, 32
 MOST_TILES = 1 << 54
 ROWS = 48  # number of the hash of row 0
@@ -110,12 +109,7 @@ class Circuit:
 
     def table_bytes(self, n: int) -> int:
         """Size in bytes of the tables of n instances."""
-        full, rest = divmod(n, TILE)
-        return (
-            LABEL_BYTES * self.blocks * n
-            + bytes_of(TILE * self.words * self.ring) * full
-            + bytes_of(rest * self.words * self.ring)
-        )
+        return garbled_tables(n, self.blocks, self.words, self.ring)
 
 
 def garble(

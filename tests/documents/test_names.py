@@ -14,10 +14,12 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+import scripts.bench_garble
 import scripts.bench_he
 import scripts.bench_hybrid
 import scripts.bench_kernels
 import scripts.bench_linear
+import scripts.bench_ot
 import scripts.bench_pir
 import scripts.bench_pir_service
 import scripts.bench_relu
@@ -71,10 +73,12 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
 HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
     "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.bench_garble": lambda: help_of(scripts.bench_garble.main),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
     "scripts.bench_hybrid": lambda: help_of(scripts.bench_hybrid.main),
     "scripts.bench_kernels": lambda: help_of(scripts.bench_kernels.main),
     "scripts.bench_linear": lambda: help_of(scripts.bench_linear.main),
+    "scripts.bench_ot": lambda: help_of(scripts.bench_ot.main),
     "scripts.bench_pir": lambda: help_of(scripts.bench_pir.main),
     "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,8 +54,7 @@ def points(message: bytes) -> list[tuple[int, int]]:
 
 def test_the_ladder_is_x25519() -> None:
     secret = X25519PrivateKey.generate()
-    scalar = int.from_bytes(secret.private_bytes_raw(), "little") & ~7 & (1 << 255) - 1 | 1 << 254
-    scalar &= (1 << 255) - 1
+    scalar = int.from_bytes(secret.private_bytes_raw(), "little") & (1 << 254) - 8 | 1 << 254  # as RFC 7748 clamps it
     own = int.from_bytes(secret.public_key().public_bytes_raw(), "little")
     assert multiple(9, scalar) == own
     assert multiple(9, ORDER) == -1 and multiple(9, ORDER - 1) == 9
@@ -80,6 +80,26 @@ def test_keys_belong_to_the_whole_transcript() -> None:
     chooser.message = chooser.message[:-32] + X25519PrivateKey.generate().public_key().public_bytes_raw()
     keys = chooser.keys(reply)
     assert not (keys[:, None] == both).all(2).any()
+
+
+def test_one_public_key_for_all_gives_256_keys() -> None:
+    _, both = base_ot.answer(X25519PrivateKey.generate().public_key().public_bytes_raw() * 256)
+    assert len({both[i, s].numpy().tobytes() for i in range(128) for s in range(2)}) == 256
+
+
+def test_who_keeps_every_scalar_still_has_one_key_of_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    scalars = []
+
+    def generate() -> X25519PrivateKey:
+        scalars.append(X25519PrivateKey.generate())
+        return scalars[-1]
+
+    bits = choices()
+    monkeypatch.setattr(base_ot, "X25519PrivateKey", SimpleNamespace(generate=generate))
+    message = base_ot.Chooser(bits).message
+    assert len(scalars) == 256
+    known = {int.from_bytes(scalar.public_key().public_bytes_raw(), "little") for scalar in scalars}
+    assert [(a in known, b in known) for a, b in points(message)] == [(bit == 0, bit == 1) for bit in bits.tolist()]
 
 
 def odd_ones(message: bytes, fine: Callable[[int], bool]) -> list[tuple[int, int]]:

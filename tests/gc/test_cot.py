@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from random import Random
 
 import pytest
@@ -75,6 +75,17 @@ def test_sessions_have_nothing_in_common() -> None:
     assert not (other.random(0, 128)[2] == receiver.random(0, 128)[2]).any()
     message, choices, keys = receiver.random(0, 128)
     assert not related(sender.extend(0, 128, message, random=True), choices, keys, sender.delta)
+
+
+def test_the_reply_hides_the_sums_that_the_sender_must_not_know() -> None:
+    """The sums of each tree's last level follow from its leaves: none is sent as it is, or two under one key."""
+    start = cot.SetUp()
+    receiver, reply = cot.accept(start.message)
+    hidden = torch.frombuffer(bytearray(reply[cost.BASE_OT_ANSWER :]), dtype=torch.uint8).view(32, 4, 2, 16)[:, 3]
+    halves = receiver.leaves.view(32, 2, 8, 16)  # leaves whose number has the highest bit 0, and 1
+    sums = reduce(torch.bitwise_xor, halves.unbind(2))
+    assert not (hidden == sums).all(2).any()
+    assert not ((hidden[:, 0] ^ hidden[:, 1]) == (sums[:, 0] ^ sums[:, 1])).all(1).any()
 
 
 # How garblers use them ------------------------------------------------------------------------------------------------

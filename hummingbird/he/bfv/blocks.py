@@ -2,8 +2,8 @@
 
 With planes of P places, C of them in an input polynomial and O outputs in a reply, a product has room where
 O C P <= N (Huang et al., Cheetah, 2022, section 3). Many channels in an input are few inputs, but few outputs in a
-reply. An input sends one polynomial modulo four primes and a seed; a reply one modulo two, and the values that are
-read, which are as many whatever the blocks. So an input costs as much as two replies.
+reply. An input sends one polynomial modulo four primes; a reply one modulo two, and the values that are read, which are
+as many whatever the blocks. So an input costs as much as two replies.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ C, O and the tiles. A linear layer is a convolution of 1 x 1 images. All of this
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hummingbird import cost
 from hummingbird.he.bfv import blocks
 from hummingbird.he.bfv.blocks import Blocks
 from hummingbird.he.bfv.layer import Layer, check, check_degree
 from hummingbird.he.bfv.planes import Planes
+from hummingbird.he.bfv.scheme import DEGREE, products
 
 _WHERE = "he.bfv.Layout"
 
@@ -48,7 +51,7 @@ class Layout:
         padding: int | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
-        degree: int = 4096,
+        degree: int = DEGREE,
     ) -> Layout:
         """Lay out a layer for least bytes: (C, H, W), (C, L) or (features,) with weights as torch has them.
 
@@ -88,10 +91,30 @@ class Layout:
         """Number of products, of all tiles."""
         return self.tiles * len(self.pairs)
 
+    @property
+    def up_bytes(self) -> int:
+        """Bytes of the message with all inputs, encrypted; N is `DEGREE`."""
+        return cost.bfv_fresh(self.inputs)
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of the message with all replies."""
+        return cost.bfv_reply(self.replies, math.prod(self.layer.output_shape))
+
     @cached_property
     def pairs(self) -> Tensor:
         """Products of a tile: its input and its reply for each weight polynomial, replies ascending; int64 (n, 2)."""
         return torch.tensor(blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs))
+
+    def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Sum the products of encrypted inputs with weights, tile by tile.
+
+        x: int32 (inputs, 2, 4, N), `Fresh.parts`. weights: int32 (n, 4, N), `transform` of `pack_weights`. Returns
+        int32 (replies, 2, 4, N), for `evaluate`. N is `DEGREE`.
+        """
+        return torch.cat(
+            [products(part, weights, self.pairs, self.replies // self.tiles) for part in x.chunk(self.tiles)]
+        )
 
     # ---- places
 

@@ -10,6 +10,7 @@ How many weights are zero shows in the time that an answer takes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hummingbird import cost
 from hummingbird.he.bfv import blocks
 from hummingbird.he.bfv.layer import Layer, check, check_degree
 from hummingbird.he.bfv.planes import Planes
+from hummingbird.he.bfv.scheme import DEGREE, RING
+from hummingbird.kernels import ciphertexts
 
 _WHERE = "he.bfv.Taps"
 
@@ -54,7 +58,7 @@ class Taps:
         padding: int | Sequence[int] = 0,
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
-        degree: int = 4096,
+        degree: int = DEGREE,
     ) -> Taps:
         """Lay out a layer of fewest polynomials for each image; arguments and errors as those of `Layout.of`.
 
@@ -90,6 +94,16 @@ class Taps:
         """Number of replies, of all tiles."""
         return self.tiles * self.layer.output_shape[0]
 
+    @property
+    def up_bytes(self) -> int:
+        """Bytes of the message with all inputs, encrypted, for all images; N is `DEGREE`."""
+        return cost.bfv_fresh(self.inputs)
+
+    @property
+    def down_bytes(self) -> int:
+        """Bytes of the message with all replies."""
+        return cost.bfv_reply(self.replies, self.images * math.prod(self.layer.output_shape))
+
     def pack_input(self, x: Tensor) -> Tensor:
         """Lay inputs into polynomials: int64 (images, *input_shape) to int64 (inputs, N)."""
         layer = self.layer
@@ -108,6 +122,14 @@ class Taps:
         first = torch.searchsorted(output, torch.arange(layer.output_shape[0] + 1))
         shifts = (planes.exponents % (2 * self.degree)).expand(kept.shape)
         return Terms(first, plane[places], shifts[places], kept[places])
+
+    def multiply(self, x: Tensor, terms: Terms) -> Tensor:
+        """Sum the terms of encrypted inputs, tile by tile: int32 (inputs, 2, 4, N), `Fresh.parts`, to (replies, ...).
+
+        What returns is transformed as x is, for `evaluate`. N is `DEGREE`.
+        """
+        tiles = RING.intt(x).chunk(self.tiles)
+        return RING.ntt(torch.cat([ciphertexts.taps(RING, part, *terms) for part in tiles]))
 
     def unpack(self, polys: Tensor) -> Tensor:
         """Read the outputs out of the replies' polynomials: int64 (replies, N) to int64 (images, *output_shape)."""

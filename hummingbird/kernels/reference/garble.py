@@ -8,8 +8,9 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
+from hummingbird.cost import LABEL_BYTES, TILE
 from hummingbird.kernels import garble as kernels
-from hummingbird.kernels.garble import LABEL_BYTES, ROWS, TILE, Circuit, tiles
+from hummingbird.kernels.garble import ROWS, Circuit, tiles
 from hummingbird.kernels.reference.shares.packing import low_bits, pack_words, unpack_words
 from hummingbird.kernels.registry import implements
 

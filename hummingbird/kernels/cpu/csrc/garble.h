@@ -3,8 +3,6 @@
 
 #pragma once
 
-#include <type_traits>
-
 #include "aes.h"
 #include "aes_x86.h"
 #include "eight.h"
@@ -15,8 +13,10 @@ constexpr int kTile = 16, kMostWidth = 24;
 constexpr int kFirstRow = 48;  // number of the hash of row 0
 constexpr int kMostKeys = 2 * (kMostWidth - 1) + kMostWidth;
 
+typedef uint64_t Four __attribute__((vector_size(32)));
+
 template <class Target>
-using Register = std::conditional_t<Target::kBytes == 64, Eight, Two>;
+using Register = Vector<uint64_t, Target>;  // Two, Four or Eight
 
 template <class R>
 struct Blocks {  // one of each instance of a tile
@@ -97,11 +97,15 @@ AVX2_AES inline void schedule(Avx2Aes, const Numbers& numbers, int64_t tile, Rou
 }
 
 template <int tiles>
-AVX2_AES void hash_sigma(Avx2Aes, const RoundKeys& keys, int place, const Blocks<Two>* x, Blocks<Two>* y) {
-    __m128i k[11];
+AVX2_AES void hash_sigma(Avx2Aes, const RoundKeys& keys, int place, const Blocks<Four>* x, Blocks<Four>* y) {
+    __m128i k[11], hashed[8];
     for (int r = 0; r < 11; r++) k[r] = load128(keys.of[place / 4][r][place % 4]);
     for (int i = 0; i < tiles; i++)
-        for (int j = 0; j < kTile; j += 8) hash<8>(k, (const __m128i*)(x[i].v + j), (__m128i*)(y[i].v + j));
+        for (int j = 0; j < kTile; j += 8) {
+            hash<8>(k, (const __m128i*)(x + i) + j, hashed);
+            for (int u = 0; u < 8; u += 2)  // whole registers, as they are read next
+                y[i].v[(j + u) / 2] = (Four)_mm256_set_m128i(hashed[u + 1], hashed[u]);
+        }
 }
 
 AVX512_AES inline void schedule(Avx512Aes, const Numbers& numbers, int64_t tile, RoundKeys& out) {
@@ -137,19 +141,26 @@ AVX512_AES void hash_sigma(Avx512Aes, const RoundKeys& keys, int place, const Bl
 
 #define EACH(R) for (int j = 0; j < Blocks<R>::kCount; j++)
 
-// The words of each block in the other order: (l|r) -> (r|l).
+// swap_words: the words of each block in the other order, (l|r) -> (r|l). even: the low words of two registers.
 #if defined(__clang__)
-BODY void swap_words(const Two& x, Two& y) { y = __builtin_shufflevector(x, x, 1, 0); }
-BODY void swap_words(const Eight& x, Eight& y) { y = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6); }
+#define SHUFFLE(x, y, R, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
-BODY void swap_words(const Two& x, Two& y) { y = __builtin_shuffle(x, Two{1, 0}); }
-BODY void swap_words(const Eight& x, Eight& y) { y = __builtin_shuffle(x, kLane ^ 1); }
+#define SHUFFLE(x, y, R, ...) __builtin_shuffle(x, y, R{__VA_ARGS__})
 #endif
+BODY void swap_words(const Two& x, Two& y) { y = SHUFFLE(x, x, Two, 1, 0); }
+BODY void swap_words(const Four& x, Four& y) { y = SHUFFLE(x, x, Four, 1, 0, 3, 2); }
+BODY void swap_words(const Eight& x, Eight& y) { y = SHUFFLE(x, x, Eight, 1, 0, 3, 2, 5, 4, 7, 6); }
+BODY void even(const Two& x, const Two& y, Two& z) { z = SHUFFLE(x, y, Two, 0, 2); }
+BODY void even(const Four& x, const Four& y, Four& z) { z = SHUFFLE(x, y, Four, 0, 2, 4, 6); }
+BODY void even(const Eight& x, const Eight& y, Eight& z) { z = SHUFFLE(x, y, Eight, 0, 2, 4, 6, 8, 10, 12, 14); }
+#undef SHUFFLE
 
 template <class R>
 constexpr R kLow{};  // ones in the low word of each block
 template <>
 constexpr Two kLow<Two> = {~uint64_t(0), 0};
+template <>
+constexpr Four kLow<Four> = {~uint64_t(0), 0, ~uint64_t(0), 0};
 template <>
 constexpr Eight kLow<Eight> = 0 - ((kLane & 1) ^ 1);
 
@@ -173,22 +184,12 @@ BODY void colours(const Blocks<R>& x, Blocks<R>& y) {
     }
 }
 
-// The low words of the blocks, in a row: kTile / 2 of Two, or two of Eight.
+// The low words of the blocks, in a row.
 template <class R>
 struct Words {
     static constexpr int kCount = Blocks<R>::kCount / 2;
     R v[kCount];
 };
-
-#if defined(__clang__)
-BODY void even(const Two& x, const Two& y, Two& z) { z = __builtin_shufflevector(x, y, 0, 2); }
-BODY void even(const Eight& x, const Eight& y, Eight& z) {
-    z = __builtin_shufflevector(x, y, 0, 2, 4, 6, 8, 10, 12, 14);
-}
-#else
-BODY void even(const Two& x, const Two& y, Two& z) { z = __builtin_shuffle(x, y, Two{0, 2}); }
-BODY void even(const Eight& x, const Eight& y, Eight& z) { z = __builtin_shuffle(x, y, 2 * kLane); }
-#endif
 
 template <class R>
 BODY void low_words(const Blocks<R>& x, Words<R>& low) {

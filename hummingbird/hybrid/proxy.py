@@ -1,0 +1,162 @@
+"""The data's side as a proxy for users, who need no store and compute nothing but an addition.
+
+    Public(opening)    what a user must know of the net: its ends, the range of images, the digest of the plan
+    Slot(opening)      -> ticket (16 bytes), seed of the input's mask r (16 bytes), the proxy's share of the logits
+
+A user sends ticket and X - r to the model's side, and has its share of the logits back. Neither side sees the image or
+the logits, as long as they do not collude: together they have both shares.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any
+
+import grpc
+
+from hummingbird.errors import HummingbirdError, PeerError, StoreError
+from hummingbird.hybrid import messages
+from hummingbird.hybrid.client import Connection
+from hummingbird.hybrid.data_side import Slot, mask_seed
+from hummingbird.hybrid.plan import Plan, Step
+from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.wire.service import WORKERS, Method
+
+_US, _THEM = "the proxy", "the user"
+_PAUSE = 2.0  # seconds after a failure to prepare
+MAX_USERS = WORKERS // 4
+SLOT_HEAD = messages.TICKET_BYTES + SEED_BYTES  # bytes before the share
+_log = logging.getLogger(__name__)
+
+
+class Proxy:
+    """All users of one connection: `serve(Proxy(connection, 16).handlers(), address)`.
+
+    slots: how many are kept ready; a thread prepares others. A user's slot is burned if the user never comes.
+    """
+
+    def __init__(self, connection: Connection, slots: int) -> None:
+        self._connection, self._side, self._slots = connection, connection.side, slots
+        self._text = ends(connection.plan, connection.digest)
+        self._wanted, self._ended = threading.Event(), threading.Event()
+        self._users = threading.Semaphore(MAX_USERS)
+        self._problem = ""
+        self._thread = threading.Thread(target=self._keep_ready, name="hummingbird-prepare", daemon=True)
+        self._thread.start()
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods for `wire.service.serve`."""
+        return {"Public": self._describe, "Slot": self._slot}
+
+    def close(self) -> None:
+        """Prepare no more; returns when the slot under way is dealt."""
+        self._ended.set()
+        self._wanted.set()
+        self._thread.join()
+
+    def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        messages.read_opening(data, "", _US, _THEM)
+        return self._text
+
+    def _slot(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        messages.read_opening(data, self._connection.digest, _US, _THEM)
+        if not self._users.acquire(blocking=False):
+            raise PeerError(f"{MAX_USERS} users are served already", where=_US, hint="try again later")
+        try:
+            slot = self._side.take()
+        except StoreError as error:
+            self._users.release()
+            what = f"{error.what}; {self._problem}" if self._problem else error.what
+            raise StoreError(what, where=_US, hint="others are being prepared: try again later") from None
+        finally:
+            self._wanted.set()
+        call = _Call(self._connection, slot, self._users)
+        call.announced()
+        output = self._connection.plan.output
+        seed = mask_seed(slot.seed, self._connection.plan.input_number)
+        return call.ticket + seed + messages.pack(slot.share, output.ring).numpy().tobytes()
+
+    def _keep_ready(self) -> None:
+        while not self._ended.is_set():
+            self._wanted.clear()
+            try:
+                while self._connection.ready < self._slots and not self._ended.is_set():
+                    self._connection.prepare(1)
+                self._problem = ""
+            except HummingbirdError as error:
+                self._problem = f"preparing failed: {error.what}"
+                _log.warning("preparing failed: %s", error)
+                self._ended.wait(_PAUSE)
+                continue
+            self._wanted.wait()
+
+
+class _Call:
+    """The proxy's part of one user's image: a thread that answers the model's side, once the user has come."""
+
+    def __init__(self, connection: Connection, slot: Slot, users: threading.Semaphore) -> None:
+        self.ticket = new_seed(messages.TICKET_BYTES)
+        self._connection, self._slot, self._users = connection, slot, users
+        self._announced, self._error = threading.Event(), list[HummingbirdError]()
+        threading.Thread(target=self._run, name="hummingbird-user", daemon=True).start()
+
+    def announced(self) -> None:
+        """Return when the model's side knows the ticket; its error otherwise."""
+        self._announced.wait()  # ends: every wait of a link has a limit
+        if self._error:
+            raise self._error[0]
+
+    def _run(self) -> None:
+        side = self._connection.side
+        try:
+            with self._connection.call("Online", self._connection.online) as link:
+                side.open(link, self._slot, ticket=self.ticket.hex())
+                link.receive("done", len(messages.DONE))
+                self._announced.set()
+                side.answer(link, self._slot)
+                link.receive("done", len(messages.DONE))
+        except HummingbirdError as error:
+            self._error.append(error)
+            _log.warning("slot %d is burned: %s", self._slot.number, error.what)
+        finally:
+            self._announced.set()
+            self._users.release()
+
+
+def ends(plan: Plan, digest: str) -> bytes:
+    """The parts of a plan that a user must know, JSON."""
+    fields = {name: [list(step.shape), step.ring, step.unit] for name, step in _ends(plan).items()}
+    return json.dumps({"plan": digest, "input_range": plan.input_range, **fields}).encode()
+
+
+def read_ends(data: bytes) -> tuple[Plan, str]:
+    """A plan that has its ends only, and its digest; InputError for anything malformed."""
+    try:
+        fields: Any = json.loads(data) if len(data) <= messages.MOST_OPENING else None
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise messages.malformed("a proxy's description that is no JSON object")
+    digest = messages.text_of(fields, "plan", messages.DIGEST_BYTES)
+    steps, largest = tuple(_step(name, fields.get(name)) for name in ("input", "output")), fields.get("input_range")
+    if not isinstance(largest, float) or not _is_unit(largest):
+        raise messages.malformed("no input_range")
+    return Plan(steps, "data", largest), digest
+
+
+def _ends(plan: Plan) -> dict[str, Step]:
+    return {"input": plan.input, "output": plan.output}
+
+
+def _step(name: str, field: Any) -> Step:
+    right = isinstance(field, list) and len(field) == 3 and isinstance(field[0], list) and 0 < len(field[0]) <= 4
+    right = right and all(type(size) is int and 0 < size < 1 << 16 for size in field[0])
+    if not right or type(field[1]) is not int or not 1 <= field[1] <= 32 or not _is_unit(field[2]):
+        raise messages.malformed(f"no {name}")
+    return Step(name, name, (), tuple(field[0]), field[1], field[2])
+
+
+def _is_unit(value: Any) -> bool:
+    return type(value) is float and 2.0**-128 < value < 2.0**128

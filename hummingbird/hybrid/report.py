@@ -1,0 +1,92 @@
+"""Tables for people: a plan before it runs, each layer with what it sends, and what was counted beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hummingbird.bits import BitWindow
+from hummingbird.he.bfv import noise
+from hummingbird.hybrid import prices
+from hummingbird.hybrid.encrypted import layout
+from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, Step
+from hummingbird.ring import SCALE
+from hummingbird.table import text_table
+
+
+def before(model: Model) -> str:
+    """Window, ring and bytes of every layer for an image; how much room the noise leaves, and what it tells of weights.
+
+    window: of the net's values in units of 2^-16. k: bits of the shares that a layer, or a gate's result, has. room:
+    bits between the noise of a reply and the most that decrypts. distance: bits of the statistical distance of replies
+    from ones that hide the weights.
+    """
+    plan, rows, total = model.plan, [], 0.0
+    for number, step in _priced(plan).items():
+        room = far = ""
+        if isinstance(step, Linear):
+            places, ring = layout(step), step.ring
+            norm, values = places.norms(model.parameters[number].weight), sum(len(used) for used in places.used)
+            distance = noise.distance(norm, ring, values)
+            room, far, total = f"{noise.room_bits(norm, ring):.1f}", f"{-math.log2(distance):.1f}", total + distance
+        rows.append((*_row(plan, step), room, far))
+    hidden = f"{-math.log2(total):.1f}" if total else ""
+    sums = _mega(sum(prices.offline(plan).values())), _mega(sum(prices.online(plan).values()))
+    rows.append(("total", "", "", "", f"{sum(gate.count for gate in plan.gates.values()):,}", *sums, "", hidden))
+    head = ("layer", "kind", "window", "k", "values", "offline MB", "online MB", "room", "distance")
+    return text_table(head, rows, left=3, total=True) + "\n\n" + "\n".join(_notes(plan))
+
+
+def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> str:
+    """Bytes for an image as counted, beside the prediction; offline, online: of so many slots and images, by name."""
+    rows = []
+    for title, predicted, counted, times in (
+        ("offline", prices.offline(plan), offline, slots),
+        ("online", prices.online(plan), online, images),
+    ):
+        told = {name: count / times for name, count in counted.items() if name in predicted} if times else {}
+        for step in [*_priced(plan).values(), None]:
+            names = [name for name in predicted if _belongs(name, step)]
+            if names:
+                numbers = (f"{sum(source.get(name, 0) for name in names):,.0f}" for source in (predicted, told))
+                rows.append((step.name if step else "other", title, *numbers))
+    return text_table(("layer", "phase", "bytes predicted", "bytes measured"), rows, left=2)
+
+
+def _priced(plan: Plan) -> dict[int, Step]:
+    return {number: step for number, step in enumerate(plan.steps) if isinstance(step, (Linear, Gate))}
+
+
+def _belongs(name: str, step: Step | None) -> bool:
+    layer, colon, _ = name.rpartition(": ")
+    return not colon if step is None else bool(colon) and layer == step.name
+
+
+def _row(plan: Plan, step: Step) -> tuple[str, ...]:
+    offline, online = (
+        sum(count for name, count in found.items() if _belongs(name, step))
+        for found in (prices.offline(plan), prices.online(plan))
+    )
+    kind, window = step.op, ""
+    if isinstance(step, Gate):
+        m = SCALE + round(math.log2(step.unit))
+        kind, window = step.kind, str(BitWindow(m + step.width, m)) if m >= 0 else f"{step.width} bits"
+    return step.name, kind, window, str(step.ring), f"{step.count:,}", _mega(offline), _mega(online)
+
+
+def _mega(count: int) -> str:
+    return f"{count / 1e6:,.3f}" if count else ""
+
+
+def _notes(plan: Plan) -> list[str]:
+    data, model = prices.stored(plan)
+    key, once = sum(prices.call().values()), sum(prices.session().values())
+    sides = "the data's side" if plan.garbler == "data" else "the model's side"
+    rounds = len(plan.gates)
+    return [
+        f"{sides} garbles; online {rounds} round trips, and one for the image",
+        f"a slot in store: {data / 1e6:,.2f} MB at the data's side, {model / 1e6:,.2f} MB at the model's",
+        f"besides, {key:,} bytes for each call that deals slots, and {once:,} once for a session",
+        "distance: refused below 30; for n images it is log2 n bits less",
+        f"images within +-{plan.input_range:g}; results are right while all that is cut stays in its window",
+    ]

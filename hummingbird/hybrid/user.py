@@ -1,0 +1,95 @@
+"""A user behind a proxy: sends X - r to the model's side, and adds two shares of the logits.
+
+The mask's seed comes from the proxy, which never sees X - r; the model's side sees X - r and no seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import grpc
+import torch
+from torch import Tensor
+
+from hummingbird.errors import PeerError
+from hummingbird.hybrid import messages
+from hummingbird.hybrid.data_side import expand
+from hummingbird.hybrid.link import TIMEOUT
+from hummingbird.hybrid.plan import reduced
+from hummingbird.hybrid.proxy import SLOT_HEAD, read_ends
+from hummingbird.prg import SEED_BYTES
+from hummingbird.wire import service
+
+_MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
+
+
+class ProxiedNet:
+    """The net of `server`, by the slots of `proxy`: `net(images)` gives its logits.
+
+    timeout: longest wait for an answer, seconds. sent, received: bytes of all messages so far.
+    Raises the errors of `service.connect`; PeerError for a service that is none of this kind, refuses, or is silent.
+
+        with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
+            logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
+    """
+
+    def __init__(self, server: str, proxy: str, *, tls: service.Tls | None = None, timeout: float = TIMEOUT) -> None:
+        self.sent = self.received = 0
+        self._timeout = timeout
+        self._names = {"server": f"server {server}", "proxy": f"proxy {proxy}"}
+        self._channels = {"proxy": service.connect(proxy, tls, timeout)}
+        try:
+            self._channels["server"] = service.connect(server, tls, timeout)
+            self.plan, self._digest = read_ends(self._call("proxy", "Public", messages.opening()))
+            if max(self.plan.input.count, self.plan.output.count) > _MOST_VALUES:
+                raise PeerError("its images are too large", where=self._names["proxy"])
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, images: Tensor, *, progress: Callable[[int], object] = lambda images: None) -> Tensor:
+        """Logits, float32 (n, ...), of images (n, ...), one after another; progress is told of each.
+
+        InputError for images of another shape or beyond the plan's range, before anything is sent.
+        """
+        values, logits = self.plan.encode(images), []
+        for x in values:
+            logits.append(self._infer(x[None]))
+            progress(1)
+        return self.plan.decode(torch.cat(logits))
+
+    def close(self) -> None:
+        """Disconnect; may be called twice."""
+        for channel in self._channels.values():
+            channel.close()
+
+    def __enter__(self) -> ProxiedNet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _infer(self, x: Tensor) -> Tensor:
+        step, output = self.plan.input, self.plan.output
+        size = messages.words_bytes(math.prod(output.shape), output.ring)
+        slot = self._call("proxy", "Slot", messages.opening(self._digest), SLOT_HEAD + size)
+        ticket, seed, first = slot[: messages.TICKET_BYTES], slot[SLOT_HEAD - SEED_BYTES : SLOT_HEAD], slot[SLOT_HEAD:]
+        masked = messages.pack(reduced(x - expand(seed, step.shape, step.ring), step.ring), step.ring)
+        request = bytes.fromhex(self._digest) + ticket + masked.numpy().tobytes()
+        second = self._call("server", "Input", request, size)
+        shares = [messages.unpack(messages.tensor_of(share), output.shape, output.ring) for share in (first, second)]
+        return reduced(shares[0] + shares[1], output.ring)
+
+    def _call(self, side: str, method: str, request: bytes, size: int | None = None) -> bytes:
+        """An answer, of so many bytes if they are known."""
+        try:
+            answer = service.call(self._channels[side], method, request, timeout=self._timeout)
+        except grpc.RpcError as error:
+            raise service.explain(error, self._names[side]) from None
+        self.sent += len(request)
+        self.received += len(answer)
+        if size is not None and len(answer) != size:
+            what = f"malformed message: {len(answer)} bytes instead of {size}"
+            raise PeerError(what, where=self._names[side], hint="is it the right service, of this release?")
+        return answer

@@ -1,0 +1,129 @@
+"""Users behind a proxy: results, few bytes, tickets that serve once, slots of users who never come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hummingbird.errors import HummingbirdError, InputError, PeerError
+from hummingbird.hybrid import messages, proxy
+from hummingbird.hybrid.client import Connection
+from hummingbird.hybrid.plan import Model
+from hummingbird.hybrid.proxy import Proxy
+from hummingbird.hybrid.user import ProxiedNet
+from hummingbird.wire import service
+from tests.hybrid.test_arithmetic import images
+from tests.support.hybrid import close, model, serving
+from tests.support.patience import HANG, until
+
+
+@contextmanager
+def proxied(made: Model, folder: Path, slots: int = 2, **options: Any) -> Iterator[tuple[str, str, Connection]]:
+    """Addresses of a server and a proxy, and the proxy's connection."""
+    with serving(made, folder / "m", **options) as (server, _):
+        with Connection(server, folder / "p", timeout=HANG) as connection:
+            offered = Proxy(connection, slots)
+            address = f"unix:{server.removeprefix('unix:')}.proxy"
+            served = service.serve(offered.handlers(), address)
+            try:
+                until(lambda: connection.ready == slots, "slots to be prepared")
+                yield server, address, connection
+            finally:
+                served.stop(0).wait()
+                offered.close()
+
+
+@pytest.mark.parametrize("garbler", ["data", "model"])
+def test_users_have_the_logits_for_few_bytes(tmp_path: Path, garbler: str) -> None:
+    made, x = model(garbler), images(4).float()
+    with proxied(made, tmp_path) as (server, address, connection), ProxiedNet(server, address, timeout=HANG) as net:
+        start = net.sent + net.received
+        assert close(net(x[:2]), made, x[:2])
+        plan, opening = made.plan, len(messages.opening("0" * 64))
+        shares = 2 * messages.words_bytes(plan.output.count, plan.output.ring)
+        each = opening + 32 + 48 + messages.words_bytes(plan.input.count, plan.input.ring) + shares
+        assert net.sent + net.received - start == 2 * each
+        for at in (2, 3):
+            until(lambda: connection.ready == 2, "slots to be prepared again")
+            assert close(net(x[at : at + 1]), made, x[at : at + 1])
+        with pytest.raises(InputError):
+            net(x * 100)
+
+
+def slot_of(address: str, digest: str) -> bytes:
+    """A slot that a user asks for."""
+    channel = service.connect(address, timeout=HANG)
+    try:
+        return service.call(channel, "Slot", messages.opening(digest), timeout=HANG)
+    finally:
+        channel.close()
+
+
+def bring(server: str, request: bytes) -> bytes:
+    """A server's answer to a user's input."""
+    channel = service.connect(server, timeout=HANG)
+    try:
+        return service.call(channel, "Input", request, timeout=HANG)
+    except service.grpc.RpcError as error:
+        raise service.explain(error, "server") from None
+    finally:
+        channel.close()
+
+
+def test_a_ticket_serves_once_and_only_for_this_net(tmp_path: Path) -> None:
+    made = model()
+    with proxied(made, tmp_path, slots=1) as (server, address, connection):
+        digest = bytes.fromhex(connection.digest)
+        ticket = slot_of(address, connection.digest)[:16]
+        x = bytes(messages.words_bytes(made.plan.input.count, made.plan.input.ring))
+        for wrong, what in (
+            (digest + bytes(16) + x, "no slot waits for this ticket"),
+            (bytes(32) + ticket + x, "another net, windows or weights"),
+            (digest + ticket + x[1:], "malformed message"),
+            (b"", "malformed message"),
+        ):
+            with pytest.raises(PeerError, match=what):
+                bring(server, wrong)
+        assert bring(server, digest + ticket + x)
+        with pytest.raises(PeerError, match="no slot waits for this ticket"):
+            bring(server, digest + ticket + x)
+
+
+def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path) -> None:
+    made = model()
+    with proxied(made, tmp_path, slots=1, idle=1.0) as (server, address, connection):
+        slot = slot_of(address, connection.digest)
+        until(lambda: not list((tmp_path / "m").glob("*/slot-0000000")), "the slot to be burned")
+        with pytest.raises(PeerError, match="no slot waits"):
+            size = messages.words_bytes(made.plan.input.count, made.plan.input.ring)
+            bring(server, bytes.fromhex(connection.digest) + slot[:16] + bytes(size))
+        until(lambda: connection.ready == 1, "another slot")
+
+
+def test_a_proxy_without_slots_says_so(tmp_path: Path) -> None:
+    with proxied(model(), tmp_path, slots=0) as (server, address, _), ProxiedNet(server, address, timeout=HANG) as net:
+        with pytest.raises(PeerError, match=r"no slot is ready \(at the proxy\).*\nhint: others are being prepared"):
+            net(images(1).float())
+
+
+def test_ends_of_a_plan_are_read_as_they_are_written_and_nothing_else() -> None:
+    plan, digest = model().plan, "ab" * 32
+    text = proxy.ends(plan, digest)
+    read, found = proxy.read_ends(text)
+    assert found == digest and read.input_range == plan.input_range
+    for mine, theirs in ((read.input, plan.input), (read.output, plan.output)):
+        assert (mine.shape, mine.ring, mine.unit) == (theirs.shape, theirs.ring, theirs.unit)
+    for bad in (b"", b"[]", b"{}", text[:-1], text.replace(b"14", b"99"), text.replace(b"[1, 4, 4]", b"[1, -4]")):
+        with pytest.raises(InputError):
+            proxy.read_ends(bad)
+
+
+def test_a_proxy_of_another_plan_is_refused(tmp_path: Path) -> None:
+    with proxied(model(), tmp_path) as (server, address, _), ProxiedNet(server, address, timeout=HANG) as net:
+        net._digest = "00" * 32
+        with pytest.raises(HummingbirdError, match="another net, windows or weights"):
+            net(images(1).float())
