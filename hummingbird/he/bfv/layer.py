@@ -63,12 +63,10 @@ class Layer:
         output_shape = (weights[0], *(axis.outputs for axis in axes[2 - dims :]))
         return Layer(inputs, weights, output_shape, groups, *axes)
 
-    @property
-    def channels(self) -> Tensor:
-        """The input channel of each weight: int64 (O, C / groups)."""
-        outputs, count = self.weight_shape[:2]
-        first = torch.arange(outputs) // (outputs // self.groups) * count
-        return first[:, None] + torch.arange(count)
+    def channels(self, outputs: Tensor) -> Tensor:
+        """The input channels of some outputs' weights: int64 (n,) to (n, C / groups)."""
+        every, count = self.weight_shape[:2]
+        return (outputs // (every // self.groups) * count)[:, None] + torch.arange(count)
 
 
 def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:
