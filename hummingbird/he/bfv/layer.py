@@ -11,6 +11,8 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.he.bfv.axis import Axis
 
+MOST_LENGTH = 1 << 14  # of a padded dimension: what is tried for a layer takes no longer than some tenths of a second
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -55,6 +57,9 @@ class Layer:
         options = [_each(name, value, dims, least) for name, (value, least) in named.items()]
         axes = [Axis(1, 1)] * (2 - dims)
         for number, (size, kernel) in enumerate(zip(inputs[1:], weights[2:], strict=True)):
+            if (padded := size + 2 * options[1][number]) > MOST_LENGTH:
+                what = f"{padded} values in dimension {number}, the padding included"
+                raise InputError(what, where=f"{where}(input_shape)", hint=f"at most {MOST_LENGTH}: cut the input")
             axes.append(Axis(size, kernel, *(option[number] for option in options)))
             if axes[-1].outputs < 1 or not axes[-1].taps:
                 what = f"a kernel of {kernel} reads nothing of an input of {size} in dimension {number}"

@@ -104,7 +104,8 @@ class Layout:
     @cached_property
     def pairs(self) -> Tensor:
         """Products of a tile: its input and its reply for each weight polynomial, replies ascending; int64 (n, 2)."""
-        return torch.tensor(blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs))
+        of_replies = blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs)
+        return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
     def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum the products of encrypted inputs with weights, tile by tile.
