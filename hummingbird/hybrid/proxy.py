@@ -126,7 +126,7 @@ class _Call:
 
 
 def ends(plan: Plan, digest: str) -> bytes:
-    """What a user must know of a plan, JSON."""
+    """The parts of a plan that a user must know, JSON."""
     fields = {name: [list(step.shape), step.ring, step.unit] for name, step in _ends(plan).items()}
     return json.dumps({"plan": digest, "input_range": plan.input_range, **fields}).encode()
 

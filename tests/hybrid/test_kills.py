@@ -55,5 +55,5 @@ def test_slots_are_dealt_and_answered_once_whoever_is_killed(tmp_path: Path, gar
 
 
 def lines(path: Path) -> list[str]:
-    """What the two sides have written down so far."""
+    """Lines that the two sides have written so far."""
     return path.read_text().splitlines() if path.exists() else []
