@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird import graph, ranks
+from hummingbird import ranks
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid.convert import TracedNet
@@ -48,11 +48,6 @@ class CutEvaluator(CachedEvaluator):
             self._wide[layer.name] = BitWindow(k, max(0, k - WIDE))
         self.plan(BitConfig())
         super().__init__(net.cpu(), images, labels, **options)
-
-    @property
-    def fingerprint(self) -> str:
-        """Of the net, as windows name it."""
-        return graph.fingerprint(self._traced.steps)
 
     def plan(self, config: BitConfig) -> Plain:
         """The plan under these windows. ConfigError where there is none."""
