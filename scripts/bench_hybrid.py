@@ -1,11 +1,16 @@
-"""Inference by two parties without a dealer, timed and weighed: garbled ReLUs and transfers.
+"""Inference by two parties without a dealer, timed and weighed: garbled ReLUs and transfers alone, and whole nets.
 
     python -m scripts.bench_hybrid --json hybrid.json
-    python -m scripts.bench_hybrid --only garbling --repeats 5
+    python -m scripts.bench_hybrid --only garbling transfers
 
-Every section runs in a process of its own, with one thread; times are medians. Beside what is measured stand what
-hummingbird/cost.py predicts, the mark that was set for it, and the figure of the paper: Impala (Choi et al., 2022), on
-its authors' machines.
+    garbling       10,000 ReLUs with each instruction set, and the three adders of Impala's circuit beside them
+    transfers      correlated oblivious transfers, both kinds, both sides
+    images         the shipped nets over a socket, a server program and this one: accuracy, seconds, megabytes
+    characterised  ResNet-18, ResNet-32 and VGG-16 for CIFAR-100 as in Garimella et al. (ASPLOS 2023), either garbler
+
+Every section runs in a process of its own, one thread a side. Kernels are timed by the least of several calls, nets by
+the median. Beside what is measured stand what hummingbird/cost.py predicts, the mark that was set for it, and the
+figure of the paper, on its authors' machines: Impala (Choi et al., 2022), or Garimella et al.
 """
 
 from __future__ import annotations
@@ -29,15 +34,17 @@ from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.table import text_table
-from scripts import hybrid_kernels
+from scripts import hybrid_kernels, hybrid_nets
 from scripts.hybrid_rows import HEAD, Row, cells
 from scripts.party import ROOT
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
-    "garbling": lambda args: hybrid_kernels.garbling(args.relus, args.repeats),
-    "transfers": lambda args: hybrid_kernels.transfers(args.transfers, args.repeats),
+    "garbling": lambda args: hybrid_kernels.garbling(args.relus),
+    "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
+    "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats),
+    "characterised": lambda args: hybrid_nets.characterised(args.repeats),
 }
-NUMBERS = ("relus", "transfers", "repeats")  # options that sections take
+NUMBERS = ("relus", "transfers", "images", "repeats")  # options that sections take
 
 
 def work(args: argparse.Namespace) -> list[Row]:
@@ -54,6 +61,7 @@ def launch(section: str, args: argparse.Namespace) -> list[Row]:
         file = Path(folder) / "rows.json"
         words = [sys.executable, "-m", "scripts.bench_hybrid", "--worker", section, "--json", str(file)]
         words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
+        words += ["--data", args.data] if args.data else []
         ended = subprocess.run(words, cwd=ROOT, env=environment)
         if ended.returncode:
             raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
@@ -93,7 +101,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--only", nargs="+", choices=tuple(SECTIONS), default=list(SECTIONS), help="default: all")
     p.add_argument("--relus", type=int, default=hybrid_kernels.RELUS, help="garbled at once (default: %(default)s)")
     p.add_argument("--transfers", type=int, default=1 << 20, help="at once (default: %(default)s)")
+    p.add_argument("--images", type=int, default=100, help="private ones of each shipped net (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=5, help="of each timing (default: %(default)s)")
+    p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     p.add_argument("--worker", metavar="SECTION", help=argparse.SUPPRESS)
     return p

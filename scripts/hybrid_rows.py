@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,12 +40,8 @@ def number(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def median(run: Callable[[], object], repeats: int) -> float:
-    """The median time of a call in seconds, after one that is not counted."""
+def taken(run: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    started = time.perf_counter()
     run()
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return time.perf_counter() - started

@@ -1,0 +1,193 @@
+"""Rows of scripts/bench_hybrid.py: whole nets between two processes on this host, a server program and this one.
+
+Session and transformed weights are there before an image is timed. `offline`: a slot is dealt. `online`: an image that
+has one. Bytes are those of all messages, both ways.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import HummingbirdError
+from hummingbird.hybrid.client import RemoteNet
+from hummingbird.hybrid.command import READY
+from scripts.data import load
+from scripts.hybrid_rows import Row, row, taken
+from scripts.party import ROOT
+
+_SHOWN = {
+    "": "an image in all",
+    "offline": "before it is there",
+    "online": "with it",
+    "stored": "a slot, the data's side",
+}
+
+
+class Case(NamedTuple):
+    """A net of `checkpoints/`, marks for an image, and figures of Impala's paper."""
+
+    model: str
+    dataset: str
+    weights: str
+    bits: str
+    marks: dict[str, str]
+    paper: dict[str, float]
+
+
+SHIPPED = (
+    Case(
+        "impala-mnist",
+        "mnist",
+        "impala-mnist.pt",
+        "impala-mnist.bits.json",
+        {"megabytes": "<= 7", "seconds": "<= 0.15", "accuracy": ">= 99.0"},
+        {"megabytes": 23.1, "seconds": 0.27, "accuracy": 99.22},
+    ),
+    Case(
+        "impala-cifar10",
+        "cifar10",
+        "impala-cifar10.pt",
+        "impala-cifar10.bits.json",
+        {"megabytes": "<= 110", "seconds": "<= 1", "online_seconds": "<= 0.3", "accuracy": ">= 81.7"},
+        {"megabytes": 364, "seconds": 3.3, "accuracy": 81.63},
+    ),
+    Case("resnet18", "cifar10", "resnet18-cifar10.pt", "resnet18-cifar10-cut-9.bits.json", {}, {}),
+)
+# Name -> words for `models.get_model`, and by who garbles gigabytes of the paper: what its artifact's files for
+# CIFAR send, and 3,590 (garbler) or 18,248 (evaluator) bytes for each ReLU at the client.
+CHARACTERISED: dict[str, tuple[list[str], dict[str, dict[str, float]]]] = {
+    "ResNet-18": (
+        ["resnet18", "100", "pool=none"],
+        {
+            "data": {"megabytes": 11_690, "stored_megabytes": 2000},
+            "model": {
+                "megabytes": 11_700,
+                "stored_megabytes": 10_165,
+                "offline_seconds": 236,
+                "online_seconds": 29,
+            },
+        },
+    ),
+    "ResNet-32": (
+        ["resnet32", "100"],
+        {
+            "data": {"megabytes": 6040, "stored_megabytes": 1088},
+            "model": {"megabytes": 6400, "stored_megabytes": 5531},
+        },
+    ),
+    "VGG-16": (
+        ["vgg16", "100", "hidden=4096"],
+        {
+            "data": {"megabytes": 5610, "stored_megabytes": 1022},
+            "model": {"megabytes": 5950, "stored_megabytes": 5195},
+        },
+    ),
+}
+_MARKS = {
+    "megabytes": {"data": "<= 400", "model": "<= 400"},
+    "stored_megabytes": {"data": "<= 100", "model": "<= 320"},
+    "offline_seconds": {"data": "<= 15", "model": "<= 15"},
+    "online_seconds": {"data": "<= 2", "model": "<= 2"},
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A net as `gc-server` is told of it: words of --model, the images' shape, windows, and who garbles."""
+
+    model: list[str]
+    shape: tuple[int, ...]
+    bits: BitConfig
+    garbler: str = "data"
+
+    @contextmanager
+    def net(self) -> Iterator[tuple[RemoteNet, Path]]:
+        """The net behind a server of its own, with one thread, and the folder of the data's side."""
+        with tempfile.TemporaryDirectory(prefix="hb") as name:
+            folder = Path(name)
+            self.bits.save(folder / "bits.json")
+            address = f"unix:{folder / 'gc.sock'}"
+            words = [sys.executable, "-m", "hummingbird", "gc-server", "--model", *self.model]
+            words += ["--input", "x".join(map(str, self.shape)), "--bits", str(folder / "bits.json")]
+            words += ["--garbler", self.garbler, "--store", str(folder / "server"), "--listen", address]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            server = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+            try:
+                assert server.stdout is not None
+                if not server.stdout.readline().startswith(READY):
+                    raise HummingbirdError("the server did not start; its error is above", where=" ".join(self.model))
+                with RemoteNet(address, folder / "client") as net:
+                    yield net, folder / "client"
+            finally:
+                server.terminate()
+                server.wait(60)
+
+
+def measure(net: RemoteNet, folder: Path, images: Tensor, repeats: int) -> dict[str, float]:
+    """Medians for one image, after one that is not counted: seconds, bytes, and what its slot takes in the store."""
+    net.prepare(1)
+    net(images[:1])
+    before, offline, online, stored = (net.offline.total(), net.online.total()), [], [], 0
+    for number in range(repeats):
+        image = images[number % len(images)][None]
+        offline.append(taken(lambda: net.prepare(1)))
+        stored = sum(path.stat().st_size for path in folder.glob("slot-*"))
+        online.append(taken(lambda image=image: net(image)))  # type: ignore[misc]
+    return {
+        "offline_seconds": statistics.median(offline),
+        "online_seconds": statistics.median(online),
+        "offline_megabytes": (net.offline.total() - before[0]) / repeats / 1e6,
+        "online_megabytes": (net.online.total() - before[1]) / repeats / 1e6,
+        "stored_megabytes": stored / 1e6,
+    }
+
+
+def _figures(name: str, found: dict[str, float], marks: dict[str, str], paper: dict[str, float]) -> Iterator[Row]:
+    """Rows of a net's measurement, and of its sums."""
+    total = {
+        "seconds": found["offline_seconds"] + found["online_seconds"],
+        "megabytes": found["offline_megabytes"] + found["online_megabytes"],
+    }
+    units = {"seconds": "s", "megabytes": "MB"}
+    for key, value in {**total, **found}.items():
+        what, _, unit = key.rpartition("_")
+        named = f"{name}: {_SHOWN[what]}"
+        yield row(named, units[unit], value, mark=marks.get(key, ""), paper=paper.get(key))
+
+
+def shipped(data: str | None, count: int, repeats: int) -> Iterator[Row]:
+    """The nets of `checkpoints/`: accuracy of `count` private images, and what one image takes."""
+    for case in SHIPPED:
+        images, labels = (x[: max(count, 1)] for x in load(case.dataset, "test", data))
+        bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
+        words = ["models:trained", case.model, "10", f"checkpoints/{case.weights}"]
+        with Served(words, tuple(images.shape[1:]), bits).net() as (net, folder):
+            yield from _figures(case.weights, measure(net, folder, images, repeats), case.marks, case.paper)
+            right = int((net(images).argmax(1) == labels).sum())
+        paper, mark = case.paper.get("accuracy"), case.marks.get("accuracy", "")
+        yield row(f"{case.weights}: private images", "% right", 100 * right / len(images), mark=mark, paper=paper)
+
+
+def characterised(repeats: int) -> Iterator[Row]:
+    """The nets of Garimella et al. for CIFAR-100, random weights, with either garbler."""
+    bits = BitConfig.of(BitWindow(20, 10))
+    for name, (words, paper) in CHARACTERISED.items():
+        for garbler in ("data", "model"):
+            marks = {key: value[garbler] for key, value in _MARKS.items()} if name == "ResNet-18" else {}
+            served = Served(["models:get_model", *words], (3, 32, 32), bits, garbler)
+            with served.net() as (net, folder):
+                found = measure(net, folder, torch.randn(1, 3, 32, 32).clamp(-4, 4), repeats)
+            yield from _figures(f"{name}, garbler {garbler}", found, marks, paper[garbler])
