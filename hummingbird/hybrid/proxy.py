@@ -1,14 +1,13 @@
 """The data's side as a proxy for users, who need no store and compute nothing but an addition.
 
-    Public(opening)    what a user must know of the net: its ends, the range of images, the digest of the plan
+    Public(opening)    -> facts of the net for users: its ends, the range of images, the digest of the plan
     Slot(opening)      -> ticket (16 bytes), seed of the input's mask r (16 bytes), the proxy's share of the logits
     Key(opening)       -> the proxy's public key, for users who send encrypted images
 
 A user sends ticket and X - r to the model's side, and has its share of the logits back. With input "switched" the seed
 is zeros, and the user sends an encryption of X, which the proxy sees under a mask (switched.py).
 
-Neither side sees the image or
-the logits, as long as they do not collude: together they have both shares.
+Neither side sees the image or the logits, as long as the two do not collude: together they have both shares.
 """
 
 from __future__ import annotations
