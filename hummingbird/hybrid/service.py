@@ -102,7 +102,8 @@ class Service:
             self._stores[store.header.session] = store
 
     def _offline(self, link: Link) -> None:
-        store, _ = self._open(link)
+        store, fields = self._open(link)
+        store.discard_before(messages.number_of(fields, "first"))
         self._side.prepare(link, store, self._check_room)
 
     def _online(self, link: Link) -> None:

@@ -109,6 +109,12 @@ class Store:
             return sorted(self._ready)
 
     @property
+    def first(self) -> int:
+        """The first slot that can be used, or will be dealt: none before it will be used."""
+        with self._lock:
+            return min(self._ready, default=self._dealt.next)
+
+    @property
     def bytes(self) -> int:
         """Size of the slots that are ready."""
         with self._lock:
@@ -158,6 +164,12 @@ class Store:
                 return
             self._used.use(slot)
         self._path(slot).unlink(missing_ok=True)
+
+    def discard_before(self, first: int) -> None:
+        """Burn all slots before this one, which the other side will not use."""
+        for slot in self.ready:
+            if slot < first:
+                self.discard(slot)
 
     def close(self) -> None:
         """Give the lock back."""

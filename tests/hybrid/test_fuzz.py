@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from hummingbird.errors import HummingbirdError
+from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
 from hummingbird.hybrid import description, messages, proxy, session, store
 from hummingbird.hybrid.data_side import DataSide
@@ -49,7 +49,13 @@ class Memory(Store):
     def ready(self) -> list[int]:
         return sorted(self.kept)
 
+    @property
+    def first(self) -> int:
+        return 0
+
     def deal(self, slot: int | None = None) -> int:
+        if slot is not None and not 0 <= slot < store.MAX_SLOTS:
+            raise StoreError("used up")
         return slot or 0
 
     def keep(self, slot: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -141,7 +147,7 @@ def sides_of(garbler: str) -> Sides:
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[bytes]:
-    return (tensor.contiguous().view(-1).view(torch.uint8)[:16].numpy().tobytes() for tensor in tensors)
+    return (tensor.contiguous().view(-1).view(torch.uint8)[-16:].numpy().tobytes() for tensor in tensors)
 
 
 def told(error: Exception, secrets: Sequence[bytes]) -> None:

@@ -56,11 +56,12 @@ def test_users_have_the_logits_for_few_bytes(tmp_path: Path, garbler: str) -> No
 
 def test_users_send_encrypted_images(tmp_path: Path) -> None:
     made, x = model(), images(2).float()
-    with proxied(made, tmp_path) as (server, address, _):
+    with proxied(made, tmp_path) as (server, address, connection):
         with ProxiedNet(server, address, input="switched", timeout=HANG) as net:
             start = net.sent + net.received
             assert close(net(x), made, x)
             assert net.sent + net.received - start < 2 * 54_000
+            until(lambda: connection.ready == 2, "slots to be prepared again")
             net._name = bytes(16)
             with pytest.raises(PeerError, match="does not have this user's key"):
                 net(x[:1])

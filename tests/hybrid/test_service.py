@@ -121,6 +121,18 @@ def test_a_slot_is_used_once_whatever_the_other_side_says(tmp_path: Path) -> Non
             net.prepare(1)  # slot 3
 
 
+def test_slots_that_the_client_has_lost_are_removed_at_the_server(tmp_path: Path) -> None:
+    with serving(model(), tmp_path / "m") as (address, _):
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(3)
+        for lost in (0, 2):  # as when the client is killed before it has written them
+            (tmp_path / "d" / f"slot-000000{lost}").unlink()
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(1)
+            assert net.ready == 2
+        assert sorted(path.name[-1] for path in (tmp_path / "m").glob("*/slot-*")) == ["1", "2", "3"]
+
+
 def test_a_limit_of_the_servers_disk(tmp_path: Path) -> None:
     made = model()
     with serving(made, tmp_path / "m", disk=30_000) as (address, offered):
@@ -158,7 +170,7 @@ def test_a_silent_client_ends_its_call_and_burns_its_slot_alone(tmp_path: Path) 
                 with pytest.raises(PeerError, match="nothing came for 1 s, awaited: input"):
                     link.receive("bits", 1)
             with net.call("Offline", net.offline) as link:
-                link.send("opening", messages.opening(net.digest, session=net.side.store.header.session))
+                link.send("opening", messages.opening(net.digest, session=net.side.store.header.session, first=0))
                 with pytest.raises(PeerError, match="nothing came for 1 s, awaited: key"):
                     link.receive("reply", 1)
             until(lambda: offered._calls._value == MAX_CALLS, "both calls to end")
