@@ -134,12 +134,18 @@ def online(plan: Plan, x: Tensor, linear: LinearStep, gate: GateStep) -> Tensor:
     return walk(plan, x, linear, gate, _model_side)
 
 
-def model_linear(parameters: Mapping[int, Parameters], masks: Mapping[int, Tensor]) -> LinearStep:
+def factors(parameters: Mapping[int, Parameters]) -> dict[int, products.Factor]:
+    """Weights as factors of many products, by number."""
+    return {number: products.Factor(found.weight) for number, found in parameters.items()}
+
+
+def model_linear(
+    parameters: Mapping[int, Parameters], weights: Mapping[int, products.Factor], masks: Mapping[int, Tensor]
+) -> LinearStep:
     """The model's side of all layers, `online`'s linear: W x + s + bias; masks: s int64 (B, *step.shape), by number."""
-    factors = {number: products.Factor(found.weight) for number, found in parameters.items()}
 
     def linear(number: int, step: Linear, x: Tensor) -> Tensor:
         bias = parameters[number].bias.view(-1, *(1,) * (len(step.shape) - 1))
-        return reduced(product(step, factors[number], x) + masks[number] + bias, step.ring)
+        return reduced(product(step, weights[number], x) + masks[number] + bias, step.ring)
 
     return linear

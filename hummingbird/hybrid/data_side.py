@@ -52,6 +52,7 @@ class DataSide:
         self._digest = digest
         self._layers, self._numbering = layers(plan), Numbering(plan)
         self._key = hash_key(store.header.session)
+        self._first = store.first  # slots before it are not in use either: this process has the store
 
     # Offline ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +62,8 @@ class DataSide:
         Errors of `Link.receive` and `Store.deal`. progress: told of every slot that is ready.
         """
         secret = bfv.Secret.new()
-        link.send("opening", messages.opening(self._digest, session=self.store.header.session))
+        session = self.store.header.session
+        link.send("opening", messages.opening(self._digest, session=session, first=self._first))
         link.send("key", secret.public().to_bytes())
         for _ in range(count):
             slot = self.store.deal()

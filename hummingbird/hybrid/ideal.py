@@ -12,7 +12,6 @@ from torch import Tensor
 
 from hummingbird.hybrid import arithmetic
 from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, Step, reduced, signed
-from hummingbird.kernels.shares import products
 from hummingbird.prg import Stream, derive
 
 
@@ -53,7 +52,8 @@ def run(model: Model, x: Tensor, masks: Mapping[int, Tensor], hidden: Mapping[in
         return reduced(gate(step, share + shares[number]) - masks[number], step.ring)
 
     first = x - masks[plan.input_number]
-    online = arithmetic.online(plan, first, arithmetic.model_linear(model.parameters, hidden), garbled)
+    linear = arithmetic.model_linear(model.parameters, arithmetic.factors(model.parameters), hidden)
+    online = arithmetic.online(plan, first, linear, garbled)
     return reduced(last + online, plan.output.ring)
 
 
@@ -62,7 +62,7 @@ class Plain:
 
     def __init__(self, model: Model) -> None:
         self.plan, self._parameters = model.plan, model.parameters
-        self._factors = {number: products.Factor(found.weight) for number, found in model.parameters.items()}
+        self._factors = arithmetic.factors(model.parameters)
 
     def __call__(self, x: Tensor, low: Mapping[int, Tensor]) -> Tensor:
         """Logits mod 2^ring of encoded images int64 (B, *shape); low: z by number, as of `low_bits`."""

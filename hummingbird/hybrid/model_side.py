@@ -37,6 +37,7 @@ class ModelSide:
     def __init__(self, model: Model) -> None:
         self.plan, self.parameters = model.plan, model.parameters
         self.layers, self.numbering = layers(model.plan), Numbering(model.plan)
+        self.factors = arithmetic.factors(model.parameters)
         self.weights = Weights(self.layers, model.parameters)
 
     @property
@@ -106,7 +107,7 @@ class Online:
             place.number: (place, tensor) for place, tensor in zip(side.numbering.places, kept, strict=True)
         }
         hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
-        self.linear = arithmetic.model_linear(side.parameters, hidden)
+        self.linear = arithmetic.model_linear(side.parameters, side.factors, hidden)
         self._gate: Callable[[Place, Tensor, Tensor], Tensor] = self._send_labels
         if side.plan.garbler == "data":
             receiver, first = receiver_of(store), side.numbering.first_ot(slot)

@@ -19,6 +19,7 @@ import errno
 import hashlib
 import hmac
 import json
+import mmap
 import os
 import threading
 from collections.abc import Sequence
@@ -108,6 +109,12 @@ class Store:
             return sorted(self._ready)
 
     @property
+    def first(self) -> int:
+        """The first slot that can be used, or will be dealt: none before it will be used."""
+        with self._lock:
+            return min(self._ready, default=self._dealt.next)
+
+    @property
     def bytes(self) -> int:
         """Size of the slots that are ready."""
         with self._lock:
@@ -158,6 +165,12 @@ class Store:
             self._used.use(slot)
         self._path(slot).unlink(missing_ok=True)
 
+    def discard_before(self, first: int) -> None:
+        """Burn all slots before this one, which the other side will not use."""
+        for slot in self.ready:
+            if slot < first:
+                self.discard(slot)
+
     def close(self) -> None:
         """Give the lock back."""
         self._dealt.close()
@@ -185,10 +198,13 @@ class Store:
 
     def _read(self, path: Path, purpose: str, number: int) -> list[Tensor]:
         try:
-            data = bytearray(path.read_bytes())
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                # Copy-on-write: tensors share its memory, of a file that is removed as well.
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)) if size else memoryview(b"")
         except OSError as error:
             raise StoreError(f"{path.name} cannot be read: {error.strerror}", where=str(path), hint=_NEW) from None
-        body = memoryview(data)[: max(0, len(data) - _MAC)]
+        body = data[: max(0, size - _MAC)]
         if not hmac.compare_digest(_mac(self.seed, purpose, number, body), bytes(data[len(body) :])):
             hint = _NEW if purpose != SLOT else "the slot is burned: run again to go on with the next"
             raise StoreError(f"{path.name} is damaged (wrong checksum)", where=str(path), hint=hint)

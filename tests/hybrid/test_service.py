@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError, StoreError
+from hummingbird.hybrid import messages
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.plan import Model, Parameters
+from hummingbird.hybrid.service import MAX_CALLS
 from hummingbird.wire import service
 from tests.hybrid.test_arithmetic import images
 from tests.support.dealers import Authority
 from tests.support.hybrid import close, model, serving
-from tests.support.patience import HANG
+from tests.support.patience import HANG, NEVER, until
 
 
 @pytest.mark.parametrize("garbler", ["data", "model"])
@@ -119,6 +121,18 @@ def test_a_slot_is_used_once_whatever_the_other_side_says(tmp_path: Path) -> Non
             net.prepare(1)  # slot 3
 
 
+def test_slots_that_the_client_has_lost_are_removed_at_the_server(tmp_path: Path) -> None:
+    with serving(model(), tmp_path / "m") as (address, _):
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(3)
+        for lost in (0, 2):  # as when the client is killed before it has written them
+            (tmp_path / "d" / f"slot-000000{lost}").unlink()
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(1)
+            assert net.ready == 2
+        assert sorted(path.name[-1] for path in (tmp_path / "m").glob("*/slot-*")) == ["1", "2", "3"]
+
+
 def test_a_limit_of_the_servers_disk(tmp_path: Path) -> None:
     made = model()
     with serving(made, tmp_path / "m", disk=30_000) as (address, offered):
@@ -143,3 +157,43 @@ def test_a_foreign_service_is_an_error(tmp_path: Path) -> None:
                 RemoteNet(address, tmp_path / "d", timeout=HANG)
         finally:
             server.stop(0).wait()
+
+
+def test_a_silent_client_ends_its_call_and_burns_its_slot_alone(tmp_path: Path) -> None:
+    made = model()
+    with serving(made, tmp_path / "m", idle=1.0) as (address, offered):
+        with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+            net.prepare(2)
+            slot = net.side.take()
+            with net.call("Online", net.online) as link:
+                net.side.open(link, slot)  # and no input
+                with pytest.raises(PeerError, match="nothing came for 1 s, awaited: input"):
+                    link.receive("bits", 1)
+            with net.call("Offline", net.offline) as link:
+                link.send("opening", messages.opening(net.digest, session=net.side.store.header.session, first=0))
+                with pytest.raises(PeerError, match="nothing came for 1 s, awaited: key"):
+                    link.receive("reply", 1)
+            until(lambda: offered._calls._value == MAX_CALLS, "both calls to end")
+            offered._idle = NEVER  # the next one is not to run into it
+            assert close(net(images(1).float()), made, images(1).float())
+
+
+def test_a_silent_server_is_an_error(tmp_path: Path) -> None:
+    with serving(model(), tmp_path / "m") as (address, offered), RemoteNet(address, tmp_path / "d") as net:
+        net._timeout = 1.0
+        until_end = threading.Event()
+        offered._side.prepare = lambda *_: until_end.wait(HANG)  # type: ignore[method-assign]
+        with pytest.raises(PeerError, match="nothing came for 1 s"):
+            net.prepare(1)
+        until_end.set()
+
+
+def test_a_server_has_room_for_so_many_calls(tmp_path: Path) -> None:
+    with serving(model(), tmp_path / "m") as (address, offered), RemoteNet(address, tmp_path / "d") as net:
+        for _ in range(MAX_CALLS):
+            offered._calls.acquire()
+        with pytest.raises(PeerError, match=f"{MAX_CALLS} calls are at work already"):
+            net.prepare(1)
+        for _ in range(MAX_CALLS):
+            offered._calls.release()
+        net.prepare(1)
