@@ -11,6 +11,7 @@ integer matrix product over the ciphertexts' coefficients (Boemer et al., nGraph
 kernels/ciphertexts/arithmetic.py for the product).
 
 scheme/   parameters, keys and ciphertexts, packing, noise, masked answers
+bfv/      products of a single layer, exact mod 2^k: what two parties do before an input is there
 compile/  from a net to a plan: who computes which step, how large its values are, and at which scales
 runtime/  a plan at work: client, server, and what crosses between them
 service/  both as programs, over gRPC

@@ -70,7 +70,7 @@ class DataSide:
             link.receive("done", len(messages.DONE))
             self.store.keep(slot, kept)
             progress(1)
-        link.send("number", messages.END)
+        link.send("end", messages.END)
 
     def _deal(self, link: Link, secret: bfv.Secret, slot: int) -> list[Tensor]:
         seed = slot_seed(self.store.seed, slot)
@@ -104,7 +104,8 @@ class DataSide:
 
     def _take_tables(self, link: Link, slot: int, values: dict[int, Tensor]) -> list[Tensor]:
         """Take labels of all own bits, int64 (bits, 2), and the tables of every gate."""
-        choices = torch.cat([_bits(values[place.number], place.gate.width) for place in self._numbering.places])
+        bits = [_bits(values[place.number], place.gate.width) for place in self._numbering.places]
+        choices = torch.cat([torch.empty(0, dtype=torch.uint8), *bits])  # a net may have no gates
         message, keys = receiver_of(self.store).chosen(self._numbering.first_ot(slot), choices)
         link.send("OT", message)
         tables = [link.receive(f"{place.gate.name}: tables", place.table_bytes) for place in self._numbering.places]

@@ -20,7 +20,7 @@ def session() -> dict[str, int]:
 
 def call() -> dict[str, int]:
     """A call that deals slots, whatever their number."""
-    return {"key": KEY_BYTES, "number": messages.NUMBER_BYTES}
+    return {"key": KEY_BYTES, "end": messages.NUMBER_BYTES}
 
 
 def offline(plan: Plan) -> dict[str, int]:

@@ -1,10 +1,10 @@
-// Sums of ciphertexts times monomials: the fast twin of reference/ciphertexts/monomials.py; ciphertexts/taps.py has the
-// bounds.
+// Sums of ciphertexts times monomials: the fast twin of reference/ciphertexts/monomials.py; ciphertexts/monomials.py
+// has the bounds.
 //
-// X^e x is a run of N residues of (-x, x), from N - e on. Both halves of all inputs are laid out for one part and one
-// prime; some columns of an output are then summed in registers over all its terms, and all outputs take the same
-// columns in turn: what they read of the inputs is near these columns, as the exponents of a kernel are, and stays in
-// the first-level cache.
+// X^e x is a run of N residues of (-x, x), from N - e on. What the largest e reads of it is laid out for one part and one
+// prime of all inputs; some columns of an output are then summed in registers over all its terms, and all outputs take
+// the same columns in turn: what they read of the inputs is near these columns, as the exponents of a kernel are, and
+// stays in the first-level cache.
 
 #include "panels.h"
 #include "threads.h"
@@ -65,22 +65,25 @@ API void hb_taps(const int32_t* x, const int64_t* sizes, const int64_t* first, c
     TapSizes s;
     memcpy(&s, sizes, sizeof s);
     const int64_t terms = first[s.outputs], lines = s.parts * s.primes;
+    int64_t reach = 0;  // the largest exponent below N
+    for (int64_t t = 0; t < terms; t++) reach = std::max(reach, shifts[t] % s.degree);
+    const int64_t length = reach + s.degree;
     std::vector<Tap> taps;
     for (int64_t t = 0; t < terms; t++) {
-        const bool turned = shifts[t] >= s.degree;  // X^N = -1
-        const int64_t from = (2 * inputs[t] + 1) * s.degree - (shifts[t] - (turned ? s.degree : 0));
-        taps.push_back({from, double(turned ? -factors[t] : factors[t])});
+        const double sign = shifts[t] < s.degree ? 1 : -1;  // X^N = -1
+        taps.push_back({inputs[t] * length + reach - shifts[t] % s.degree, sign * double(factors[t])});
     }
     const double work = kProduct * double(lines * s.degree) * double(terms + 2 * s.inputs + s.outputs);
     share(lines, threads, work, [&](int64_t begin, int64_t end) {
-        std::vector<int32_t> both(size_t(2 * s.inputs * s.degree));
+        std::vector<int32_t> laid(size_t(s.inputs * length));
         for (int64_t i = begin; i < end; i++) {
             for (int64_t input = 0; input < s.inputs; input++) {
                 const int32_t* from = x + (input * lines + i) * s.degree;
-                int32_t* to = both.data() + 2 * input * s.degree;
-                for (int64_t j = 0; j < s.degree; j++) to[j] = -from[j], to[s.degree + j] = from[j];
+                int32_t* to = laid.data() + input * length;
+                for (int64_t j = 0; j < reach; j++) to[j] = -from[s.degree - reach + j];
+                memcpy(to + reach, from, size_t(s.degree) * sizeof *from);
             }
-            dispatch(OVERLOADS(line), s, first, taps, primes[i % s.primes], both.data(), out + i * s.degree);
+            dispatch(OVERLOADS(line), s, first, taps, primes[i % s.primes], laid.data(), out + i * s.degree);
         }
     });
 }
