@@ -24,6 +24,7 @@ from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.hybrid.proxy import Proxy
 from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.user import ProxiedNet
+from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
 from hummingbird.wire.service import Tls, serve
 
@@ -124,7 +125,7 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
 
 def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
     """Logits with slots of a proxy, and figures."""
-    with ProxiedNet(args.server, args.proxy, tls=tls_of(args), timeout=args.timeout) as net:
+    with ProxiedNet(args.server, args.proxy, input=args.input, tls=tls_of(args), timeout=args.timeout) as net:
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, progress=bar.update)
@@ -256,6 +257,8 @@ def add_client(commands: Any) -> None:
     add_connection(sub)
     sub.add_argument("--store", type=Path, metavar="DIR", help="folder of slots of one's own; made if not there")
     sub.add_argument("--proxy", metavar="ADDRESS", help="a proxy, whose slots are used instead: HOST:PORT or unix:PATH")
+    text = "how a proxy's user sends an image: masked, or encrypted under a key that the server switches"
+    sub.add_argument("--input", choices=INPUTS, default=INPUTS[0], help=f"{text} (default: %(default)s)")
     sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
     sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
     sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the logits (n, ...)")

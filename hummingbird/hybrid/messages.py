@@ -5,7 +5,8 @@
     Offline(stream)   opening, public key; for every slot its number, Enc(r) of all layers, replies, an OT message from
                       the evaluator, tables from the garbler, DONE; then END in the place of a number
     Online(stream)    opening with the slot's number, X - r; for every layer of gates a message each way; the logits
-    Input(request)    a proxy's user: plan, ticket and X - r; the answer is the model's share of the logits
+    Keys(request)     a proxy's user with encrypted images: plan, the proxy's public key, a switching key -> their name
+    Input(request)    a proxy's user: plan, ticket, X - r or encrypted X -> the model's share of the logits
 
 An opening is JSON: format, release, digest of the plan, session. All else are bytes whose number follows from the plan,
 so that nothing is believed. Integers mod 2^k travel as `kernels.pack_words` of k bits.

@@ -1,10 +1,13 @@
 """The data's side as a proxy for users, who need no store and compute nothing but an addition.
 
-    Public(opening)    what a user must know of the net: its ends, the range of images, the digest of the plan
+    Public(opening)    -> facts of the net for users: its ends, the range of images, the digest of the plan
     Slot(opening)      -> ticket (16 bytes), seed of the input's mask r (16 bytes), the proxy's share of the logits
+    Key(opening)       -> the proxy's public key, for users who send encrypted images
 
-A user sends ticket and X - r to the model's side, and has its share of the logits back. Neither side sees the image or
-the logits, as long as they do not collude: together they have both shares.
+A user sends ticket and X - r to the model's side, and has its share of the logits back. With input "switched" the seed
+is zeros, and the user sends an encryption of X, which the proxy sees under a mask (switched.py).
+
+Neither side sees the image or the logits, as long as the two do not collude: together they have both shares.
 """
 
 from __future__ import annotations
@@ -17,10 +20,14 @@ from typing import Any
 import grpc
 
 from hummingbird.errors import HummingbirdError, PeerError, StoreError
+from hummingbird.he import bfv
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.client import Connection
 from hummingbird.hybrid.data_side import Slot, mask_seed
-from hummingbird.hybrid.plan import Plan, Step
+from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.plan import Plan, Step, reduced
+from hummingbird.hybrid.switched import Image
+from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.wire.service import WORKERS, Method
 
@@ -40,6 +47,8 @@ class Proxy:
     def __init__(self, connection: Connection, slots: int) -> None:
         self._connection, self._side, self._slots = connection, connection.side, slots
         self._text = ends(connection.plan, connection.digest)
+        self._secret = bfv.Secret.new()
+        self._public = self._secret.public().to_bytes()
         self._wanted, self._ended = threading.Event(), threading.Event()
         self._users = threading.Semaphore(MAX_USERS)
         self._problem = ""
@@ -48,7 +57,7 @@ class Proxy:
 
     def handlers(self) -> dict[str, Method]:
         """The methods for `wire.service.serve`."""
-        return {"Public": self._describe, "Slot": self._slot}
+        return {"Public": self._describe, "Slot": self._slot, "Key": self._key}
 
     def close(self) -> None:
         """Prepare no more; returns when the slot under way is dealt."""
@@ -60,8 +69,14 @@ class Proxy:
         messages.read_opening(data, "", _US, _THEM)
         return self._text
 
-    def _slot(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+    def _key(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         messages.read_opening(data, self._connection.digest, _US, _THEM)
+        return self._public
+
+    def _slot(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        kind = messages.read_opening(data, self._connection.digest, _US, _THEM).get("input")
+        if kind not in INPUTS:
+            raise messages.malformed("no input")
         if not self._users.acquire(blocking=False):
             raise PeerError(f"{MAX_USERS} users are served already", where=_US, hint="try again later")
         try:
@@ -72,10 +87,10 @@ class Proxy:
             raise StoreError(what, where=_US, hint="others are being prepared: try again later") from None
         finally:
             self._wanted.set()
-        call = _Call(self._connection, slot, self._users)
+        call = _Call(self._connection, slot, self._users, self._secret if kind == "switched" else None)
         call.announced()
         output = self._connection.plan.output
-        seed = mask_seed(slot.seed, self._connection.plan.input_number)
+        seed = bytes(SEED_BYTES) if kind == "switched" else mask_seed(slot.seed, self._connection.plan.input_number)
         return call.ticket + seed + messages.pack(slot.share, output.ring).numpy().tobytes()
 
     def _keep_ready(self) -> None:
@@ -94,9 +109,15 @@ class Proxy:
 
 
 class _Call:
-    """The proxy's part of one user's image: a thread that answers the model's side, once the user has come."""
+    """The proxy's part of one user's image: a thread that answers the model's side, once the user has come.
 
-    def __init__(self, connection: Connection, slot: Slot, users: threading.Semaphore) -> None:
+    secret: for an image that comes encrypted.
+    """
+
+    def __init__(
+        self, connection: Connection, slot: Slot, users: threading.Semaphore, secret: bfv.Secret | None
+    ) -> None:
+        self._secret = secret
         self.ticket = new_seed(messages.TICKET_BYTES)
         self._connection, self._slot, self._users = connection, slot, users
         self._announced, self._error = threading.Event(), list[HummingbirdError]()
@@ -112,9 +133,11 @@ class _Call:
         side = self._connection.side
         try:
             with self._connection.call("Online", self._connection.online) as link:
-                side.open(link, self._slot, ticket=self.ticket.hex())
+                side.open(link, self._slot, ticket=self.ticket.hex(), input=INPUTS[self._secret is not None])
                 link.receive("done", len(messages.DONE))
                 self._announced.set()
+                if self._secret is not None:
+                    self._mask(link, self._secret)
                 side.answer(link, self._slot)
                 link.receive("done", len(messages.DONE))
         except HummingbirdError as error:
@@ -123,6 +146,13 @@ class _Call:
         finally:
             self._announced.set()
             self._users.release()
+
+    def _mask(self, link: Link, secret: bfv.Secret) -> None:
+        """Turn an encrypted X - rho into X - rho - r."""
+        step, image = self._connection.plan.input, Image(self._connection.plan.input)
+        x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())
+        masked = reduced(x - self._connection.side.input_mask(self._slot), step.ring)
+        link.send("input", messages.pack(masked, step.ring))
 
 
 def ends(plan: Plan, digest: str) -> bytes:

@@ -1,21 +1,19 @@
 """The model's side as a service for several clients at once, proxies among them (methods: messages.py).
 
-A client has a session, a folder below the server's store, and as many slots as it has prepared. A user behind a proxy
-shows a ticket that the proxy has announced, so that only the user whom the proxy sent can bring a slot's input.
+A client has a session, a folder below the server's store, and as many slots as it has prepared. Of a proxy's users
+users.py has the calls.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-from torch import Tensor
 
 from hummingbird.errors import ConfigError, HummingbirdError, PeerError, StoreError
 from hummingbird.hybrid import description, messages
@@ -24,6 +22,7 @@ from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.session import check_bound, set_up_model
 from hummingbird.hybrid.store import Store
+from hummingbird.hybrid.users import Users
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.wire.service import WORKERS, Exchange, Method
 
@@ -51,14 +50,14 @@ class Service:
         self._text = description.describe(model, secret)
         self.digest = description.digest(self._text)
         self._stores: dict[str, Store] = {}
-        self._waiting: dict[str, _User] = {}
+        self._users = Users(model.plan, self.digest, idle)
         self._lock, self._calls = threading.Lock(), threading.Semaphore(MAX_CALLS)
 
     def handlers(self) -> dict[str, Method | Exchange]:
         """The methods for `wire.service.serve`."""
         roles = {"Session": self._session, "Offline": self._offline, "Online": self._online}
         calls: dict[str, Method | Exchange] = {name: Exchange(self._call(role)) for name, role in roles.items()}
-        return {"Public": self._describe, "Input": self._input, **calls}
+        return {"Public": self._describe, **self._users.handlers(), **calls}
 
     def close(self) -> None:
         """Give the locks back; may be called twice."""
@@ -109,36 +108,16 @@ class Service:
     def _online(self, link: Link) -> None:
         store, fields = self._open(link)
         slot, step, output = messages.number_of(fields, "slot"), self._plan.input, self._plan.output
-        size = messages.words_bytes(step.count, step.ring)
         if "ticket" not in fields:
-            x = messages.unpack(link.receive("input", size), step.shape, step.ring)
+            given = link.receive("input", messages.words_bytes(step.count, step.ring))
+            x = messages.unpack(given, step.shape, step.ring)
             link.send("logits", messages.pack(self._side.infer(link, store, slot, x), output.ring))
             return
-        ticket = messages.text_of(fields, "ticket", messages.TICKET_BYTES)
-        with self._expected(ticket) as user:
-            link.send("done", messages.DONE)
-            try:
-                x = messages.unpack(user.input(self._idle), step.shape, step.ring)
-                user.answer(messages.pack(self._side.infer(link, store, slot, x), output.ring))
-            except HummingbirdError as error:
-                store.discard(slot)
-                user.answer(error)
-                raise
-            link.send("done", messages.DONE)
-
-    def _input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """A user of a proxy: digest of the plan, ticket, X - r; the answer is the model's share of the logits."""
-        step, head = self._plan.input, messages.DIGEST_BYTES + messages.TICKET_BYTES
-        if len(data) != head + messages.words_bytes(step.count, step.ring):
-            raise messages.malformed(f"{len(data)} bytes of a user's input")
-        messages.check_plan(data[: messages.DIGEST_BYTES].hex(), self.digest, _US, "the user")
-        ticket = data[messages.DIGEST_BYTES : head].hex()
-        with self._lock:
-            user = self._waiting.pop(ticket, None)
-        if user is None:
-            hint = "ask the proxy for another: a ticket serves once, and for a short time"
-            raise StoreError("no slot waits for this ticket", where=_KEPT, hint=hint)
-        return user.bring(data[head:], self._idle)
+        try:
+            self._users.serve(link, fields, lambda x: self._side.infer(link, store, slot, x))
+        except HummingbirdError:
+            store.discard(slot)
+            raise
 
     # Sessions ---------------------------------------------------------------------------------------------------------
 
@@ -170,56 +149,6 @@ class Service:
         if taken + self._side.slot_bytes > self._disk:
             what = f"slots take {taken / 1e6:.1f} MB, another {self._side.slot_bytes / 1e6:.1f} is above the limit"
             raise StoreError(what, where=_KEPT, hint="use slots that are ready, or have its operator allow more")
-
-    def _expected(self, ticket: str) -> _Expected:
-        return _Expected(self._waiting, self._lock, ticket)
-
-
-class _User:
-    """The meeting of a proxy's call and its user's, each on a thread of its own."""
-
-    def __init__(self) -> None:
-        self._input: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._answer: queue.SimpleQueue[Tensor | HummingbirdError] = queue.SimpleQueue()
-
-    def bring(self, data: bytes, timeout: float) -> bytes:
-        """The user's side: the answer to its input."""
-        self._input.put(data)
-        try:
-            answer = self._answer.get(timeout=timeout)
-        except queue.Empty:
-            raise PeerError(f"the proxy did not finish within {timeout:.0f} s", where=_US) from None
-        if isinstance(answer, HummingbirdError):
-            raise PeerError(f"the proxy's side ended: {answer.what}", where=_US, hint="ask the proxy for another slot")
-        return answer.numpy().tobytes()
-
-    def input(self, timeout: float) -> Tensor:
-        """The proxy's side: the user's input, uint8 (size,)."""
-        try:
-            return messages.tensor_of(self._input.get(timeout=timeout))
-        except queue.Empty:
-            hint = "the slot is burned: the user asks for another"
-            raise PeerError(f"no user came within {timeout:.0f} s", where=_US, hint=hint) from None
-
-    def answer(self, answer: Tensor | HummingbirdError) -> None:
-        """The proxy's side: the answer for the user."""
-        self._answer.put(answer)
-
-
-class _Expected:
-    """A user who is expected while a block runs."""
-
-    def __init__(self, waiting: dict[str, _User], lock: threading.Lock, ticket: str) -> None:
-        self._waiting, self._lock, self._ticket, self._user = waiting, lock, ticket, _User()
-
-    def __enter__(self) -> _User:
-        with self._lock:
-            self._waiting[self._ticket] = self._user
-        return self._user
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._waiting.pop(self._ticket, None)
 
 
 def _claim(folder: Path) -> tuple[int, bytes]:

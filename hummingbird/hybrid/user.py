@@ -1,23 +1,27 @@
 """A user behind a proxy: sends X - r to the model's side, and adds two shares of the logits.
 
-The mask's seed comes from the proxy, which never sees X - r; the model's side sees X - r and no seed.
+The mask's seed comes from the proxy, which never sees X - r; the model's side sees X - r and no seed. With
+input="switched" the user sends an encryption of X under a key of its own instead, Impala's way (switched.py).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import grpc
 import torch
 from torch import Tensor
 
-from hummingbird.errors import PeerError
+from hummingbird.errors import ConfigError, PeerError
+from hummingbird.he import bfv
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.data_side import expand
+from hummingbird.hybrid.encrypted import KEY_BYTES
 from hummingbird.hybrid.link import TIMEOUT
 from hummingbird.hybrid.plan import reduced
 from hummingbird.hybrid.proxy import SLOT_HEAD, read_ends
+from hummingbird.hybrid.switched import Image, keys_of
+from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES
 from hummingbird.wire import service
 
@@ -27,15 +31,26 @@ _MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
 class ProxiedNet:
     """The net of `server`, by the slots of `proxy`: `net(images)` gives its logits.
 
-    timeout: longest wait for an answer, seconds. sent, received: bytes of all messages so far.
+    input: "shares" or "switched". timeout: longest wait for an answer, seconds. sent, received: bytes so far.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
             logits = net(images)                                      # (n, 3, 32, 32) to (n, 10)
     """
 
-    def __init__(self, server: str, proxy: str, *, tls: service.Tls | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        server: str,
+        proxy: str,
+        *,
+        input: str = INPUTS[0],
+        tls: service.Tls | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        if input not in INPUTS:
+            raise ConfigError(f"input={input!r}", where="input", hint=f"one of {', '.join(INPUTS)}")
         self.sent = self.received = 0
+        self._input = input
         self._timeout = timeout
         self._names = {"server": f"server {server}", "proxy": f"proxy {proxy}"}
         self._channels = {"proxy": service.connect(proxy, tls, timeout)}
@@ -44,6 +59,11 @@ class ProxiedNet:
             self.plan, self._digest = read_ends(self._call("proxy", "Public", messages.opening()))
             if max(self.plan.input.count, self.plan.output.count) > _MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])
+            self._image, self._secret = Image(self.plan.input), bfv.Secret.new()
+            if input == "switched":
+                public = self._call("proxy", "Key", messages.opening(self._digest), KEY_BYTES)
+                keys = bytes.fromhex(self._digest) + keys_of(self._secret, public)
+                self._name = self._call("server", "Keys", keys, messages.TICKET_BYTES)
         except BaseException:
             self.close()
             raise
@@ -72,12 +92,15 @@ class ProxiedNet:
 
     def _infer(self, x: Tensor) -> Tensor:
         step, output = self.plan.input, self.plan.output
-        size = messages.words_bytes(math.prod(output.shape), output.ring)
-        slot = self._call("proxy", "Slot", messages.opening(self._digest), SLOT_HEAD + size)
+        size = messages.words_bytes(output.count, output.ring)
+        slot = self._call("proxy", "Slot", messages.opening(self._digest, input=self._input), SLOT_HEAD + size)
         ticket, seed, first = slot[: messages.TICKET_BYTES], slot[SLOT_HEAD - SEED_BYTES : SLOT_HEAD], slot[SLOT_HEAD:]
-        masked = messages.pack(reduced(x - expand(seed, step.shape, step.ring), step.ring), step.ring)
-        request = bytes.fromhex(self._digest) + ticket + masked.numpy().tobytes()
-        second = self._call("server", "Input", request, size)
+        if self._input == "switched":
+            body = self._name + self._image.encrypt(self._secret, x)
+        else:
+            masked = reduced(x - expand(seed, step.shape, step.ring), step.ring)
+            body = messages.pack(masked, step.ring).numpy().tobytes()
+        second = self._call("server", "Input", bytes.fromhex(self._digest) + ticket + body, size)
         shares = [messages.unpack(messages.tensor_of(share), output.shape, output.ring) for share in (first, second)]
         return reduced(shares[0] + shares[1], output.ring)
 

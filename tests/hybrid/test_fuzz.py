@@ -19,12 +19,14 @@ import pytest
 import torch
 
 from hummingbird.errors import HummingbirdError
+from hummingbird.he import bfv
 from hummingbird.hybrid import description, messages, proxy, session, store
 from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.link import Link, Outgoing, both
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.store import Header, Store
+from hummingbird.hybrid.switched import keys_of
 from hummingbird.wire.frame import pack_tensors
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import model
@@ -208,6 +210,8 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
     context: Any = SimpleNamespace(is_active=lambda: True)
     step = made.plan.input
     user = bytes.fromhex(service.digest) + bytes(16 + messages.words_bytes(step.count, step.ring))
+    secret = bfv.Secret.new()
+    keys = bytes.fromhex(service.digest) + keys_of(secret, bfv.Secret.new().public().to_bytes())
     service.close()
     text = description.describe(made, seed)
     return {
@@ -222,17 +226,18 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
         "slot": ([whole[slot]], lambda data: opened(slot, data)),
         "slot, signed": ([whole[slot][:-16], pack_tensors([])], lambda data: opened(slot, signed_slot(data))),
         "ledger": (list(ledgers.values()), lambda data: opened(root / "s" / store.DEALT, data)),
-        "user's input": ([user], lambda data: service._input(data, context)),
+        "user's keys": ([keys], lambda data: service._users.keys(data, context)),
+        "user's input": ([user], lambda data: service._users.input(data, context)),
     }
 
 
 READERS = ["opening", "description", "ends", "header", "header, signed", "slot", "slot, signed", "ledger"]
 
 
-@pytest.mark.parametrize("name", [*READERS, "user's input"])
+@pytest.mark.parametrize("name", [*READERS, "user's input", "user's keys"])
 def test_readers_raise_errors_of_this_package_only(tmp_path: Path, name: str) -> None:
     found = readers(tmp_path)
-    assert sorted(found) == sorted([*READERS, "user's input"])
+    assert sorted(found) == sorted([*READERS, "user's input", "user's keys"])
     (samples, read), generator, refused = found[name], random.Random(name), 0
     for _ in range(2 * COUNT):
         try:

@@ -43,7 +43,7 @@ def test_users_have_the_logits_for_few_bytes(tmp_path: Path, garbler: str) -> No
     with proxied(made, tmp_path) as (server, address, connection), ProxiedNet(server, address, timeout=HANG) as net:
         start = net.sent + net.received
         assert close(net(x[:2]), made, x[:2])
-        plan, opening = made.plan, len(messages.opening("0" * 64))
+        plan, opening = made.plan, len(messages.opening("0" * 64, input="shares"))
         shares = 2 * messages.words_bytes(plan.output.count, plan.output.ring)
         each = opening + 32 + 48 + messages.words_bytes(plan.input.count, plan.input.ring) + shares
         assert net.sent + net.received - start == 2 * each
@@ -54,11 +54,25 @@ def test_users_have_the_logits_for_few_bytes(tmp_path: Path, garbler: str) -> No
             net(x * 100)
 
 
+def test_users_send_encrypted_images(tmp_path: Path) -> None:
+    made, x = model(), images(2).float()
+    with proxied(made, tmp_path) as (server, address, _):
+        with ProxiedNet(server, address, input="switched", timeout=HANG) as net:
+            start = net.sent + net.received
+            assert close(net(x), made, x)
+            assert net.sent + net.received - start < 2 * 54_000
+            net._name = bytes(16)
+            with pytest.raises(PeerError, match="does not have this user's key"):
+                net(x[:1])
+        with pytest.raises(HummingbirdError, match="input='plain'"):
+            ProxiedNet(server, address, input="plain")
+
+
 def slot_of(address: str, digest: str) -> bytes:
     """A slot that a user asks for."""
     channel = service.connect(address, timeout=HANG)
     try:
-        return service.call(channel, "Slot", messages.opening(digest), timeout=HANG)
+        return service.call(channel, "Slot", messages.opening(digest, input="shares"), timeout=HANG)
     finally:
         channel.close()
 
@@ -84,7 +98,8 @@ def test_a_ticket_serves_once_and_only_for_this_net(tmp_path: Path) -> None:
             (digest + bytes(16) + x, "no slot waits for this ticket"),
             (bytes(32) + ticket + x, "another net, windows or weights"),
             (digest + ticket + x[1:], "malformed message"),
-            (b"", "malformed message"),
+            (b"", "another net, windows or weights"),
+            (digest + ticket, "malformed message"),
         ):
             with pytest.raises(PeerError, match=what):
                 bring(server, wrong)

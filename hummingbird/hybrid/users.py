@@ -1,0 +1,159 @@
+"""Users behind proxies, at the model's side: the proxy's call announces a ticket, its user brings the input.
+
+Only the user whom the proxy has sent has the ticket, so that nobody else can bring a slot's input. The input is X - r,
+or the image under encryption (switched.py), for which the user has brought a key before.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from torch import Tensor
+
+from hummingbird.errors import HummingbirdError, PeerError, StoreError
+from hummingbird.hybrid import messages
+from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.plan import Plan, reduced
+from hummingbird.hybrid.switched import KEYS_BYTES, Image, Keys
+from hummingbird.prg import new_seed
+from hummingbird.wire.service import Method
+
+INPUTS = ("shares", "switched")
+MOST_KEYS = 256  # users' keys that are kept, 1.3 MB each; the oldest goes first
+_US, _USER = "the model's side", "the user"
+
+
+class Users:
+    """All users of a server. digest: of the plan. idle: longest wait for a user, and of a user, seconds."""
+
+    def __init__(self, plan: Plan, digest: str, idle: float) -> None:
+        self._plan, self._digest, self._idle = plan, digest, idle
+        self._image = Image(plan.input)
+        self._sizes = {
+            "shares": messages.words_bytes(plan.input.count, plan.input.ring),
+            "switched": messages.TICKET_BYTES + self._image.up,
+        }
+        self._waiting: dict[str, _Meeting] = {}
+        self._keys: dict[str, Keys] = {}
+        self._lock = threading.Lock()
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods that users call."""
+        return {"Keys": self.keys, "Input": self.input}
+
+    def keys(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Keep a user's keys; the answer names them. InputError for malformed ones, ConfigError for a net that would
+        not hide the noise.
+        """
+        rest = self._opened(data)
+        if len(rest) != KEYS_BYTES:
+            raise messages.malformed(f"{len(rest)} bytes of a user's keys")
+        self._image.check()
+        keys, name = Keys.from_bytes(rest), new_seed(messages.TICKET_BYTES)
+        with self._lock:
+            self._keys[name.hex()] = keys
+            while len(self._keys) > MOST_KEYS:
+                del self._keys[next(iter(self._keys))]
+        return name
+
+    def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        """Take a ticket and a user's input; the answer is the model's share of the logits."""
+        rest = self._opened(data)
+        ticket, body = rest[: messages.TICKET_BYTES].hex(), rest[messages.TICKET_BYTES :]
+        with self._lock:
+            met = self._waiting.get(ticket)
+            if met is None:
+                hint = "ask the proxy for another: a ticket serves once, and for a short time"
+                raise StoreError("no slot waits for this ticket", where=_US, hint=hint)
+            if len(body) != met.size:
+                raise messages.malformed(f"{len(body)} bytes of a user's input, expected {met.size}")
+            del self._waiting[ticket]
+        return met.bring(body, self._idle)
+
+    def serve(self, link: Link, fields: dict[str, Any], infer: Callable[[Tensor], Tensor]) -> None:
+        """Run the call of a proxy that waits for its user. infer: the share of the logits, from X - r.
+
+        Errors of `infer`, which the user hears of too; PeerError where no user comes.
+        """
+        ticket, kind = messages.text_of(fields, "ticket", messages.TICKET_BYTES), fields.get("input")
+        if kind not in INPUTS:
+            raise messages.malformed("no input")
+        step, output = self._plan.input, self._plan.output
+        with self._expected(ticket, self._sizes[kind]) as met:
+            link.send("done", messages.DONE)
+            try:
+                data = met.brought(self._idle)
+                if kind == "switched":
+                    x = self._switched(link, data)
+                else:
+                    x = messages.unpack(messages.tensor_of(data), step.shape, step.ring)
+                met.answer(messages.pack(infer(x), output.ring).numpy().tobytes())
+            except HummingbirdError as error:
+                met.answer(error)
+                raise
+            link.send("done", messages.DONE)
+
+    def _switched(self, link: Link, data: bytes) -> Tensor:
+        """X - r of a user's ciphertexts, by the proxy's help."""
+        name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
+        with self._lock:
+            keys = self._keys.get(name)
+        if keys is None:
+            raise StoreError("the server does not have this user's key", where=_US, hint="connect again")
+        sent, rho = self._image.masked(keys, data[messages.TICKET_BYTES :])
+        link.send("switched", sent)
+        back = link.receive("input", messages.words_bytes(step.count, step.ring))
+        return reduced(messages.unpack(back, step.shape, step.ring) + rho, step.ring)
+
+    def _opened(self, data: bytes) -> bytes:
+        """A request without the digest of the plan, with which each begins."""
+        messages.check_plan(data[: messages.DIGEST_BYTES].hex(), self._digest, _US, _USER)
+        return data[messages.DIGEST_BYTES :]
+
+    @contextmanager
+    def _expected(self, ticket: str, size: int) -> Iterator[_Meeting]:
+        met = _Meeting(size)
+        with self._lock:
+            self._waiting[ticket] = met
+        try:
+            yield met
+        finally:
+            with self._lock:
+                self._waiting.pop(ticket, None)
+
+
+class _Meeting:
+    """A proxy's call and its user's, each on a thread of its own. size: bytes of the input."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._input: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._answer: queue.SimpleQueue[bytes | HummingbirdError] = queue.SimpleQueue()
+
+    def bring(self, data: bytes, timeout: float) -> bytes:
+        """The user's side: the answer to its input."""
+        self._input.put(data)
+        try:
+            answer = self._answer.get(timeout=timeout)
+        except queue.Empty:
+            raise PeerError(f"the proxy did not finish within {timeout:.0f} s", where=_US) from None
+        if isinstance(answer, HummingbirdError):
+            raise PeerError(f"the slot is burned: {answer.what}", where=_US, hint="ask the proxy for another")
+        return answer
+
+    def brought(self, timeout: float) -> bytes:
+        """The proxy's side: the user's input."""
+        try:
+            return self._input.get(timeout=timeout)
+        except queue.Empty:
+            hint = "the slot is burned: the user asks for another"
+            raise PeerError(f"no user came within {timeout:.0f} s", where=_US, hint=hint) from None
+
+    def answer(self, answer: bytes | HummingbirdError) -> None:
+        """The proxy's side: the answer for the user."""
+        self._answer.put(answer)
