@@ -13,10 +13,10 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import make_plan
 from models import MODELS, get_model, load_checkpoint
-from scripts import bench_garble, bench_hybrid, bench_ot, hybrid_kernels, hybrid_nets
+from scripts import bench_garble, bench_hybrid, bench_ot, hybrid_bytes, hybrid_kernels, hybrid_nets
 from scripts.bench_hybrid import main
 from scripts.hybrid_nets import Served, measure
-from scripts.hybrid_rows import cells, number, row
+from scripts.hybrid_rows import cells, median, number, row
 from tests.support.paths import ROOT
 
 
@@ -30,7 +30,20 @@ def _one_thread():  # type: ignore[no-untyped-def]
 def test_a_row_is_flat_and_its_cells_are_short() -> None:
     made = row("a", "ms", 1234.56, predicted=3.0, mark="<= 3", more=1)
     assert cells(made) == ["a", "ms", "1,234.6", "3", "<= 3", ""] and made["more"] == 1
-    assert [number(x) for x in (None, 0.0123456, 10.0, 38.75)] == ["", "0.01235", "10", "38.75"]
+    assert [number(x) for x in (None, 0.0123456, 10.0, 38.75)] == ["", "0.012346", "10", "38.75"]
+
+
+def test_the_median_leaves_the_first_call_out() -> None:
+    calls: list[int] = []
+    assert median(lambda: calls.append(1), 3) >= 0 and len(calls) == 4
+
+
+def test_impala_s_tables_follow_from_its_count_and_ours_are_the_page_s() -> None:
+    shown = {r["what"].partition(": ")[2]: r for r in hybrid_bytes.formulas()}
+    assert shown["CIFAR-10 (paper: with the encrypted layers)"]["predicted"] == 173_056 * 2080
+    assert shown["MNIST"]["predicted"] == pytest.approx(23.1e6, rel=0.002)
+    ours = {r["what"]: r["predicted"] for r in hybrid_bytes.formulas() if r["what"].startswith("ours")}
+    assert list(ours.values()) == [342 + 38.75, 161.25, 355.5 + 40, 162.5]
 
 
 def test_garbling_rows_state_the_bytes_of_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +68,10 @@ def test_a_net_over_a_socket() -> None:
     with served.net() as (net, folder):
         found = measure(net, folder, torch.rand(2, 1, 8, 8), 2)
         assert net.ready == 0 and all(value > 0 for value in found.values())
-        online = found["online_megabytes"]
-    assert 0 < online < found["offline_megabytes"]
-    rows = list(hybrid_nets._figures("digits", found, {"megabytes": "<= 9"}, {"seconds": 1.0}))
+        expected = hybrid_nets.predicted(net.plan)
+    for key in ("offline_megabytes", "online_megabytes"):
+        assert found[key] == pytest.approx(expected[key], abs=1e-9)  # to the byte
+    rows = list(hybrid_nets.figures("digits", found, expected, {"megabytes": "<= 9"}, {"seconds": 1.0}))
     assert len(rows) == 7 and rows[0]["paper"] == 1.0 and rows[1]["mark"] == "<= 9"
 
 
