@@ -36,6 +36,7 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from scripts import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
 from scripts.hybrid_rows import HEAD, Row, cells
@@ -55,6 +56,7 @@ NUMBERS = ("relus", "transfers", "images", "repeats")  # options that sections t
 
 def work(args: argparse.Namespace) -> list[Row]:
     """The rows of one section, in this process."""
+    heap.keep()  # as the service and the client do
     torch.set_num_threads(1)
     rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
     return [{"section": args.worker, **row, **machine()} for row in rows]
