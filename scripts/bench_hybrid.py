@@ -3,8 +3,10 @@
     python -m scripts.bench_hybrid --json hybrid.json
     python -m scripts.bench_hybrid --only garbling transfers
 
+    bytes          by formula: Impala's count and ours, and ResNet-18 on TinyImageNet
     garbling       10,000 ReLUs with each instruction set, and the three adders of Impala's circuit beside them
     transfers      correlated oblivious transfers, both kinds, both sides
+    layers         encrypted layers, by products and by taps, and a key switch
     images         the shipped nets over a socket, a server program and this one: accuracy, seconds, megabytes
     characterised  ResNet-18, ResNet-32 and VGG-16 for CIFAR-100 as in Garimella et al. (ASPLOS 2023), either garbler
 
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 if not __package__:  # run as a file: the project's folder must be importable
@@ -33,14 +36,18 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.kernels import heap
 from hummingbird.table import text_table
-from scripts import hybrid_kernels, hybrid_nets
+from scripts import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
 from scripts.hybrid_rows import HEAD, Row, cells
 from scripts.party import ROOT
 
+_LAYERS = (hybrid_layers.layers, hybrid_layers.sparse, hybrid_layers.switching)
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "bytes": lambda args: chain(hybrid_bytes.formulas(), hybrid_bytes.tiny()),
     "garbling": lambda args: hybrid_kernels.garbling(args.relus),
     "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
+    "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
     "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats),
     "characterised": lambda args: hybrid_nets.characterised(args.repeats),
 }
@@ -49,6 +56,7 @@ NUMBERS = ("relus", "transfers", "images", "repeats")  # options that sections t
 
 def work(args: argparse.Namespace) -> list[Row]:
     """The rows of one section, in this process."""
+    heap.keep()  # as the service and the client do
     torch.set_num_threads(1)
     rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
     return [{"section": args.worker, **row, **machine()} for row in rows]

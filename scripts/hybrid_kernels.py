@@ -44,7 +44,7 @@ def garbling(n: int) -> Iterator[Row]:
 
 
 def transfers(n: int) -> Iterator[Row]:
-    """Cost of a session's first transfers, bytes of each correlated one and millions a second of each side."""
+    """The set-up of a session's transfers, then bytes of each and millions a second of each side."""
     sender, receiver, first = bench_ot.set_up()
     for r in first:
         yield row(f"transfers, {r['step']}", "ms", r["ns"] / 1e6)

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import HummingbirdError
+from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.command import READY
+from hummingbird.hybrid.plan import Plan
 from scripts.data import load
 from scripts.hybrid_rows import Row, row, taken
 from scripts.party import ROOT
@@ -140,7 +143,7 @@ def measure(net: RemoteNet, folder: Path, images: Tensor, repeats: int) -> dict[
     """Medians for one image, after one that is not counted: seconds, bytes, and what its slot takes in the store."""
     net.prepare(1)
     net(images[:1])
-    before, offline, online, stored = (net.offline.total(), net.online.total()), [], [], 0
+    before, offline, online, stored = (_sent(net.offline), _sent(net.online)), [], [], 0
     for number in range(repeats):
         image = images[number % len(images)][None]
         offline.append(taken(lambda: net.prepare(1)))
@@ -149,13 +152,31 @@ def measure(net: RemoteNet, folder: Path, images: Tensor, repeats: int) -> dict[
     return {
         "offline_seconds": statistics.median(offline),
         "online_seconds": statistics.median(online),
-        "offline_megabytes": (net.offline.total() - before[0]) / repeats / 1e6,
-        "online_megabytes": (net.online.total() - before[1]) / repeats / 1e6,
+        "offline_megabytes": (_sent(net.offline) - before[0]) / repeats / 1e6,
+        "online_megabytes": (_sent(net.online) - before[1]) / repeats / 1e6,
         "stored_megabytes": stored / 1e6,
     }
 
 
-def _figures(name: str, found: dict[str, float], marks: dict[str, str], paper: dict[str, float]) -> Iterator[Row]:
+def _sent(count: Counter[str]) -> int:
+    """Bytes of all messages but the openings, which name the session and the release."""
+    return count.total() - count["opening"]
+
+
+def predicted(plan: Plan) -> dict[str, float]:
+    """Megabytes of an image whose slot is dealt by a call of its own, and what its slot takes at the data's side."""
+    offline, online = sum({**prices.offline(plan), **prices.call()}.values()), sum(prices.online(plan).values())
+    found = {"": offline + online, "offline_": offline, "online_": online, "stored_": prices.stored(plan)[0]}
+    return {f"{key}megabytes": size / 1e6 for key, size in found.items()}
+
+
+def figures(
+    name: str,
+    found: dict[str, float],
+    expected: dict[str, float],
+    marks: dict[str, str],
+    paper: dict[str, float],
+) -> Iterator[Row]:
     """Rows of a net's measurement, and of its sums."""
     total = {
         "seconds": found["offline_seconds"] + found["online_seconds"],
@@ -165,7 +186,8 @@ def _figures(name: str, found: dict[str, float], marks: dict[str, str], paper: d
     for key, value in {**total, **found}.items():
         what, _, unit = key.rpartition("_")
         named = f"{name}: {_SHOWN[what]}"
-        yield row(named, units[unit], value, mark=marks.get(key, ""), paper=paper.get(key))
+        beside = {"predicted": expected.get(key), "paper": paper.get(key)}
+        yield row(named, units[unit], value, mark=marks.get(key, ""), **beside)
 
 
 def shipped(data: str | None, count: int, repeats: int) -> Iterator[Row]:
@@ -175,7 +197,8 @@ def shipped(data: str | None, count: int, repeats: int) -> Iterator[Row]:
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
         words = ["models:trained", case.model, "10", f"checkpoints/{case.weights}"]
         with Served(words, tuple(images.shape[1:]), bits).net() as (net, folder):
-            yield from _figures(case.weights, measure(net, folder, images, repeats), case.marks, case.paper)
+            found = measure(net, folder, images, repeats)
+            yield from figures(case.weights, found, predicted(net.plan), case.marks, case.paper)
             right = int((net(images).argmax(1) == labels).sum())
         paper, mark = case.paper.get("accuracy"), case.marks.get("accuracy", "")
         yield row(f"{case.weights}: private images", "% right", 100 * right / len(images), mark=mark, paper=paper)
@@ -190,4 +213,5 @@ def characterised(repeats: int) -> Iterator[Row]:
             served = Served(["models:get_model", *words], (3, 32, 32), bits, garbler)
             with served.net() as (net, folder):
                 found = measure(net, folder, torch.randn(1, 3, 32, 32).clamp(-4, 4), repeats)
-            yield from _figures(f"{name}, garbler {garbler}", found, marks, paper[garbler])
+                expected = predicted(net.plan)
+            yield from figures(f"{name}, garbler {garbler}", found, expected, marks, paper[garbler])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,12 +33,12 @@ def cells(row: Row) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Four figures, or all of a whole number; "" for None."""
+    """Five figures, or all of a whole number; "" for None."""
     if value is None:
         return ""
     if float(value).is_integer():
         return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.5g}"
 
 
 def taken(run: Callable[[], object]) -> float:
@@ -45,3 +46,9 @@ def taken(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
+
+
+def median(run: Callable[[], object], repeats: int) -> float:
+    """The median time of a call in seconds, after one that is not counted."""
+    run()
+    return statistics.median(taken(run) for _ in range(repeats))

@@ -1,4 +1,4 @@
-"""Everything that docs/encrypted.md, docs/lookup.md and the quickstart's short forms show runs."""
+"""Everything that docs/encrypted.md, docs/two-party.md, docs/lookup.md and the quickstart's short forms show runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.pages import OTHER, QUICKSTART, blocks, run
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
 
-ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"
+ENCRYPTED, LOOKUP, TWO_PARTY = (ROOT / "docs" / name for name in ("encrypted.md", "lookup.md", "two-party.md"))
 
 
 def started(line: str, folder: Path) -> subprocess.Popen[str]:
@@ -62,6 +62,30 @@ def test_the_encrypted_commands_run(tmp_path: Path) -> None:
     serve, ask = blocks(ENCRYPTED, "sh")[0].splitlines()
     server = started(serve, tmp_path)
     try:
+        run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
+    finally:
+        stop([server])
+    assert np.load(tmp_path / "logits.npy").shape == (5, 10)
+
+
+def test_the_two_party_example_runs(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    (snippet,) = blocks(TWO_PARTY, "python")
+    (tmp_path / "example.py").write_text(snippet)
+    out = run([sys.executable, "example.py"], tmp_path)
+    # Uniform pixels are no digits; windows of 8 bits keep logits of size 6 to some tenths.
+    assert float(out.rpartition("largest error ")[2]) < 1.5 and "bytes measured" in out
+
+
+@pytest.mark.slow
+def test_the_two_party_commands_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    np.save(tmp_path / "images.npy", torch.rand(5, 1, 28, 28).numpy())
+    serve, prepare, ask = blocks(TWO_PARTY, "sh")[0].splitlines()
+    server = started(serve, tmp_path)
+    try:
+        assert server.stdout is not None and "listening" in server.stdout.readline()
+        run([sys.executable, *shlex.split(prepare)[1:]], tmp_path)
         run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
     finally:
         stop([server])

@@ -11,6 +11,7 @@ import torch
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
+from hummingbird.gc import cot, relu
 from hummingbird.he.scheme.params import TABLES
 from hummingbird.kernels.lookups import dpf
 from hummingbird.mpc import splines
@@ -18,7 +19,7 @@ from hummingbird.mpc.activations import EvenSmooth
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
 from tests.support.paths import ROOT
 
-ENCRYPTED, LOOKUP = ROOT / "docs/encrypted.md", ROOT / "docs/lookup.md"
+ENCRYPTED, LOOKUP, TWO_PARTY = (ROOT / "docs" / name for name in ("encrypted.md", "lookup.md", "two-party.md"))
 MEASURED = re.compile(r"<!-- measured -->\n(.*)<!-- /measured -->", re.DOTALL)
 MEASURING = (README, BENCHMARKS)
 
@@ -122,3 +123,27 @@ def test_the_size_of_a_key_is_the_format_s() -> None:
     )
     assert [dpf.key_bytes(1 << bits) for bits in (10, 15, 20)] == [constant + step * depth for depth in (0, 5, 10)]
     assert million == dpf.key_bytes(1 << 20)
+
+
+def test_the_bytes_of_a_garbled_relu_are_those_of_the_kernels() -> None:
+    """The formulas of docs/two-party.md and the table below them; 128 tiles, so that nothing is padded."""
+    text, n = text_of(TWO_PARTY), 2048
+
+    def offline(width: int, ring: int, garbler: str) -> float:
+        tables = relu.Circuit("relu", width, ring, garbler).table_bytes(n)
+        return (tables + cot.message_bytes(n * width, garbler == "data")) / n
+
+    for w, ring in ((2, 8), (8, 16), (10, 20), (24, 32)):
+        assert offline(w, ring, "data") == 16 + 32 * (w - 2) + (3 * (w - 1) + 1) * ring / 8 + 31 * w / 8
+        assert offline(w, ring, "model") == 32 * (w - 1) + 3 * (w - 1) * ring / 8 + 4 * w
+    assert "| D garbles | 16 + 32 (w - 2) + (3 (w - 1) + 1) k' / 8, and 31 w / 8 for transfers | w / 8 to D," in text
+    assert "| M garbles | 32 (w - 1) + 3 (w - 1) k' / 8, and 4 w for transfers | 16 w to D, k' / 8 to M |" in text
+    shown = re.findall(
+        r"^\| (D garbles|M garbles|a 2x2 maximum, D garbles) \| ([\d.,]+) \| ([\d.]+) \|", text, re.MULTILINE
+    )
+    stated = {name: (float(before.replace(",", "")), float(online)) for name, before, online in shown}
+    assert stated == {
+        "D garbles": (offline(10, 20, "data"), 10 / 8 + 160),
+        "M garbles": (offline(10, 20, "model"), 160 + 20 / 8),
+        "a 2x2 maximum, D garbles": (3 * offline(10, 10, "data"), 3 * (10 / 8 + 160)),
+    }
