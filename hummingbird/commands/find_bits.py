@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from hummingbird import ranks
 from hummingbird.bits import BitConfig
@@ -24,8 +26,8 @@ from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
 from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, shown, state_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
-from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
+from hummingbird.hybrid import make_plan, prices
 from hummingbird.ring import SCALE
 from hummingbird.table import text_table
 from hummingbird.window_search import Objective
@@ -78,6 +80,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options but those of the net and its images."""
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="where to write the windows")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a file (.png, .pdf)")
+    parser.add_argument(
+        "--cut",
+        action="store_true",
+        help="windows for gc-server, two parties without a dealer: scored by its whole numbers; needs a budget of bits",
+    )
     add_search_arguments(parser)
     group = parser.add_argument_group("budget")
     group.add_argument(
@@ -114,19 +121,26 @@ def layer_table(study: Study, config: BitConfig) -> str:
     return text_table(head, rows)
 
 
-def summary(config: BitConfig, objective: Objective, costs: tuple[Cost, Cost], source: str) -> str:
-    """The result in lines: accuracies, budget and cost, the wire, the search.
-
-    costs: exact, with windows. source: where the images are from.
-    """
-    said = config.provenance
+def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Sequence[int]) -> str:
+    """The price of an image of this shape on the wire with these windows, in words."""
+    if args.cut:
+        plan = make_plan(net, shape, config).plan
+        offline, online_ = (sum(found(plan).values()) / 1e6 for found in (prices.offline, prices.online))
+        return f"{online_:,.2f} MB, offline {offline:,.2f} MB (both ways, one image, whole net)"
+    costs = online(net, BitConfig(), args, shape), online(net, config, args, shape)
     exact, cheap = (f"{cost.bits / 8e3:,.2f} kB in {cost.rounds} rounds" for cost in costs)
+    return f"exact {exact}, with windows {cheap} (per party, one image, whole net)"
+
+
+def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> str:
+    """The result in lines: accuracies, budget and cost, the wire, the search. source: where the images are from."""
+    said = config.provenance
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
     lines = [
         ("accuracy", _accuracies(said)),
         ("", f"of {said['samples']} images of {source}{_agreeing(said)}"),
         ("budget", f"{budget}, cost {shown(objective.name, said['cost'])} {_PAID[objective.name]}"),
-        ("online", f"exact {exact}, with windows {cheap} (per party, one image, whole net)"),
+        ("online", wire),
         ("search", f"{said['seconds']:.1f} s, {said['evaluations']} windows tried"),
     ]
     if uniform := said.get("uniform"):
@@ -159,7 +173,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
             plots.check(args.plot, "--plot")
         check_states([state], args.resume)
     subject = load()
-    study = open_study(args, subject)
+    study = open_study(args, subject, cut=args.cut)
     link = {"bandwidth": args.bandwidth, "rtt": args.rtt, "images": args.batch_images}
     objective = study.objective(args.objective, **link)
     try:
@@ -183,8 +197,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
     if args.plot:
         plots.draw_windows(study.layers, config, args.plot)
     shape = study.searched.image_shape
-    costs = online(subject.net, BitConfig(), args, shape), online(subject.net, config, args, shape)
-    print(f"{layer_table(study, config)}\n\n{summary(config, objective, costs, subject.source)}")
+    sent = wire(args, subject.net, config, shape)
+    print(f"{layer_table(study, config)}\n\n{summary(config, objective, sent, subject.source)}")
     print(f"saved {args.out}" + (f" and {args.plot}" if args.plot else ""))
 
 

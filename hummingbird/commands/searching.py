@@ -43,8 +43,8 @@ def interrupted(states: Sequence[Path]) -> str:
     return f"interrupted: {'go on with the same command and --resume' if kept else 'no search was begun'}"
 
 
-def open_study(args: argparse.Namespace, subject: Subject) -> Study:
-    """The study that the options describe, behind a bar for its magnitudes; errors of `Study`."""
+def open_study(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
+    """The study that the options describe, behind a bar for its magnitudes; cut, and errors: as of `Study`."""
     with tqdm(total=len(subject.images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
         return Study(
             subject.net,
@@ -55,6 +55,7 @@ def open_study(args: argparse.Namespace, subject: Subject) -> Study:
             protocol=args.protocol,
             parties=args.parties,
             seed=args.seed,
+            cut=cut,
             progress=lambda done, _: _advance(bar, done),
         )
 

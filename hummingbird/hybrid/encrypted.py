@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from hummingbird.cost import bfv_fresh, bfv_reply
+from hummingbird.cost import bfv_fresh
 from hummingbird.he import bfv
 from hummingbird.he.bfv import noise
 from hummingbird.he.bfv.layout import Layout
@@ -32,8 +31,7 @@ class Layer:
 
     def __init__(self, step: Linear) -> None:
         self.step, self.layout = step, layout(step)
-        self.up = bfv_fresh(self.layout.inputs)
-        self.down = bfv_reply(self.layout.replies, sum(len(places) for places in self.layout.used))
+        self.up, self.down = self.layout.up_bytes, self.layout.down_bytes
 
     def ask(self, secret: bfv.Secret, r: Tensor) -> bytes:
         """The data's side: its message for r mod 2^ring, int64 (C, H, W). A new one for every slot."""
@@ -71,8 +69,8 @@ class Weights:
         self._kept: dict[int, Tensor] = {}
         total, left = 0.0, _KEPT
         for number, layer in found.items():
-            weight, used = parameters[number].weight, sum(len(places) for places in layer.layout.used)
-            total += noise.distance(layer.layout.norms(weight), layer.step.ring, used)
+            norm = layer.layout.norms(parameters[number].weight)
+            total += noise.distance(norm, layer.step.ring, layer.step.count)
             left -= len(layer.layout.pairs) * _POLYNOMIAL
             if left >= 0:
                 self._kept[number] = self._transformed(number)
@@ -87,10 +85,8 @@ class Weights:
         places = layer.layout
         kept = self._kept.get(number)
         weights = self._transformed(number) if kept is None else kept
-        tiles = places.tiles
-        parts = bfv.Fresh.from_bytes(asked, places.inputs).parts()
-        sums = [bfv.products(part, weights, places.pairs, places.replies // tiles) for part in parts.chunk(tiles)]
-        reply = bfv.evaluate(public, torch.cat(sums), layer.masks(seed), layer.step.ring, places.used)
+        sums = places.multiply(bfv.Fresh.from_bytes(asked, places.inputs).parts(), weights)
+        reply = bfv.evaluate(public, sums, layer.masks(seed), layer.step.ring, places.used)
         return reply.to_bytes()
 
 

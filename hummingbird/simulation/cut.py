@@ -34,7 +34,7 @@ class CutTwin(nn.Module):
     def __init__(self, net: nn.Module, config: BitConfig, seed: int | None) -> None:
         super().__init__()
         self.net, self.training = net, net.training
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._generator = None if seed is None else seeded(seed)
         self._traced: TracedNet | None = None
         self._traced_of: list[Any] = []
         self.set_bits(config)
@@ -48,7 +48,7 @@ class CutTwin(nn.Module):
 
     def restart(self, seed: int) -> None:
         """Let the calls that follow draw as those of a new twin of this seed."""
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = seeded(seed)
 
     def planned(self, shape: tuple[int, ...]) -> Plain:
         """The plan for images of this shape, as the net and the windows are now."""
@@ -67,16 +67,24 @@ class CutTwin(nn.Module):
         plain = self.planned(tuple(x.shape[1:]))
         images = plain.plan.encode(x.detach().float().cpu())
         if low is None:
-            values = torch.cat([plain(part, self._drawn(plain.plan, len(part))) for part in images.split(SLICE)])
+            values = torch.cat(
+                [plain(part, uniform_low(plain.plan, len(part), self._generator)) for part in images.split(SLICE)]
+            )
         else:
             values = plain(images, low)
         return plain.plan.decode(values).to(x.device)
 
-    def _drawn(self, plan: Plan, images: int) -> dict[int, Tensor]:
-        """The low bits of shares that are uniform."""
 
-        def share(number: int, step: Step) -> Tensor:
-            found = torch.empty(images, *step.shape, dtype=torch.int64)
-            return found.random_(0, 1 << step.ring, generator=self._generator)
+def seeded(seed: int) -> torch.Generator:
+    """A generator of low bits: no secret, as nothing here is hidden from anybody."""
+    return torch.Generator().manual_seed(seed)
 
-        return low_bits(plan, share, lambda number, step, r: share(number, step))
+
+def uniform_low(plan: Plan, images: int, generator: torch.Generator | None) -> dict[int, Tensor]:
+    """The low bits of the data's shares that are uniform, for every cut: int64 (images, *shape), by number."""
+
+    def share(number: int, step: Step) -> Tensor:
+        found = torch.empty(images, *step.shape, dtype=torch.int64)
+        return found.random_(0, 1 << step.ring, generator=generator)
+
+    return low_bits(plan, share, lambda number, step, r: share(number, step))

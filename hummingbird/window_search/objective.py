@@ -18,6 +18,8 @@ from typing import Any
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
+from hummingbird.hybrid.convert import PROTOCOL
+from hummingbird.hybrid.plan import WIDTHS
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
 from hummingbird.window_search.problem import ComparingLayer
@@ -59,7 +61,8 @@ def bit_budget(layers: Iterable[ComparingLayer], protocol: str = "masked") -> Ob
     def price(layer: ComparingLayer, window: BitWindow) -> Fraction:
         return Fraction(window.w * layer.outputs, whole)
 
-    return Objective("bits", "of 64 bits per output", price, {"protocol": protocol}, named(protocol).least_width)
+    least = WIDTHS[0] if protocol == PROTOCOL else named(protocol).least_width
+    return Objective("bits", "of 64 bits per output", price, {"protocol": protocol}, least)
 
 
 def online_bytes(protocol: str, parties: int, *, images: int = 1, prices: Prices | None = None) -> Objective:

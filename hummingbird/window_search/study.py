@@ -26,10 +26,12 @@ from torch.utils.data import Dataset
 from hummingbird import graph
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.hybrid.convert import PROTOCOL
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.version import VERSION
 from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import CachedEvaluator, check_labels
+from hummingbird.window_search.cut import CutEvaluator
 from hummingbird.window_search.find import search_bits
 from hummingbird.window_search.groups import group_layers
 from hummingbird.window_search.images import fingerprint, gathered
@@ -48,7 +50,9 @@ class Study:
     search is resumed with the same images in the same order. criterion: what windows are chosen by, "agreement" with
     the exact net or "accuracy"; only the latter needs labels. by: how layers are grouped, as for `group_layers`.
     seed, runs: of the protocol's random numbers, and over how many seeds windows are compared in the end. batch: images
-    at a time. progress: told (images done, of all) while magnitudes are measured. Cost: two passes of the exact net.
+    at a time. cut: windows of `hummingbird.hybrid`, scored by its whole numbers (cut.py); protocol and parties stay as
+    they are, and a search needs a budget of bits. progress: told (images done, of all) while magnitudes are measured.
+    Cost: two passes of the exact net.
     `input_range`: the largest |x| in the images.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
     converted, ConfigError for the other arguments.
@@ -67,6 +71,7 @@ class Study:
         seed: int = 0,
         runs: int = 2,
         batch: int = 128,
+        cut: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         started, net = time.perf_counter(), graph.unwrapped(net)
@@ -78,14 +83,23 @@ class Study:
         if criterion == "accuracy" and labels is None:
             raise InputError("no labels to be accurate to", where="labels", hint='give them, or criterion="agreement"')
         target = labels if criterion == "accuracy" else None
-        self.evaluator = CachedEvaluator(
-            net, images, target, protocol=protocol, parties=parties, seed=seed, runs=runs, batch=batch
-        )
-        if labels is not None:
-            check_labels(labels, len(images), self.evaluator.classes)
+        if cut and (protocol, parties) != ("masked", 2):
+            raise ConfigError("cut=True with a protocol or parties", where="cut", hint="leave them out: it has its own")
         self.searched = SearchedNet(net, images.shape[1:], protocol)
         largest = magnitudes(net, images, protocol=protocol, parties=parties, batch=batch, progress=progress)
-        self.layers = self.searched.layers(largest)
+        self.evaluator: CachedEvaluator
+        self.accepts = self.searched.accepts
+        if cut:
+            protocol = PROTOCOL
+            self.evaluator = found = CutEvaluator(net, images, target, largest, seed=seed, runs=runs, batch=batch)
+            self.layers, self.accepts = found.layers, found.accepts
+        else:
+            self.evaluator = CachedEvaluator(
+                net, images, target, protocol=protocol, parties=parties, seed=seed, runs=runs, batch=batch
+            )
+            self.layers = self.searched.layers(largest)
+        if labels is not None:
+            check_labels(labels, len(images), self.evaluator.classes)
         self.groups = group_layers(self.layers, by)
         self.protocol, self.parties, self.seed = protocol, parties, seed
         self.input_range = max(abs(float(end)) for end in torch.aminmax(images))
@@ -112,9 +126,11 @@ class Study:
         """The objective that a budget limits: "bits", the fraction kept; "bytes", sent online by a party per image;
         "seconds", on the wire for a batch of `images`, at `bandwidth` bits per second and `rtt` seconds there and back.
         """
-        prices = self.searched.prices(self.parties)
         if name == "bits":
             return bit_budget(self.layers, self.protocol)
+        if self.protocol == PROTOCOL:
+            raise ConfigError(f"the objective {name!r} with cut=True", where="objective", hint='"bits" alone')
+        prices = self.searched.prices(self.parties)
         if name == "bytes":
             return online_bytes(self.protocol, self.parties, images=images, prices=prices)
         if name == "seconds":
@@ -149,6 +165,11 @@ class Study:
         of this search, with all sessions that it was resumed from.
         """
         objective = objective or self.objective()
+        if budget is None and self.protocol == PROTOCOL:
+            hint = "10/64 keeps 10 bits of each value"
+            raise ConfigError(
+                "windows that change nothing: with cut=True weights are rounded", where="budget", hint=hint
+            )
         config = search_bits(
             self.groups,
             self.evaluator,
@@ -161,7 +182,7 @@ class Study:
             widths=widths,
             trials=trials,
             uniform=uniform,
-            accepts=self.searched.accepts,
+            accepts=self.accepts,
             thrifty=thrifty,
             seed=self.seed,
             identity=" ".join(str(fact) for fact in self._facts.values()),

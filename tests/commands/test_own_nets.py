@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -12,11 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hummingbird import hybrid
 from hummingbird.__main__ import COMMANDS, main, parser
 from hummingbird.bits import BitConfig
 from hummingbird.commands.accuracy import evaluate, predict
 from hummingbird.commands.sources import images_of
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.hybrid import prices
 from tests.support import own_net
 
 NET = ["--model", "my_net:net", "--weights", "net.pt"]
@@ -96,9 +99,29 @@ def test_find_bits_needs_no_labels_and_takes_a_loader(data: list[str], capsys: p
     assert ("not known: the images have no labels" in capsys.readouterr().out) == (data == ["my_data:bare"])
 
 
+def test_find_bits_for_two_parties_without_a_dealer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows that gc-server takes, and the price of an image with them."""
+    words = ["--data", "my_data:images", "--cut", "--budget", "10/64", "--widths", "8", "10", "--out", "bits.json"]
+    assert main(["find-bits", *NET, *words]) == 0
+    config, net = BitConfig.load("bits.json"), net_of_folder()
+    plan = hybrid.make_plan(net, (1, 6, 6), config).plan
+    assert [gate.width for gate in plan.gates.values()] in ([8], [10])
+    assert config.provenance["protocol"] == "cut"
+    sent = [sum(found(plan).values()) / 1e6 for found in (prices.online, prices.offline)]
+    assert "{:,.2f} MB, offline {:,.2f} MB".format(*sent) in capsys.readouterr().out
+
+
+def net_of_folder() -> torch.nn.Module:
+    """my_net.net() with the weights of net.pt."""
+    net: torch.nn.Module = importlib.import_module("my_net").net()
+    net.load_state_dict(torch.load("net.pt", weights_only=True))
+    return net.eval()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("find-bits --data my_data:bare --cut --out x", "weights are rounded (at budget)"),
         (
             "find-bits --data nothing:images --out x",
             "cannot import 'nothing:images': No module named 'nothing' (at --d",

@@ -47,7 +47,7 @@ def choose(layer: Layer, degree: int) -> Blocks:
             sent = tiles * (2 * inputs + replies)
             if best and sent > least[0]:
                 continue
-            products = tiles * len(connected(layer, phases, count, block))
+            products = tiles * sum(map(len, connected(layer, phases, count, block)))
             price = (sent, products, tiles * replies)
             if not best or price < least:
                 best, least = Blocks(height, width, count, block), price
@@ -55,15 +55,15 @@ def choose(layer: Layer, degree: int) -> Blocks:
     return best
 
 
-def connected(layer: Layer, phases: int, count: int, block: int) -> list[tuple[int, int]]:
-    """Which input polynomial, of `count` planes, has one for which reply, of `block` outputs: (input, reply)."""
-    outputs, groups = layer.output_shape[0], layer.groups
-    pairs, of_group = [], layer.weight_shape[1] * phases
-    for reply, first in enumerate(range(0, outputs, block)):
+def connected(layer: Layer, phases: int, count: int, block: int) -> list[range]:
+    """Which input polynomials, of `count` planes each, have one for each reply, of `block` outputs."""
+    outputs, groups, of_group = layer.output_shape[0], layer.groups, layer.weight_shape[1] * phases
+    found = []
+    for first in range(0, outputs, block):
         last = min(first + block, outputs) - 1
         start, stop = (group * of_group for group in (first * groups // outputs, last * groups // outputs + 1))
-        pairs += [(number, reply) for number in range(start // count, -(-stop // count))]
-    return pairs
+        found.append(range(start // count, -(-stop // count)))
+    return found
 
 
 def tiles_of(layer: Layer, degree: int) -> list[tuple[int, int, int]]:
@@ -87,8 +87,12 @@ def tiles_of(layer: Layer, degree: int) -> list[tuple[int, int, int]]:
 
 
 def _even(total: int) -> list[int]:
-    """The sizes that cut `total` into parts as even as can be, ascending."""
-    return sorted({-(-total // parts) for parts in range(1, total + 1)})
+    """The sizes that cut `total` into parts as even as can be, ascending: about 2 sqrt(total) of them."""
+    sizes, parts = [total], 1
+    while sizes[-1] > 1:
+        parts = -(-total // (sizes[-1] - 1))  # the least with a smaller size
+        sizes.append(-(-total // parts))
+    return sizes[::-1]
 
 
 def _largest_even(total: int, most: int) -> int:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hummingbird import prg
 from hummingbird.he.bfv.messages import Fresh, PublicKey, Reply
-from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, decode, times
+from hummingbird.he.bfv.scheme import DEGREE, REST, RING, check_bits, check_polynomials, decode
 from hummingbird.he.bfv.switching import SwitchingKey
 from hummingbird.he.scheme.ckks import expand
-from hummingbird.kernels.ciphertexts import add, compose, encode, noise, phase, ternary
+from hummingbird.kernels.ciphertexts import accumulate, add, compose, encode, noise, phase, ternary
 
 
 class Secret:
@@ -53,8 +53,13 @@ class Secret:
         check_polynomials(polys, f"{where}(polys)")
         seed = prg.new_seed()
         plain = RING.ntt(encode(RING, polys, k, noise(prg.fresh(), *polys.shape)))
-        masked = times(expand(RING, seed, len(polys)), self._values[None])[:, 0]
-        return Fresh(seed, add(RING, plain, masked, -1))
+        masks = self._times(expand(RING, seed, len(polys)))
+        return Fresh(seed, add(RING, plain, masks, -1))
+
+    def _times(self, a: Tensor) -> Tensor:
+        """a s of each a: int32 (n, 4, N), transformed."""
+        pairs = torch.stack([torch.zeros(len(a), dtype=torch.int64), torch.arange(len(a))], 1)
+        return accumulate(RING, a, self._values[None, None], pairs, len(a))[:, 0]
 
     def decrypt(self, reply: Reply, k: int) -> Tensor:
         """Decrypt a reply: int64 (n, N), 0 .. 2^k - 1 in the coefficients that were sent, 0 in all others.
@@ -62,12 +67,12 @@ class Secret:
         InputError for k outside 1 .. 32. A reply of another k gives other values.
         """
         check_bits(k, "he.bfv.Secret.decrypt(k)")
-        parts, (rows, columns) = reply.parts(), reply.rows_and_columns()
+        parts = reply.parts()
         parts[:, 1] = REST.ntt(parts[:, 1])
         x = compose(REST, phase(REST, parts, self._values[: len(REST.primes)], "mixed"))
-        out = torch.zeros(len(parts), DEGREE, dtype=torch.int64)
-        out[rows, columns] = decode(x[rows, columns], k)
-        return out
+        out = torch.zeros(x.numel(), dtype=torch.int64)
+        out[reply.places] = decode(x.flatten()[reply.places], k)
+        return out.view(x.shape)
 
     def switching_key(self, public: PublicKey) -> SwitchingKey:
         """Make the key that leads ciphertexts of this secret to that of a public key; for the server alone."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.he.bfv.axis import Axis
 
+MOST_LENGTH = 1 << 14  # of a padded dimension: what is tried for a layer takes no longer than some tenths of a second
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -55,6 +57,9 @@ class Layer:
         options = [_each(name, value, dims, least) for name, (value, least) in named.items()]
         axes = [Axis(1, 1)] * (2 - dims)
         for number, (size, kernel) in enumerate(zip(inputs[1:], weights[2:], strict=True)):
+            if (padded := size + 2 * options[1][number]) > MOST_LENGTH:
+                what = f"{padded} values in dimension {number}, the padding included"
+                raise InputError(what, where=f"{where}(input_shape)", hint=f"at most {MOST_LENGTH}: cut the input")
             axes.append(Axis(size, kernel, *(option[number] for option in options)))
             if axes[-1].outputs < 1 or not axes[-1].taps:
                 what = f"a kernel of {kernel} reads nothing of an input of {size} in dimension {number}"
@@ -63,12 +68,10 @@ class Layer:
         output_shape = (weights[0], *(axis.outputs for axis in axes[2 - dims :]))
         return Layer(inputs, weights, output_shape, groups, *axes)
 
-    @property
-    def channels(self) -> Tensor:
-        """The input channel of each weight: int64 (O, C / groups)."""
-        outputs, count = self.weight_shape[:2]
-        first = torch.arange(outputs) // (outputs // self.groups) * count
-        return first[:, None] + torch.arange(count)
+    def channels(self, outputs: Tensor) -> Tensor:
+        """The input channels of some outputs' weights: int64 (n,) to (n, C / groups)."""
+        every, count = self.weight_shape[:2]
+        return (outputs // (every // self.groups) * count)[:, None] + torch.arange(count)
 
 
 def check(tensor: Tensor, shape: Sequence[int], where: str) -> None:

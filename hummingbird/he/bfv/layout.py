@@ -104,7 +104,8 @@ class Layout:
     @cached_property
     def pairs(self) -> Tensor:
         """Products of a tile: its input and its reply for each weight polynomial, replies ascending; int64 (n, 2)."""
-        return torch.tensor(blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs))
+        of_replies = blocks.connected(self.layer, self.planes.phases, self.blocks.planes, self.blocks.outputs)
+        return torch.tensor([(number, reply) for reply, inputs in enumerate(of_replies) for number in inputs])
 
     def multiply(self, x: Tensor, weights: Tensor) -> Tensor:
         """Sum the products of encrypted inputs with weights, tile by tile.
@@ -130,16 +131,18 @@ class Layout:
         """Lay weights into polynomials: int64 of `weight_shape` to int64 (n, N), one for each of `pairs`."""
         layer, count, block = self.layer, self.blocks.planes, self.blocks.outputs
         check(weights, layer.weight_shape, f"{_WHERE}.pack_weights(weights)")
-        plane = layer.channels[..., None, None] * self.planes.phases + self.planes.phase
-        output = torch.arange(layer.output_shape[0]).view(-1, 1, 1, 1)
-        exponent = (output % block * count + count - 1 - plane % count) * self.planes.size + self.planes.exponents
-        numbers = torch.full((self.replies // self.tiles, self.inputs // self.tiles), -1)
-        numbers[self.pairs[:, 1], self.pairs[:, 0]] = torch.arange(len(self.pairs))
-        number = numbers[output // block, plane // count]
-        kept = self.planes.kept(weights)
-        kept = torch.where(exponent // self.degree % 2 == 1, -kept, kept)  # X^N = -1
+        inputs, targets = self.pairs.t().contiguous()
         polys = torch.zeros(len(self.pairs) * self.degree, dtype=torch.int64)
-        polys[(number * self.degree + exponent % self.degree).flatten()] = kept.flatten()
+        for reply, part in enumerate(weights.split(block)):  # some at a time: indices take as much memory as weights
+            output = torch.arange(len(part))
+            plane = layer.channels(output + reply * block)[..., None, None] * self.planes.phases + self.planes.phase
+            first = int(torch.searchsorted(targets, reply))  # of the reply's products, whose inputs follow each other
+            number = first - inputs[first] + plane // count
+            place = output.view(-1, 1, 1, 1) * count + count - 1 - plane % count
+            exponent = place * self.planes.size + self.planes.exponents
+            kept = self.planes.kept(part)
+            kept = torch.where(exponent // self.degree % 2 == 1, -kept, kept)  # X^N = -1
+            polys[(number * self.degree + exponent % self.degree).flatten()] = kept.flatten()
         return polys.view(-1, self.degree)
 
     def unpack(self, polys: Tensor) -> Tensor:
@@ -161,8 +164,7 @@ class Layout:
     def norms(self, weights: Tensor) -> int:
         """The largest ||w||_1 of a reply: of all the weights that are multiplied into it, which its noise grows by."""
         check(weights, self.layer.weight_shape, f"{_WHERE}.norms(weights)")
-        each = self.planes.kept(weights).abs().flatten(1).sum(1)
-        return max(int(part.sum()) for part in each.split(self.blocks.outputs))
+        return max(int(self.planes.kept(part).abs().sum()) for part in weights.split(self.blocks.outputs))
 
     @cached_property
     def _places(self) -> list[Tensor]:

@@ -75,32 +75,28 @@ class PublicKey:
 class Reply:
     """Answers: of n polynomials c_1, int32 (n, 2, N), and what is read of c_0, int32 (2, values); coefficients.
 
-    used: the coefficients read of each, int64 (values of it,) for each of n; both sides know them.
+    places: of the values in the polynomials, (n, N) flattened; int64 (values,). Both sides know them.
     """
 
     first: Tensor
     second: Tensor
-    used: tuple[Tensor, ...]
+    places: Tensor
 
     @staticmethod
     def of(parts: Tensor, used: Sequence[Tensor]) -> Reply:
-        """Keep what is sent of int32 (n, 2, 2, N); InputError for another number of `used`, or a place outside."""
+        """Keep what is sent of int32 (n, 2, 2, N): of c_0 what is `used`, int64 (values of it,) for each of n.
+
+        InputError for another number of `used`, or a place outside.
+        """
         places = places_of(used, len(parts))
         first = parts[:, 0].transpose(0, 1).flatten(1)
-        return Reply(first[:, places], parts[:, 1].contiguous(), tuple(used))
+        return Reply(first[:, places], parts[:, 1].contiguous(), places)
 
     def parts(self) -> Tensor:
         """c_0, 0 where nobody reads it, and c_1: int32 (n, 2, 2, N)."""
-        out = torch.zeros(len(self.second), 2, _LEFT, DEGREE, dtype=torch.int32)
-        rows, columns = self.rows_and_columns()
-        out[rows, 0, :, columns] = self.first.t()
-        out[:, 1] = self.second
-        return out
-
-    def rows_and_columns(self) -> tuple[Tensor, Tensor]:
-        """Where each value is in polynomials (n, N)."""
-        places = places_of(self.used, len(self.second))
-        return places // DEGREE, places % DEGREE
+        first = torch.zeros(_LEFT, len(self.second) * DEGREE, dtype=torch.int32)
+        first[:, self.places] = self.first
+        return torch.stack([first.view(_LEFT, -1, DEGREE).transpose(0, 1), self.second], 1)
 
     def to_bytes(self) -> bytes:
         """All c_1, then residues of c_0 in 26 bits, prime by prime: 26,624 bytes a polynomial and 6.5 a value."""
@@ -121,23 +117,22 @@ class Reply:
         if bool((words >= moduli).any()):
             hint = "the data is damaged, or of another layer"
             raise InputError("a value is not below its prime", where=where, hint=hint)
-        return Reply(torch.where(words > moduli // 2, words - moduli, words).int(), second, tuple(used))
+        return Reply(torch.where(words > moduli // 2, words - moduli, words).int(), second, places_of(used, count))
 
 
 def places_of(used: Sequence[Tensor], count: int) -> Tensor:
     """Places in polynomials (count, N), flattened; InputError unless there is int64 (values,) in 0 .. N-1 for each."""
-    where = "he.bfv.Reply(used)"
+    where, hint = "he.bfv.Reply(used)", f"int64 (values,) for each polynomial, each from 0 to {DEGREE - 1}"
     if len(used) != count:
-        raise InputError(
-            f"{len(used)} lists of coefficients, {count} polynomials", where=where, hint="give one for each"
-        )
-    for places in used:
-        right = isinstance(places, Tensor) and places.dtype == torch.int64 and places.dim() == 1
-        if not right or (places.numel() and not 0 <= int(places.min()) <= int(places.max()) < DEGREE):
-            raise InputError(
-                "no list of coefficients", where=where, hint=f"int64 (values,), each from 0 to {DEGREE - 1}"
-            )
-    return torch.cat([places + number * DEGREE for number, places in enumerate(used)] or [torch.empty(0).long()])
+        raise InputError(f"{len(used)} lists of coefficients, {count} polynomials", where=where, hint=hint)
+    if not all(isinstance(places, Tensor) and places.dtype == torch.int64 and places.dim() == 1 for places in used):
+        raise InputError("coefficients that are no int64 (values,)", where=where, hint=hint)
+    columns = torch.cat([torch.empty(0, dtype=torch.int64), *used])
+    if columns.numel() and not 0 <= int(columns.min()) <= int(columns.max()) < DEGREE:
+        what = f"coefficients from {int(columns.min())} to {int(columns.max())}"
+        raise InputError(what, where=where, hint=hint)
+    rows = torch.repeat_interleave(torch.tensor([len(places) for places in used], dtype=torch.int64))
+    return rows * DEGREE + columns
 
 
 def check_length(data: bytes, wanted: int, where: str) -> None:

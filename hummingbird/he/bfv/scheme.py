@@ -70,13 +70,6 @@ def products(x: Tensor, weights: Tensor, pairs: Tensor, outputs: int) -> Tensor:
     return accumulate(RING, weights, x, pairs, outputs)
 
 
-def times(polys: Tensor, one: Tensor) -> Tensor:
-    """Multiply transformed polynomials, int32 (n, 4, N), by one of some parts, (parts, 4, N): (n, parts, 4, N)."""
-    count = len(polys)
-    pairs = torch.stack([torch.zeros(count, dtype=torch.int64), torch.arange(count)], 1)
-    return accumulate(RING, polys, one[None], pairs, count)
-
-
 def encrypted_zeros(public: Tensor, count: int) -> Tensor:
     """Draw encryptions of 0, u pk + (e_1, e_2), under a public key (2, 4, N): int32 (count, 2, 4, N), transformed."""
     u = ternary(prg.fresh(), count * DEGREE).view(count, 1, DEGREE)

@@ -117,7 +117,8 @@ class Taps:
         layer, planes = self.layer, self.planes
         check(weights, layer.weight_shape, f"{_WHERE}.terms(weights)")
         kept = planes.kept(weights)
-        plane = (layer.channels[..., None, None] * planes.phases + planes.phase).expand(kept.shape)
+        channels = layer.channels(torch.arange(layer.output_shape[0]))
+        plane = (channels[..., None, None] * planes.phases + planes.phase).expand(kept.shape)
         output, *_ = places = kept.nonzero(as_tuple=True)
         first = torch.searchsorted(output, torch.arange(layer.output_shape[0] + 1))
         shifts = (planes.exponents % (2 * self.degree)).expand(kept.shape)

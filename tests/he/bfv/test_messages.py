@@ -21,15 +21,18 @@ def messages(patch: MonkeyPatch) -> list[tuple[bytes, Callable[[bytes], object]]
     """A message of each kind, and how it is read."""
     got = answer(elements(0, 3, 20), weights(0, 3, 127), 20, patch)
     reply = bfv.Reply.of(got.reply.parts(), USED)
+    public = got.secret.public()
     return [
-        (got.secret.public().to_bytes(), bfv.PublicKey.from_bytes),
+        (got.secret.switching_key(public).to_bytes(), bfv.SwitchingKey.from_bytes),
+        (public.to_bytes(), bfv.PublicKey.from_bytes),
         (got.fresh.to_bytes(), lambda data: bfv.Fresh.from_bytes(data, 3)),
         (reply.to_bytes(), lambda data: bfv.Reply.from_bytes(data, USED)),
     ]
 
 
 def test_bytes_are_those_of_the_price(monkeypatch: MonkeyPatch) -> None:
-    public, fresh, reply = (len(data) for data, _ in messages(monkeypatch))
+    key, public, fresh, reply = (len(data) for data, _ in messages(monkeypatch))
+    assert key == cost.bfv_switching_key() == 851_968
     assert public == cost.bfv_fresh(1) == 53264
     assert fresh == cost.bfv_fresh(3) == 16 + 3 * 53248
     assert reply == cost.bfv_reply(3, 1004) == 3 * 26624 + 6526
