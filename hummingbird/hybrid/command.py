@@ -126,11 +126,12 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
 def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
     """Logits with slots of a proxy, and figures."""
     with ProxiedNet(args.server, args.proxy, input=args.input, tls=tls_of(args), timeout=args.timeout) as net:
-        started = time.perf_counter()
+        once, started = net.sent + net.received, time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, progress=bar.update)
-        seconds, each = time.perf_counter() - started, (net.sent + net.received) / len(images)
-    print(f"{len(images)} images in {seconds:.2f} s, {each / 1e6:.4f} MB sent and received for each")
+        seconds, each = time.perf_counter() - started, (net.sent + net.received - once) / len(images)
+    told = f"{each / 1e6:.4f} MB sent and received for each, {once / 1e6:.4f} MB once"
+    print(f"{len(images)} images in {seconds:.2f} s, {told}")
     return logits
 
 
