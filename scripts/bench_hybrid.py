@@ -2,6 +2,7 @@
 
     python -m scripts.bench_hybrid --json hybrid.json
     python -m scripts.bench_hybrid --only garbling transfers
+    python -m scripts.bench_hybrid --only images characterised --link 1gbit --rtt 20      # root
 
     bytes          by formula: Impala's count and ours, and ResNet-18 on TinyImageNet
     garbling       10,000 ReLUs with each instruction set, and the three adders of Impala's circuit beside them
@@ -40,6 +41,7 @@ from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from scripts import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
 from scripts.hybrid_rows import HEAD, Row, cells
+from scripts.link import Link, own_loopback
 from scripts.party import ROOT
 
 _LAYERS = (hybrid_layers.layers, hybrid_layers.sparse, hybrid_layers.switching)
@@ -48,9 +50,10 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "garbling": lambda args: hybrid_kernels.garbling(args.relus),
     "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
     "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
-    "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats),
-    "characterised": lambda args: hybrid_nets.characterised(args.repeats),
+    "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args)),
+    "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args)),
 }
+_PORT = 29500  # a namespace of its own has no other listener
 NUMBERS = ("relus", "transfers", "images", "repeats")  # options that sections take
 
 
@@ -59,7 +62,15 @@ def work(args: argparse.Namespace) -> list[Row]:
     heap.keep()  # as the service and the client do
     torch.set_num_threads(1)
     rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
-    return [{"section": args.worker, **row, **machine()} for row in rows]
+    return [{"section": args.worker, "link": str(_link(args)), **row, **machine()} for row in rows]
+
+
+def _port(args: argparse.Namespace) -> int:
+    return 0 if _link(args) == Link() else _PORT
+
+
+def _link(args: argparse.Namespace) -> Link:
+    return Link.parse(args.link).with_round_trip(args.rtt / 1e3)
 
 
 def launch(section: str, args: argparse.Namespace) -> list[Row]:
@@ -69,8 +80,9 @@ def launch(section: str, args: argparse.Namespace) -> list[Row]:
         file = Path(folder) / "rows.json"
         words = [sys.executable, "-m", "scripts.bench_hybrid", "--worker", section, "--json", str(file)]
         words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
-        words += ["--data", args.data] if args.data else []
-        ended = subprocess.run(words, cwd=ROOT, env=environment)
+        words += ["--link", args.link, "--rtt", str(args.rtt), *(["--data", args.data] if args.data else [])]
+        with own_loopback(_link(args)) as prefix:
+            ended = subprocess.run([*prefix, *words], cwd=ROOT, env=environment)
         if ended.returncode:
             raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
         rows: list[Row] = json.loads(file.read_text())
@@ -88,6 +100,9 @@ def run(args: argparse.Namespace) -> None:
     for option in NUMBERS:
         if getattr(args, option) < 1:
             raise InputError("at least one", where=f"--{option}")
+    if args.rtt < 0:
+        raise InputError("a round trip takes 0 ms or more", where="--rtt")
+    _link(args)
     if args.json:
         check_writable(args.json, "--json")
     if args.worker:
@@ -111,6 +126,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--transfers", type=int, default=1 << 20, help="at once (default: %(default)s)")
     p.add_argument("--images", type=int, default=100, help="private ones of each shipped net (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=5, help="of each timing (default: %(default)s)")
+    p.add_argument("--link", default="loopback", help="loopback, or a rate such as 1gbit, by tc as root")
+    p.add_argument("--rtt", type=float, default=0.0, metavar="MS", help="round trip to add, by tc netem (default: 0)")
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     p.add_argument("--worker", metavar="SECTION", help=argparse.SUPPRESS)

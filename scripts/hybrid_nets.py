@@ -115,6 +115,7 @@ class Served:
     shape: tuple[int, ...]
     bits: BitConfig
     garbler: str = "data"
+    port: int = 0  # on loopback, for a link that is shaped; 0: a unix socket
 
     @contextmanager
     def net(self) -> Iterator[tuple[RemoteNet, Path]]:
@@ -122,7 +123,7 @@ class Served:
         with tempfile.TemporaryDirectory(prefix="hb") as name:
             folder = Path(name)
             self.bits.save(folder / "bits.json")
-            address = f"unix:{folder / 'gc.sock'}"
+            address = f"127.0.0.1:{self.port}" if self.port else f"unix:{folder / 'gc.sock'}"
             words = [sys.executable, "-m", "hummingbird", "gc-server", "--model", *self.model]
             words += ["--input", "x".join(map(str, self.shape)), "--bits", str(folder / "bits.json")]
             words += ["--garbler", self.garbler, "--store", str(folder / "server"), "--listen", address]
@@ -190,13 +191,13 @@ def figures(
         yield row(named, units[unit], value, mark=marks.get(key, ""), **beside)
 
 
-def shipped(data: str | None, count: int, repeats: int) -> Iterator[Row]:
+def shipped(data: str | None, count: int, repeats: int, port: int = 0) -> Iterator[Row]:
     """The nets of `checkpoints/`: accuracy of `count` private images, and what one image takes."""
     for case in SHIPPED:
         images, labels = (x[: max(count, 1)] for x in load(case.dataset, "test", data))
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
         words = ["models:trained", case.model, "10", f"checkpoints/{case.weights}"]
-        with Served(words, tuple(images.shape[1:]), bits).net() as (net, folder):
+        with Served(words, tuple(images.shape[1:]), bits, port=port).net() as (net, folder):
             found = measure(net, folder, images, repeats)
             yield from figures(case.weights, found, predicted(net.plan), case.marks, case.paper)
             right = int((net(images).argmax(1) == labels).sum())
@@ -204,13 +205,13 @@ def shipped(data: str | None, count: int, repeats: int) -> Iterator[Row]:
         yield row(f"{case.weights}: private images", "% right", 100 * right / len(images), mark=mark, paper=paper)
 
 
-def characterised(repeats: int) -> Iterator[Row]:
+def characterised(repeats: int, port: int = 0) -> Iterator[Row]:
     """The nets of Garimella et al. for CIFAR-100, random weights, with either garbler."""
     bits = BitConfig.of(BitWindow(20, 10))
     for name, (words, paper) in CHARACTERISED.items():
         for garbler in ("data", "model"):
             marks = {key: value[garbler] for key, value in _MARKS.items()} if name == "ResNet-18" else {}
-            served = Served(["models:get_model", *words], (3, 32, 32), bits, garbler)
+            served = Served(["models:get_model", *words], (3, 32, 32), bits, garbler, port)
             with served.net() as (net, folder):
                 found = measure(net, folder, torch.randn(1, 3, 32, 32).clamp(-4, 4), repeats)
                 expected = predicted(net.plan)

@@ -102,6 +102,26 @@ def places(link: Link, parties: int) -> Iterator[list[Place]]:
         yield [Place(["ip", "netns", "exec", name], variables) for name in names]
 
 
+@contextlib.contextmanager
+def own_loopback(link: Link) -> Iterator[list[str]]:
+    """Words before a command that runs where loopback is this link, for programs that trust nothing else unencrypted.
+
+    Both directions share the rate. EnvironmentProblem as of `places`.
+    """
+    if link == Link():
+        yield []
+        return
+    if os.geteuid():
+        raise EnvironmentProblem("network namespaces are for root", hint="run as root, or use loopback")
+    _remove_stale()
+    name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-0"
+    with _removed_at_the_end([name]):
+        _run("ip", "netns", "add", name)
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _shape(name, link, "lo")
+        yield ["ip", "netns", "exec", name]
+
+
 def _rendezvous(address: str, port: int, interface: str) -> dict[str, str]:
     # Gloo would take the interface that the host's name leads to, which need not be this one.
     return {"MASTER_ADDR": address, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": interface}
@@ -131,12 +151,12 @@ def _join(names: list[str], hub: str) -> None:
             _run("ip", "-n", name, "link", "set", interface, "up")
 
 
-def _shape(name: str, link: Link) -> None:
-    """Delay, then rate, on what leaves this namespace."""
+def _shape(name: str, link: Link, interface: str = "eth0") -> None:
+    """Delay, then rate, on what leaves this namespace by an interface."""
     below = ["root"]
     if link.round_trip_seconds:
         delay = f"{5e5 * link.round_trip_seconds:.0f}us"
-        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *below, "handle", "1:", "netem", "delay", delay)
+        _run("tc", "-n", name, "qdisc", "add", "dev", interface, *below, "handle", "1:", "netem", "delay", delay)
         below = ["parent", "1:1"]
     if link.bits_per_second is not None:
         # The bucket lets this much pass unshaped after a pause: little beside a layer's message, but at least 100 us
@@ -144,7 +164,7 @@ def _shape(name: str, link: Link) -> None:
         burst = max(16 << 10, int(link.bits_per_second * 105e-6 / 8))
         rate = f"{link.bits_per_second:.0f}bit"
         words = ["tbf", "rate", rate, "burst", str(burst), "limit", str(burst + (4 << 20))]
-        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", *below, *words)
+        _run("tc", "-n", name, "qdisc", "add", "dev", interface, *below, *words)
 
 
 @contextlib.contextmanager
