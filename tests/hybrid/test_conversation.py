@@ -1,0 +1,56 @@
+"""Everything that either side receives looks uniform, whatever the image: bytes of whole conversations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import nn
+
+from hummingbird import hybrid
+from hummingbird.bits import BitWindow
+from hummingbird.hybrid.link import Link
+from hummingbird.hybrid.plan import GARBLERS
+
+PLAIN = {"opening", "number", "end", "done", "key"}  # of the program, and a key that serves a whole call
+RESIDUES = {"Enc(r)", "reply"}  # modulo primes, not 2^26: tests/he/bfv/test_hiding.py has them
+IMAGES, LEAST = 6, 2560  # bytes of a name that are tested: ten for each value of a byte
+
+
+def net() -> nn.Module:
+    """A net with 1,024 ReLUs, a maximum, and two layers."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 256)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize("garbler", GARBLERS)
+@pytest.mark.parametrize("value", [-4.0, 0.0, 4.0])
+def test_all_that_is_sent_is_uniform(garbler: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, bytearray] = defaultdict(bytearray)
+    send = Link.send
+
+    def recorded(self: Link, name: str, data: bytes | torch.Tensor) -> None:
+        seen[name.rpartition(": ")[2]] += data if isinstance(data, bytes) else data.contiguous().numpy().tobytes()
+        send(self, name, data)
+
+    model = hybrid.convert_model(net(), (3, 16, 16), BitWindow(20, 10), garbler)
+    monkeypatch.setattr(Link, "send", recorded)
+    model(torch.full((IMAGES, 3, 16, 16), value))
+    online = {"bits", "labels"} if garbler == "data" else {"labels", "result"}
+    assert {"input", "Enc(r)", "reply", "OT", "tables", "logits", *online} == seen.keys() - PLAIN
+    for name in seen.keys() - PLAIN - RESIDUES:
+        assert len(seen[name]) > LEAST, name
+        assert deviations(seen[name]) < 6, name  # in 30 tests by chance less than once in 10^7
+
+
+def deviations(data: bytearray) -> float:
+    """Deviations of chi-square over the values of a byte from what uniform bytes have."""
+    counts = torch.frombuffer(data, dtype=torch.uint8).bincount(minlength=256).double()
+    mean = len(data) / 256
+    return float(abs(((counts - mean) ** 2 / mean).sum() - 255) / 510**0.5)
+
+
+def test_what_is_not_masked_would_be_seen() -> None:
+    assert deviations(bytearray([1, 2, 3, 4] * LEAST)) > 1000
