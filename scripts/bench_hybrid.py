@@ -9,6 +9,7 @@
     transfers      correlated oblivious transfers, both kinds, both sides
     layers         encrypted layers, by products and by taps, and a key switch
     images         the shipped nets over a socket, a server program and this one: accuracy, seconds, megabytes
+    accuracy       the shipped nets in the clear and as cut, by the plaintext twin: --twin images of each
     characterised  ResNet-18, ResNet-32 and VGG-16 for CIFAR-100 as in Garimella et al. (ASPLOS 2023), either garbler
 
 Every section runs in a process of its own, one thread a side. Kernels are timed by the least of several calls, nets by
@@ -51,10 +52,11 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
     "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
     "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args)),
+    "accuracy": lambda args: hybrid_nets.accuracy(args.data, args.twin),
     "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args)),
 }
 _PORT = 29500  # a namespace of its own has no other listener
-NUMBERS = ("relus", "transfers", "images", "repeats")  # options that sections take
+NUMBERS = ("relus", "transfers", "images", "twin", "repeats")  # options that sections take
 
 
 def work(args: argparse.Namespace) -> list[Row]:
@@ -125,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--relus", type=int, default=hybrid_kernels.RELUS, help="garbled at once (default: %(default)s)")
     p.add_argument("--transfers", type=int, default=1 << 20, help="at once (default: %(default)s)")
     p.add_argument("--images", type=int, default=100, help="private ones of each shipped net (default: %(default)s)")
+    p.add_argument("--twin", type=int, default=1000, help="images of each net by its twin (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=5, help="of each timing (default: %(default)s)")
     p.add_argument("--link", default="loopback", help="loopback, or a rate such as 1gbit, by tc as root")
     p.add_argument("--rtt", type=float, default=0.0, metavar="MS", help="round trip to add, by tc netem (default: 0)")

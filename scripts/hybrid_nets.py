@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.command import READY
 from hummingbird.hybrid.plan import Plan
+from hummingbird.simulation.simulate import simulate
+from models import trained
 from scripts.data import load
 from scripts.hybrid_rows import Row, row, taken
 from scripts.party import ROOT
@@ -203,6 +205,33 @@ def shipped(data: str | None, count: int, repeats: int, port: int = 0) -> Iterat
             right = int((net(images).argmax(1) == labels).sum())
         paper, mark = case.paper.get("accuracy"), case.marks.get("accuracy", "")
         yield row(f"{case.weights}: private images", "% right", 100 * right / len(images), mark=mark, paper=paper)
+
+
+def accuracy(data: str | None, count: int) -> Iterator[Row]:
+    """Percent right of the first `count` test images: the nets themselves, and as cut, by the plaintext twin."""
+    for case in SHIPPED:
+        images, labels = (x[:count] for x in load(case.dataset, "test", data))
+        net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
+        bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
+        plain = percent_right(net, images, labels)
+        yield row(f"{case.weights}: in the clear", "% right", plain)
+        name = f"{case.weights}: as cut by {case.bits}"
+        mark = case.marks.get("accuracy", f">= {plain - 0.5:.2f}")
+        yield row(name, "% right", percent_right(simulate(net, bits, cut=True), images, labels), mark=mark)
+        if case.model == "resnet18":
+            wider = replace(bits, layers={name: BitWindow(w.k, w.k - 10) for name, w in bits.layers.items()})
+            name, right = (
+                f"{case.weights}: as cut to 10 bits",
+                percent_right(simulate(net, wider, cut=True), images, labels),
+            )
+            yield row(name, "% right", right, mark=mark)
+
+
+def percent_right(net: torch.nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Percent of images that a net classifies as their labels say."""
+    with torch.no_grad():
+        right = sum(int((net(x).argmax(1) == y).sum()) for x, y in zip(images.split(16), labels.split(16), strict=True))
+    return 100 * right / len(images)
 
 
 def characterised(repeats: int, port: int = 0) -> Iterator[Row]:

@@ -117,7 +117,7 @@ def own_loopback(link: Link) -> Iterator[list[str]]:
     name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-0"
     with _removed_at_the_end([name]):
         _run("ip", "netns", "add", name)
-        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", name, "link", "set", "lo", "mtu", "1500", "up")  # its own 64 kB would never pass the bucket
         _shape(name, link, "lo")
         yield ["ip", "netns", "exec", name]
 

@@ -42,7 +42,7 @@ def test_all_that_is_sent_is_uniform(garbler: str, value: float, monkeypatch: py
     assert {"input", "Enc(r)", "reply", "OT", "tables", "logits", *online} == seen.keys() - PLAIN
     for name in seen.keys() - PLAIN - RESIDUES:
         assert len(seen[name]) > LEAST, name
-        assert deviations(seen[name]) < 6, name  # in 30 tests by chance less than once in 10^7
+        assert deviations(seen[name]) < 6, name  # in 30 tests by chance less than once in 10^5
 
 
 def deviations(data: bytearray) -> float:
