@@ -22,7 +22,7 @@ from hummingbird.wire import connect
 from tests.jobs.failures import SECRET
 from tests.support.nursery import Nursery, Party, alive, all_fail
 from tests.support.parties import free_port
-from tests.support.patience import NEVER, until
+from tests.support.patience import NEVER, suspend, until
 
 # Parties that are not there ------------------------------------------------------------------------------------------
 
@@ -164,8 +164,8 @@ def test_silent_processes(nursery: Nursery, dealer: str):
     with dealing(nursery) as stopped:
         first = under_way(nursery, 2, timeout, DEALER=stopped.variables["DEALER"])
         second = under_way(nursery, 3, timeout, DEALER=dealer)
-        os.kill(stopped.pid, signal.SIGSTOP)
-        os.kill(second[1].pid, signal.SIGSTOP)
+        suspend(stopped.pid)
+        suspend(second[1].pid)
         texts = all_fail([second[0], second[2]], "a party that hangs")
         assert all(f"party 1 sent or took nothing for {timeout:g} s" in text for text in texts), texts
         texts = all_fail(first, "a dealer that hangs")

@@ -15,7 +15,7 @@ from hummingbird.errors import ConfigError, EnvironmentProblem
 from hummingbird.mpc.lanes import VARIABLE, Place, environment
 from tests.support.nursery import Nursery, Party, all_fail, error_of
 from tests.support.parties import free_port
-from tests.support.patience import NEVER
+from tests.support.patience import NEVER, suspend
 
 LANES = 2
 
@@ -90,7 +90,7 @@ def test_a_killed_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dis
 def test_a_silent_lane_is_named_by_all(nursery: Nursery, dealer: str, store: dist.TCPStore):
     seconds = 8.0  # which no lane that is well runs into
     parties = under_way(nursery, seconds, dealer, store)
-    os.kill(parties[2].pid, signal.SIGSTOP)
+    suspend(parties[2].pid)
     cause = f"party 1, lane 0 sent or took nothing for {seconds:g} s (at party 0, lane 0"
     (first,) = all_fail(parties[:1], "the same lane of the other party")
     assert cause in first

@@ -21,7 +21,7 @@ from hummingbird.version import VERSION
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.nursery import alive
 from tests.support.paths import ROOT
-from tests.support.patience import HANG, NEVER, until
+from tests.support.patience import HANG, NEVER, suspend, until
 
 
 def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
@@ -163,7 +163,7 @@ def test_stopped_dealer_is_an_error_after_the_timeout():
     address, process = spawn_local(1, HANG)
     client = DealerClient(address, session=os.urandom(16), rank=0, parties=1, timeout=HANG)
     client._timeout = 0.5  # from here on: joining is not to run into it
-    os.kill(process.pid, signal.SIGSTOP)
+    suspend(process.pid)
     try:
         with pytest.raises(DealerError, match="no answer in time"):
             client.correlation(SquarePair((2,)))

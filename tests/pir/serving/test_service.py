@@ -30,7 +30,7 @@ from hummingbird.pir.serving.workers import Workers
 from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
 from tests.support.paths import ROOT
-from tests.support.patience import HANG
+from tests.support.patience import HANG, suspend
 
 OWNER = Owner()
 TABLE = torch.randn(5000, 8, generator=torch.Generator().manual_seed(0))
@@ -164,7 +164,7 @@ def test_metrics(programs):
 def test_a_slow_server_is_named(programs, slow):
     with connected(programs) as client:
         client.links[slow].timeout = 0.7
-        programs[slow].process.send_signal(signal.SIGSTOP)
+        suspend(programs[slow].process.pid)
         try:
             with pytest.raises(PeerError, match="no answer in time") as caught:
                 client.rows(torch.tensor([1]))
