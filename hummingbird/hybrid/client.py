@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import TypeVar
 
 import grpc
 import torch
@@ -26,6 +26,7 @@ from hummingbird.hybrid.store import Store, there_is
 from hummingbird.wire import service
 
 LANES = 2
+_Own = TypeVar("_Own", bound="Connection")
 
 
 class Connection:
@@ -94,7 +95,7 @@ class Connection:
         self._channel.close()
         self.side.store.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Own) -> _Own:
         return self
 
     def __exit__(self, *_: object) -> None:
