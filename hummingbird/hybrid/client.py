@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -132,7 +132,7 @@ class RemoteNet(Connection):
                     future.cancel()
                 raise
             finally:
-                supply.join()
+                supply.close()
 
     def _infer(self, supply: _Supply, x: Tensor, progress: Callable[[int], object]) -> Tensor:
         supply.wait()
@@ -149,6 +149,7 @@ class _Supply:
     def __init__(self, net: Connection, images: int) -> None:
         self._free, self._changed = min(net.ready, images), threading.Condition()
         self._error: BaseException | None = None
+        self._closed = False
         lacking = images - self._free
         self._thread = threading.Thread(target=self._run, args=(net, lacking), name="hummingbird-prepare", daemon=True)
         self._thread.start()
@@ -156,13 +157,19 @@ class _Supply:
     def wait(self) -> None:
         """Return when there is a slot for the caller; the error of preparing it otherwise."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free > 0 or self._error is not None)  # preparing has its own limits
+            # No limit of its own: preparing has its limits.
+            self._changed.wait_for(lambda: self._free > 0 or self._error is not None or self._closed)
+            if self._closed:
+                raise CancelledError
             if self._free == 0 and self._error is not None:
                 raise self._error
             self._free -= 1
 
-    def join(self) -> None:
-        """Wait for the end of the slot that is being dealt."""
+    def close(self) -> None:
+        """Hand out no more slots, and wait for the end of the one that is being dealt: it stays ready."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self, net: Connection, lacking: int) -> None:
@@ -177,3 +184,5 @@ class _Supply:
         with self._changed:
             self._free += slots
             self._changed.notify_all()
+            if self._closed:
+                raise CancelledError  # which ends the call that deals
