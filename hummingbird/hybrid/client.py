@@ -25,7 +25,7 @@ from hummingbird.hybrid.session import set_up_data
 from hummingbird.hybrid.store import Store, there_is
 from hummingbird.wire import service
 
-LANES = 2
+IN_FLIGHT = 2
 _Own = TypeVar("_Own", bound="Connection")
 
 
@@ -111,19 +111,20 @@ class RemoteNet(Connection):
     """
 
     def __call__(
-        self, images: Tensor, *, lanes: int = LANES, progress: Callable[[int], object] = lambda images: None
+        self, images: Tensor, *, in_flight: int = IN_FLIGHT, progress: Callable[[int], object] = lambda images: None
     ) -> Tensor:
         """Logits, float32 (n, ...), of images (n, ...).
 
-        Slots that lack are dealt while images with slots are under way. lanes: images under way at a time. progress:
-        told of each that is done. InputError for images of another shape or beyond the plan's range, before anything is
-        sent; PeerError when the server refuses, dies or is silent: the slots of images under way are burned then.
+        Slots that lack are dealt while images with slots are under way. in_flight: images under way at a time.
+        progress: told of each that is done. InputError for images of another shape or beyond the plan's range, before
+        anything is sent; PeerError when the server refuses, dies or is silent: the slots of images under way are burned
+        then.
         """
-        if type(lanes) is not int or lanes < 1:
-            raise ConfigError(f"{lanes!r} lanes", where="lanes", hint="a whole number, 1 or more")
+        if type(in_flight) is not int or in_flight < 1:
+            raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
         values = self.plan.encode(images)
         supply = _Supply(self, len(values))
-        with ThreadPoolExecutor(min(lanes, len(values)), thread_name_prefix="hummingbird-lane") as pool:
+        with ThreadPoolExecutor(min(in_flight, len(values)), "hummingbird-in-flight") as pool:
             futures = [pool.submit(self._infer, supply, x[None], progress) for x in values]
             try:
                 return self.plan.decode(torch.cat([future.result() for future in futures]))

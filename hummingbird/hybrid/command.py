@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird.errors import InputError
-from hummingbird.hybrid.client import LANES, Connection, RemoteNet
+from hummingbird.hybrid.client import IN_FLIGHT, Connection, RemoteNet
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.link import TIMEOUT
 from hummingbird.hybrid.plan import GARBLERS
@@ -107,7 +107,7 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
     with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
         ready, started = net.ready, time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            logits = net(images, lanes=args.lanes, progress=bar.update)
+            logits = net(images, in_flight=args.in_flight, progress=bar.update)
         seconds = time.perf_counter() - started
         online, offline = sum(net.online.values()) / len(images), sum(net.offline.values())
     print(f"{len(images)} images in {seconds:.2f} s, {min(ready, len(images))} of them with slots that were ready")
@@ -202,7 +202,8 @@ def add_client(commands: Any) -> None:
     text = "how a proxy's user sends an image: masked, or encrypted under a key that the server switches"
     sub.add_argument("--input", choices=INPUTS, default=INPUTS[0], help=f"{text} (default: %(default)s)")
     options.add_images(sub, "logits")
-    sub.add_argument("--lanes", type=count, default=LANES, help="images under way at a time (default: %(default)s)")
+    text = "images under way at a time (default: %(default)s)"
+    sub.add_argument("--in-flight", type=count, default=IN_FLIGHT, metavar="N", help=text)
     sub.set_defaults(run=run_client)
 
 

@@ -63,7 +63,7 @@ def test_an_error_waits_for_no_slot_but_the_one_being_dealt(tmp_path: Path, monk
     with serving(made, tmp_path / "m") as (address, offered), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
         offered._check_room = begin  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
-            net(x, lanes=1, progress=interrupt)
+            net(x, in_flight=1, progress=interrupt)
         assert len(begun) == 3 and net.ready >= 1
         assert close(net(x[:2]), made, x[:2])
 

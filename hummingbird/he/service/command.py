@@ -68,7 +68,7 @@ def run_client(args: argparse.Namespace) -> int:
         print(_describe(model))
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            outputs = model(images, lanes=args.lanes, progress=bar.update)
+            outputs = model(images, in_flight=args.in_flight, progress=bar.update)
         seconds = time.perf_counter() - started
     up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
     rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
@@ -137,9 +137,8 @@ def add_client(commands: Any) -> None:
     )
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
     options.add_images(sub, "outputs")
-    sub.add_argument(
-        "--lanes", type=options.count, default=2, help="batches under way at a time (default: %(default)s)"
-    )
+    text = "batches under way at a time (default: %(default)s)"
+    sub.add_argument("--in-flight", type=options.count, default=2, metavar="N", help=text)
     sub.add_argument("--memory", type=positive, metavar="GB", help="limit on what batches take here (default: all)")
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--timeout", type=positive, default=120.0, help="longest silence of the server, seconds")
