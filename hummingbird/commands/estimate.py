@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.commands.planned import add_arguments, count, positive, private_net
+from hummingbird.commands.planned import add_arguments, private_net
 from hummingbird.report import estimate_table
+from hummingbird.wire.options import count, positive
 
 HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
 _EPILOG = """examples:
