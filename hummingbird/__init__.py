@@ -20,6 +20,7 @@ from hummingbird.version import VERSION as __version__
 if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.convert import convert_model, register_converter, validate_model
+    from hummingbird.launching.launch import launch
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
     from hummingbird.simulation.simulate import simulate
@@ -34,6 +35,7 @@ _HOMES = {
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
     "init": "mpc.launch",
+    "launch": "launching.launch",
     "meter": "wire.meter",
     "register_converter": "convert",
     "search_bits": "window_search",
@@ -50,6 +52,7 @@ __all__ = [
     "convert_model",
     "cryptensor",
     "init",
+    "launch",
     "meter",
     "register_converter",
     "search_bits",
@@ -63,3 +66,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hummingbird' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hummingbird.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
