@@ -43,7 +43,7 @@ from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
 _GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
-_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py"
+_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py, or hummingbird.launch(fn)"
 
 
 def init(
@@ -79,7 +79,9 @@ def init(
     global _board, _here, _leaving, _told_to_stop
     if is_initialized():
         raise EnvironmentProblem(
-            "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
+            f"hummingbird is initialized already: {current()!r}",
+            where="init",
+            hint="go on with this session, or call hummingbird.uninit() before a second init()",
         )
     if dealer is not None and store is not None:
         raise ConfigError(
