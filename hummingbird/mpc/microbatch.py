@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.errors import InputError
 from hummingbird.graph import Step, run_all
 from hummingbird.graph.steps import refs
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
@@ -68,7 +69,7 @@ def rowwise(graph: Sequence[Step], shape: tuple[int, ...]) -> bool:
         return False
     try:
         runs = {n: run_all(graph, torch.empty((n, *shape[1:]), device="meta")) for n in (2, 3)}
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, ValueError, InputError):
         return False
     for step in graph:
         if step.op in ("softmax", "argmax"):
