@@ -100,7 +100,8 @@ def _rank(steps: Sequence[Step], ref: Ref) -> int | str | None:
     step = steps[ref.index]
     a = step.attrs
     if step.op == "input":
-        return "input" if a.get("rank") is None else int(a["rank"])
+        known = len(a["shape"]) if "shape" in a else a.get("rank")
+        return "input" if known is None else int(known)
     if step.op in ("conv", "conv_transpose", "max_pool", "avg_pool"):
         return len(a["stride"]) + 2
     if step.op in ("adaptive_avg_pool", "adaptive_max_pool"):

@@ -102,7 +102,6 @@ _FUNCTIONS = {
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
     "reciprocal": "needs a private reciprocal: divide by a constant, or fold the scale into a layer",
     "expand_as": "leave it out: x * y broadcasts by itself",
-    "expand": "leave it out where a product or a sum follows: both broadcast by themselves",
     "dim": "the rank of the input is fixed at conversion: remove the check",
     "item": "a private value cannot become a Python number: compute with the tensor itself",
     **dict.fromkeys(("numel", "len"), "write the number, or use mean instead of dividing a sum by a size"),

@@ -149,6 +149,7 @@ NAMES: dict[str, Rule] = {
     "concat": shape.join("cat"),
     "concatenate": shape.join("cat"),
     "stack": shape.join("stack"),
+    "expand": shape.expand,
     "flatten": shape.flatten,
     "reshape": shape.reshape,
     "view": shape.reshape,

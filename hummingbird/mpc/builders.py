@@ -15,7 +15,7 @@ from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.constants import AddConstant, Pad, Scale
+from hummingbird.mpc.constants import AddConstant, Constant, Pad, Scale
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.norms import Norm
@@ -197,9 +197,11 @@ BUILDERS: dict[str, Build] = {
     "square": lambda step, comparison, owner: Square(),
     "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
     "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
+    "constant": lambda step, comparison, owner: Constant(_constant(step)),
     "pad": _pad,
     **dict.fromkeys(
-        ("flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "unflatten", "chunk", "split"), _defined
+        "flatten expand reshape permute transpose squeeze unsqueeze unflatten chunk split".split(), _defined
     ),
 }
 # Ops without a layer.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -33,11 +34,11 @@ def check_protocol(protocol: str, parties: int) -> None:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
 
 
-def traced(net: nn.Module) -> list[Step]:
+def traced(net: nn.Module, example: Any = None) -> list[Step]:
     """`graph.trace` of a net that has a private form; ModelError with all problems for one that has not."""
-    if problems := convert.validate_model(net):
+    if problems := convert.validate_model(net, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    return graph.trace(net, custom=tuple(builders.CUSTOM))
+    return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)
 
 
 class Windows:

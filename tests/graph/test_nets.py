@@ -70,9 +70,9 @@ BAD: dict[str, tuple[nn.Module, str]] = {
     "clamp above": (Call(lambda x: x.clamp(max=1)), "bounds"),
     "true size division": (Call(lambda x: x.sum(1) / x.size(1)), "use mean"),
     "weights from data": (Call(lambda x: F.linear(x, x[0, 0])), "depends on the net's input"),
-    "tuple output": (Call(lambda x: (x, x)), "logits alone"),
-    "dict output": (Call(lambda x: {"out": x}), "logits alone"),
     "constant output": (Call(lambda x: torch.ones(3)), "one tensor"),
+    "constant in a tuple": (Call(lambda x: (x, torch.ones(3))), "everything that the net returns"),
+    "no output": (Call(lambda x: [None, 3]), "no tensor"),
     "mask": (Call(lambda x: x[x > 0]), "comparison"),
     "unknown argument": (Call(lambda x: x.mean(1, dtype=torch.float64)), "dtype"),
     "batch statistics": (nn.BatchNorm2d(4, track_running_stats=False), "running statistics"),
@@ -236,7 +236,7 @@ def test_torchvision_cnn_is_the_same_net(name: str) -> None:
         assert (run(trace(net), x.double()) - expected).abs().max() <= 4 * own * 2**-29
 
 
-@pytest.mark.parametrize("name", ["convnext_tiny", "maxvit_t"])
+@pytest.mark.parametrize("name", ["convnext_tiny", "maxvit_t", "vit_b_16"])
 def test_torchvision_transformers_are_traced(name: str) -> None:
     with torch.device("meta"):
         net = getattr(torchvision.models, name)(weights=None)
