@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import elementwise
+from hummingbird.graph import attention, elementwise, norms
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.steps import Step
 
@@ -224,5 +224,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "size": lambda a, x: x.size() if a["dim"] is None else x.size(a["dim"]),
     "int": _int,
     elementwise.OP: elementwise.evaluate,
+    **norms.OPS,
+    **attention.OPS,
     "custom": lambda a, *x: a["module"](*x),
 }

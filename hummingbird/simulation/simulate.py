@@ -29,7 +29,7 @@ from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin
-from hummingbird.simulation.windows import Windows, check_protocol, twins
+from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
 
 MODES = ("fast", "exact")
 
@@ -133,7 +133,8 @@ class FastTwin(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Twins of all layers that compare, by name."""
+        """Twins of all layers that compare, and of norms, by name."""
+        self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         return twins(plan, steps, self._parties, self._compare)
 
@@ -158,7 +159,7 @@ class FastTwin(nn.Module):
     @property
     def comparing_layers(self) -> list[str]:
         """Names of the layers that have a window, as in `PrivateNet`."""
-        return list(self._layers)
+        return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
         """`Compare.passes` of this twin, for ranks that split batches; image: (1, ...)."""
