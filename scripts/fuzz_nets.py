@@ -85,7 +85,7 @@ def report(found: Sequence[Result], kinds: Iterable[str] = KINDS) -> str:
     rows = sorted({key[:-1] for key in settings})
     lines = [text_table(
         ["protocol", "parties", "weights", "windows", *VERDICTS],
-        [[*row, *(str(settings[(*row, verdict)]) for verdict in VERDICTS)] for row in rows]
+        [[*row, *(str(settings[row + (verdict,)]) for verdict in VERDICTS)] for row in rows]
         + [["all", "", "", "", *(str(sum(r.verdict == verdict for r in found)) for verdict in VERDICTS)]],
     )]  # fmt: skip
     for verdict in ("refused", "raw"):

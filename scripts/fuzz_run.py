@@ -126,8 +126,12 @@ def _in_time(run: Callable[[], Tensor]) -> Tensor:
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             done.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
-    return done.result(SECONDS)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if not done.done():
+        raise TimeoutError(f"no result after {SECONDS:g} s")
+    return done.result()
 
 
 class _Party(nn.Module):

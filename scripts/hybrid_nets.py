@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands.accuracy import evaluate
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
@@ -34,6 +35,7 @@ from scripts.hybrid_rows import Row, row, taken
 from scripts.party import ROOT
 from scripts.relay import relayed
 
+_BATCH = 16  # images that a net of plain torch takes at a time
 _SHOWN = {
     "": "an image in all",
     "offline": "before it is there",
@@ -218,25 +220,16 @@ def accuracy(data: str | None, count: int) -> Iterator[Row]:
         images, labels = (x[:count] for x in load(case.dataset, "test", data))
         net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
-        plain = percent_right(net, images, labels)
+        plain = 100 * evaluate(net, images, labels, batch=_BATCH)
         yield row(f"{case.weights}: in the clear", "% right", plain)
         name = f"{case.weights}: as cut by {case.bits}"
         mark = case.marks.get("accuracy", f">= {plain - 0.5:.2f}")
-        yield row(name, "% right", percent_right(simulate(net, bits, cut=True), images, labels), mark=mark)
+        cut = 100 * evaluate(simulate(net, bits, cut=True), images, labels, batch=_BATCH)
+        yield row(name, "% right", cut, mark=mark)
         if case.model == "resnet18":
             wider = replace(bits, layers={name: BitWindow(w.k, w.k - 10) for name, w in bits.layers.items()})
-            name, right = (
-                f"{case.weights}: as cut to 10 bits",
-                percent_right(simulate(net, wider, cut=True), images, labels),
-            )
-            yield row(name, "% right", right, mark=mark)
-
-
-def percent_right(net: torch.nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Percent of images that a net classifies as their labels say."""
-    with torch.no_grad():
-        right = sum(int((net(x).argmax(1) == y).sum()) for x, y in zip(images.split(16), labels.split(16), strict=True))
-    return 100 * right / len(images)
+            cut = 100 * evaluate(simulate(net, wider, cut=True), images, labels, batch=_BATCH)
+            yield row(f"{case.weights}: as cut to 10 bits", "% right", cut, mark=mark)
 
 
 def characterised(repeats: int, port: int = 0, delay: float = 0.0) -> Iterator[Row]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from models import trained
 from scripts.data import load
 from scripts.fuzz_hybrid import of_slot
 from tests.hybrid.test_arithmetic import images, small
+from tests.support.data import data_folder
 from tests.support.paths import ROOT
 
 DIGEST = "ab" * 32
@@ -36,10 +35,7 @@ def test_the_protocol_equals_its_ideal_parts(garbler: str) -> None:
 @pytest.mark.slow
 def test_100_images_by_the_shipped_resnet_equal_the_twin() -> None:
     """Each bit for bit, with the masks of its slot; and the answers are those of the net in the clear."""
-    folder = Path(os.environ.get("HUMMINGBIRD_DATA") or ROOT.parent / "shared" / "data")
-    if not folder.is_dir():
-        pytest.skip(f"no data folder {folder}: set HUMMINGBIRD_DATA to one")
-    pictures, labels = (part[:100] for part in load("cifar10", "test", folder))
+    pictures, labels = (part[:100] for part in load("cifar10", "test", data_folder("cifar10")))
     plain = trained("resnet18", 10, str(ROOT / "checkpoints" / "resnet18-cifar10.pt"))
     model = make_plan(plain, (3, 32, 32), ROOT / "checkpoints" / "resnet18-cifar10-cut-9.bits.json")
     net, right = HybridNet(model, DIGEST), 0
