@@ -24,7 +24,7 @@ HIDDEN = -(2.0**12)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
-    """Of two values, as torch broadcasts them; or of a value and a constant matrix, a linear layer."""
+    """A product of two values, as torch broadcasts them; or of a value and a constant matrix, a linear layer."""
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
     return layer.matmul(b, input, other)
