@@ -27,6 +27,7 @@ import scripts.bench_resnet
 import scripts.bench_simulate
 import scripts.crypten_baseline
 import scripts.demo
+import scripts.figures
 import scripts.fuzz_nets
 import scripts.gpu
 import scripts.recommend
@@ -86,6 +87,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.figures": lambda: scripts.figures.parser().format_help(),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
