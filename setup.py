@@ -53,6 +53,8 @@ setup(
             "ruff",
             "mypy",
             "setuptools>=77",
+            "timm",
+            "transformers",
         ],
     },
     classifiers=[
