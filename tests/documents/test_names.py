@@ -29,9 +29,9 @@ import scripts.crypten_baseline
 import scripts.demo
 import scripts.fuzz_nets
 import scripts.gpu
+import scripts.net_table
 import scripts.recommend
 import scripts.results
-import scripts.net_table
 import scripts.train
 import scripts.train_lstm
 import scripts.train_recommender
