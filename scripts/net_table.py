@@ -49,8 +49,8 @@ BYTES = 40  # per weight at most, measured: a net, its traced copy, and its ring
 PARTIES = 2
 HEAD = """# Nets in private
 
-Made by `python -m scripts.net_table --out docs/nets.md`: {converted} of {total} nets convert. {ran} ran privately between
-two parties, `masked`, exact comparisons, public weights, on {images} inputs ({kind};
+Made by `python -m scripts.net_table --out docs/nets.md`: {converted} of {total} nets convert. {ran} ran privately
+between two parties, `masked`, exact comparisons, public weights, on {images} inputs ({kind};
 random vectors for words). Weights are random, since none can be downloaded here, layer scales are {scale}; batch norms
 have the statistics of {calibration} images, these among them. Sizes of images and numbers of tokens are small ones:
 `scripts/net_catalogue.py` has them, and `estimate` prices others. Libraries: {versions}.
