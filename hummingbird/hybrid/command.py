@@ -118,11 +118,11 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
 def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
     """Logits with slots of a proxy, and figures."""
     with ProxiedNet(args.server, args.proxy, input=args.input, tls=tls_of(args), timeout=args.timeout) as net:
-        once, started = net.sent + net.received, time.perf_counter()
+        started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, progress=bar.update)
-        seconds, each = time.perf_counter() - started, (net.sent + net.received - once) / len(images)
-    told = f"{each / 1e6:.4f} MB sent and received for each, {once / 1e6:.4f} MB once"
+        seconds, each = time.perf_counter() - started, net.online.total() / len(images)
+    told = f"{each / 1e6:.4f} MB sent and received for each, {net.once.total() / 1e6:.4f} MB once"
     print(f"{len(images)} images in {seconds:.2f} s, {told}")
     return logits
 
@@ -136,6 +136,8 @@ def serve_proxy(args: argparse.Namespace) -> int:
             run_service(proxy.handlers(), args.listen, tls_of(args), READY_PROXY)
         finally:
             proxy.close()
+        if proxy.served:
+            print(proxy.report())
     return 0
 
 
