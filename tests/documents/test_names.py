@@ -32,6 +32,7 @@ import scripts.fuzz_nets
 import scripts.gpu
 import scripts.net_table
 import scripts.recommend
+import scripts.relay
 import scripts.results
 import scripts.train
 import scripts.train_lstm
@@ -91,6 +92,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
+    "scripts.relay": lambda: help_of(scripts.relay.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
     "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
     "scripts.train_recommender": lambda: help_of(scripts.train_recommender.main),
