@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from hummingbird.launching.launch import launch
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
+    from hummingbird.report import estimate
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
+    from hummingbird.window_search.prepare import prepare
     from hummingbird.window_search.study import Study
     from hummingbird.wire.meter import meter
 
@@ -34,9 +36,11 @@ _HOMES = {
     "Study": "window_search.study",
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
+    "estimate": "report",
     "init": "mpc.launch",
     "launch": "launching.launch",
     "meter": "wire.meter",
+    "prepare": "window_search.prepare",
     "register_converter": "convert",
     "search_bits": "window_search",
     "simulate": "simulation.simulate",
@@ -51,9 +55,11 @@ __all__ = [
     "__version__",
     "convert_model",
     "cryptensor",
+    "estimate",
     "init",
     "launch",
     "meter",
+    "prepare",
     "register_converter",
     "search_bits",
     "simulate",

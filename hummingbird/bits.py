@@ -232,7 +232,9 @@ class BitConfig:
             return cls(bits)
         if isinstance(bits, (str, os.PathLike)):
             return cls.load(Path(bits))
-        raise ConfigError(f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}", where="bits")
+        hint = "its windows are its attribute .bits" if isinstance(getattr(bits, "bits", None), BitConfig) else ""
+        what = f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}"
+        raise ConfigError(what, where="bits", hint=hint)
 
     @classmethod
     def load(cls, path: str | Path) -> BitConfig:

@@ -75,9 +75,14 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
 
 
 def power(b: Builder, input: Any, exponent: Any) -> Ref:
-    if not (isinstance(exponent, (int, float)) and exponent == 2 and isinstance(input, Ref)):
-        raise Unsupported(f"a power other than x ** 2, exponent {b._show(exponent)}", "write products of x")
-    return b.emit("square", b.tensor(input))
+    """x ** 2, 3 and 4, as squares and products."""
+    if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
+        raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")
+    x = b.tensor(input)
+    if exponent == 2:
+        return b.emit("square", x)
+    squared = b.emit("square", x, suffix=".square")
+    return b.emit("mul", squared, x) if exponent == 3 else b.emit("square", squared)
 
 
 def square(b: Builder, input: Any) -> Ref:
@@ -111,9 +116,25 @@ def join(op: str) -> Callable[..., Ref]:
     def rule(b: Builder, tensors: Any, dim: int = 0) -> Ref:
         if not isinstance(tensors, (tuple, list)):
             raise Unsupported(f"{op} takes a list of tensors", "unpack chunks first: a, b = x.chunk(2, 1)")
-        return b.emit(op, tuple(b.tensor(item, "every part") for item in tensors), dim=dim)
+        return b.emit(op, tuple(value(b, item) for item in tensors), dim=dim)
 
     return rule
+
+
+def value(b: Builder, item: Any) -> Ref:
+    """A tensor computed from the net's input, or a constant one in its place."""
+    if isinstance(item, Tensor):
+        real = item if item.is_floating_point() else item.float()
+        return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))
+    return b.tensor(item, "every part")
+
+
+def expand(b: Builder, input: Any, *sizes: Any, size: Any = ()) -> Ref:
+    flat = tuple(item for part in sizes or (size,) for item in (part if isinstance(part, (tuple, list)) else (part,)))
+    for item in flat:
+        if b.kind(item) not in (INT, UNKNOWN) and type(item) is not int:
+            raise Unsupported(f"expand to {b._show(item)}", "give integers or sizes")
+    return b.emit("expand", value(b, input), *flat)
 
 
 def flatten(b: Builder, input: Any, start_dim: int = 0, end_dim: int = -1) -> Ref:
@@ -149,6 +170,11 @@ def unsqueeze(b: Builder, input: Any, dim: int) -> Ref:
 
 def chunk(b: Builder, input: Any, chunks: int, dim: int = 0) -> Ref:
     return b.emit("chunk", b.tensor(input), kind=TUPLE, chunks=b.ints(chunks, 1, "chunks")[0], dim=dim)
+
+
+def unbind(b: Builder, input: Any, dim: int = 0) -> Ref:
+    """All slices along a dimension."""
+    return b.emit("unbind", b.tensor(input), kind=TUPLE, dim=dim)
 
 
 def split(b: Builder, input: Any, split_size: Any, dim: int = 0) -> Ref:
