@@ -7,6 +7,7 @@ the end one report.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -27,6 +28,9 @@ def main(report: int) -> int:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)  # whole lines, also with PYTHONUNBUFFERED
     content = calls.read(int.from_bytes(calls.read(LENGTH), "little"))
     threading.Thread(target=_end_with, args=(calls,), daemon=True).start()
 

@@ -46,7 +46,7 @@ class Process:
         try:
             path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
             self.popen = subprocess.Popen(
-                [sys.executable, "-u", "-m", party.__name__, str(theirs)],
+                [sys.executable, "-m", party.__name__, str(theirs)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

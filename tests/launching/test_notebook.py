@@ -19,7 +19,7 @@ CELL = """
 import os, time, torch, hummingbird
 
 def forever(session):
-    print("pid", os.getpid(), flush=True)
+    print(f"pid {os.getpid()}")
     time.sleep(3600)
 
 def fails(session):
