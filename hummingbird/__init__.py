@@ -20,6 +20,7 @@ from hummingbird.version import VERSION as __version__
 if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.convert import convert_model, register_converter, validate_model
+    from hummingbird.launching.launch import launch
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
     from hummingbird.report import estimate
@@ -37,6 +38,7 @@ _HOMES = {
     "cryptensor": "mpc.sharing",
     "estimate": "report",
     "init": "mpc.launch",
+    "launch": "launching.launch",
     "meter": "wire.meter",
     "prepare": "window_search.prepare",
     "register_converter": "convert",
@@ -55,6 +57,7 @@ __all__ = [
     "cryptensor",
     "estimate",
     "init",
+    "launch",
     "meter",
     "prepare",
     "register_converter",
@@ -69,3 +72,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hummingbird' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hummingbird.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.commands.planned import add_arguments, count, positive
+from hummingbird.commands.planned import add_arguments
 from hummingbird.commands.sources import net_of
 from hummingbird.report import BANDWIDTH, RTT, estimate
+from hummingbird.wire.options import count, positive
 
 HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
 _EPILOG = """examples:

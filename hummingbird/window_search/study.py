@@ -120,6 +120,10 @@ class Study:
         }
         self._seconds = time.perf_counter() - started
 
+    def __repr__(self) -> str:
+        of = f"{len(self.layers)} layers that compare, {self._facts['samples']} images"
+        return f"Study({of}, chosen by {self._facts['criterion']}, protocol {self.protocol}, {self.parties} parties)"
+
     def accuracy(self, config: BitConfig) -> float | None:
         """The share of right answers with these windows, None without labels; one pass over the images."""
         if self._labels is None:
