@@ -65,6 +65,8 @@ setup(
             "ruff",
             "mypy",
             "setuptools>=77",
+            "timm",
+            "transformers",
         ],
     },
     classifiers=[
