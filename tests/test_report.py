@@ -61,7 +61,7 @@ def test_its_figures_are_the_sums_of_its_layers() -> None:
     ("options", "kind", "where"),
     [
         ({"net": lambda x: x}, InputError, "net"),
-        ({"net": nn.GroupNorm(1, 1)}, ModelError, ""),
+        ({"net": nn.LocalResponseNorm(2)}, ModelError, ""),
         ({"shape": (1, 8, 8)}, InputError, "input"),
         ({"shape": (0, 1, 8, 8)}, InputError, "shape"),
         ({"shape": ()}, InputError, "shape"),

@@ -80,6 +80,8 @@ def labelled(source: Any, where: str, most: int | None = None) -> tuple[Tensor, 
     if images.ndim < 2 or len(images) != len(labels):
         what = f"images of shape {tuple(images.shape)} and {len(labels)} labels"
         raise InputError(what, where=where, hint="images (N, ...), and one label for each")
+    if images.is_meta or labels.is_meta:
+        raise InputError("what is on the meta device has no values", where=where, hint="load them on the CPU or a GPU")
     return images[:most], labels[:most].long().cpu()
 
 

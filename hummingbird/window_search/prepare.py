@@ -121,7 +121,12 @@ def _limit(budget: str | None, objective: str) -> Any:
 def _divided(loader: Images, test: Images | None, samples: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Images and labels that choose, and those that measure. Every second one: a data set may come class by class."""
     if test is not None:
-        return labelled(loader, "loader", samples), labelled(test, "test")
+        chosen, measured = labelled(loader, "loader", samples), labelled(test, "test")
+        one, other = ({image.cpu().numpy().tobytes() for image in images} for images, _ in (chosen, measured))
+        if one <= other or other <= one:
+            hint = "other images; without `test`, a part of the loader's own is held back"
+            raise InputError("the images that choose the windows cannot measure them", where="test", hint=hint)
+        return chosen, measured
     images, labels = labelled(loader, "loader", 2 * samples)
     if len(images) == 1:
         hint = "more images, or other ones in `test`: those that choose the windows do not tell their accuracy"
@@ -134,8 +139,6 @@ def _check(images: Tensor, labels: Tensor, searched: SearchedNet, where: str) ->
     if tuple(images.shape[1:]) != searched.image_shape:
         what = f"images of shape {tuple(images.shape[1:])}, those of the loader have {searched.image_shape}"
         raise InputError(what, where=where, hint="images prepared in the same way")
-    if images.is_meta:
-        raise InputError("images on the meta device have no values", where=where, hint="images on the CPU or a GPU")
     try:
         check_images(images, 1)
         check_labels(labels, len(images), classes_of(searched.output))

@@ -83,7 +83,7 @@ class Prepared:
         axes.set_xlabel("kB sent online per party and image")
         axes.set_ylabel(f"accuracy, % of {self.images[1]:,} images")
         axes.set_xlim(left=0)
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
+        axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3)
         return figure
 
     def __str__(self) -> str:

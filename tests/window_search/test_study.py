@@ -222,8 +222,8 @@ def test_k_below_what_was_seen_is_told() -> None:
 def test_what_cannot_be_studied_is_refused() -> None:
     with pytest.raises(InputError, match="no comparing layers"):
         Study(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), IMAGES, LABELS)
-    with pytest.raises(ModelError, match="GroupNorm"):
-        Study(nn.Sequential(nn.GroupNorm(1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)), IMAGES, LABELS)
+    with pytest.raises(ModelError, match="LocalResponseNorm"):
+        Study(nn.Sequential(nn.LocalResponseNorm(2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10)), IMAGES, LABELS)
     with pytest.raises(InputError, match="no images"):
         Study(NET, IMAGES[:0], LABELS[:0])
     with pytest.raises(InputError, match="256 images and 255 labels"):
