@@ -138,6 +138,10 @@ class FastTwin(nn.Module):
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         return twins(plan, steps, self._parties, self._compare)
 
+    def extra_repr(self) -> str:
+        twin = f"plaintext twin: protocol {self._protocol}, {self._parties} parties"
+        return f"{twin}, {len(self._layers)} layers with a window"
+
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
         """Other windows for the same net, in milliseconds after the first time: for those who try many.
 
@@ -206,6 +210,9 @@ class ExactTwin(nn.Module):
         self._bits, self._protocol = config.windows, protocol
         self._parties, self._seed = parties, seed
         self._running: dict[torch.device, Parties] = {}
+
+    def extra_repr(self) -> str:
+        return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """The net's arguments, real, |x| < 2^30; float32 results. InputError for other values, and for shapes that the
