@@ -24,14 +24,14 @@ HIDDEN = -(2.0**12)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
-    """A product of two values, as torch broadcasts them; or of a value and a constant matrix, a linear layer."""
+    """Multiply two values, as torch broadcasts them; or a value and a constant matrix, as a linear layer."""
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
     return layer.matmul(b, input, other)
 
 
 def bmm(b: Builder, input: Any, mat2: Any) -> Ref:
-    """Products of batches of matrices."""
+    """Multiply batches of matrices."""
     return matmul(b, input, mat2)
 
 
@@ -54,7 +54,7 @@ def addmm(b: Builder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: An
 
 
 def einsum(b: Builder, equation: Any, *operands: Any) -> Ref:
-    """A sum of products of two values of the net, with an arrow, and every index at most once in each operand."""
+    """Take the einsum of two values of the net, with an arrow, and every index at most once in each operand."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2:

@@ -39,6 +39,17 @@ def arithmetic(op: str) -> Callable[..., Ref]:
     return rule
 
 
+def addcmul(b: Builder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) -> Ref:
+    """input + tensor1 tensor2, any of which may be constant, but not both factors."""
+    if value != 1 or not (b.kind(tensor1) or b.kind(tensor2)):
+        raise Unsupported(f"addcmul with value={b._show(value)}, or of constant factors", "write a product and a sum")
+    name = b.name
+    b.name = f"{name}.product"
+    product = arithmetic("mul")(b, tensor1, tensor2)
+    b.name = name
+    return arithmetic("add")(b, product, input)
+
+
 def rsub(b: Builder, input: Any, other: Any, alpha: Any = 1) -> Ref:
     return arithmetic("sub")(b, other, input, alpha)
 

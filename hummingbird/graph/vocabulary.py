@@ -134,6 +134,7 @@ NAMES: dict[str, Rule] = {
     "clone": layer.identity,
     "detach": layer.identity,
     "add": shape.arithmetic("add"),
+    "addcmul": shape.addcmul,
     "sub": shape.arithmetic("sub"),
     "subtract": shape.arithmetic("sub"),
     "rsub": shape.rsub,

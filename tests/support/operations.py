@@ -168,6 +168,7 @@ def cases() -> dict[str, Case]:
     for name, (net, x) in exact.items():
         # Rounding of the input (at most 64 of them summed up, in "sum") and of constants.
         out[name] = Case(net, x, (33 if name == "sum" else 3) * UNIT)
+    steps = torch.linspace(-1.0, 1.0, 4).view(4, 1, 1)
     near = {
         "avg_pool": (nn.AvgPool2d(2), image),
         "avg_pool 3": (nn.AvgPool2d(3, stride=2, padding=1), image),
@@ -175,6 +176,7 @@ def cases() -> dict[str, Case]:
         "avg_pool1d": (nn.AvgPool1d(3, stride=2), signal),
         "adaptive_avg_pool": (nn.AdaptiveAvgPool2d((2, 4)), image),
         "mean": (Function(lambda x: x.mean([2, 3])), image),
+        "mul and add constants": (Function(lambda x: torch.addcmul(steps, steps, x)), image),
         "mul by a number": (Function(lambda x: 0.3 * x / 2.0), image),
         "leaky_relu": (nn.LeakyReLU(0.2), image),
         "hardsigmoid": (nn.Hardsigmoid(), 3 * image),
