@@ -3,7 +3,7 @@
     python -m scripts.fuzz_nets --nets 3000 --jobs 2 --json fuzz.json
     python -m scripts.fuzz_nets --only 1234                            # one net: code, steps, errors
 
-Net n is the same whenever it is made. Numbers below 1,936 hold one ordered pair of operations each, in chains of 2 to 8
+Net n is the same whenever it is made. Numbers below 2,704 hold one ordered pair of operations each, in chains of 2 to 8
 (scripts/fuzz_make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
 verdicts are those of scripts/fuzz_run.py, the bounds those of scripts/fuzz_bounds.py. The exit code is 1 if any net is
 wrong or raw.

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.bits import BitConfig
-from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.constants import AddConstant, Constant, Pad, Scale
+from hummingbird.mpc.constants import AddConstant, Constant, Pad, Scale, ScaleEach
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
 from hummingbird.mpc.products import Multiply, Square
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.resizing import Resize
 from hummingbird.mpc.rounding_plan import Built
+from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.softmax import Argmax, Softmax
 from hummingbird.ring import SCALE
 
@@ -111,8 +112,7 @@ def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
         return Multiply()
     factor = _constant(step)
     if factor.numel() != 1:
-        hint = "put the factors into a Linear, Conv or BatchNorm layer, or scale the input before it is shared"
-        raise InputError(f"a product with a constant tensor of shape {tuple(factor.shape)}", hint=hint)
+        return ScaleEach(factor)
     return Scale(float(factor))
 
 
@@ -143,6 +143,16 @@ def _defined(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 
+def _extreme(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    sign = 1 if step.op == "maximum" else -1
+    return Bounded(step.attrs["value"], sign, comparison) if "value" in step.attrs else Larger(sign, comparison)
+
+
+def _greater(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return Greater(a.get("value"), a["turned"], a["strict"], comparison)
+
+
 def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
@@ -164,6 +174,10 @@ COMPARING: dict[str, Build] = {
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
     "max_pool": _max_pool,
+    "abs": lambda step, comparison, owner: Abs(comparison),
+    "maximum": _extreme,
+    "minimum": _extreme,
+    "greater": _greater,
     "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
 }
 BUILDERS: dict[str, Build] = {
@@ -183,6 +197,8 @@ BUILDERS: dict[str, Build] = {
     "square": lambda step, comparison, owner: Square(),
     "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
     "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "resize": lambda step, comparison, owner: Resize(step.attrs),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "flip", "roll", "edge_pad"), _defined),
     "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
     "constant": lambda step, comparison, owner: Constant(_constant(step)),
     "pad": _pad,

@@ -15,10 +15,11 @@ from hummingbird.bits import EXACT
 from hummingbird.graph import Step
 from hummingbird.mpc import builders
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.constants import Scale
+from hummingbird.mpc.constants import Scale, ScaleEach
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.protocols.gmw import Gmw
+from hummingbird.mpc.resizing import Resize
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
 _WEIGHTS = {"conv": "weight", "conv_transpose": "weight", "linear": "weight", "affine": "scale"}
@@ -40,16 +41,22 @@ def rounded_step(step: Step) -> Step:
         return replace(step, attrs=step.attrs | {name: rounded(step.attrs[name], layer.fraction)})
     if step.op == "mul" and "value" in step.attrs:
         layer = _layer(step)
+        if isinstance(layer, ScaleEach):
+            return replace(step, attrs=step.attrs | {"value": rounded(step.attrs["value"], layer.fraction)})
         assert isinstance(layer, Scale)
         return replace(step, attrs=step.attrs | {"value": layer.integer * 2.0**-layer.fraction})
     return step
 
 
 def after(step: Step) -> After | None:
-    """For a mean: its result times the rounded reciprocal over the true one. None where nothing is rounded."""
-    if step.op not in _MEANS:
+    """For a mean: its result times the rounded reciprocal over the true one; for a resizing, the result of its rounded
+    weights. None where nothing is rounded.
+    """
+    if step.op not in (*_MEANS, "resize"):
         return None
     layer = _layer(step)
+    if isinstance(layer, Resize):
+        return lambda x, out: layer.real(x, out.shape[2:])
     if isinstance(layer, AvgPool):
         division = layer.division
         ratio = division.integer * 2.0**-division.fraction / division.factor
