@@ -42,7 +42,16 @@ setup(
     ext_modules=[NATIVE],
     # crypten 0.4.1 asks for the retired package `sklearn`: set SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True
     # when installing with plain pip (the Makefile does).
-    install_requires=["torch>=2.6", "torchvision", "crypten==0.4.1", "numpy", "tqdm", "cryptography", "grpcio"],
+    install_requires=[
+        "torch>=2.6",
+        "torchvision",
+        "crypten==0.4.1",
+        "numpy",
+        "tqdm",
+        "cryptography",
+        "grpcio",
+        "cloudpickle",
+    ],
     extras_require={
         "test": [
             "pytest",
@@ -50,9 +59,14 @@ setup(
             "pytest-xdist",
             "scikit-learn",
             "matplotlib",
+            "nbclient",
+            "nbformat",
+            "ipykernel",
             "ruff",
             "mypy",
             "setuptools>=77",
+            "timm",
+            "transformers",
         ],
     },
     classifiers=[

@@ -20,7 +20,7 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 # Ops whose result has the rank of their first input.
 _KEEP_RANK = frozenset(
     "linear affine batch_norm relu leaky_relu prelu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu softmax "
-    "neg square add sub mul cat pad".split()
+    "neg square add sub mul cat pad norm scale_last".split()
 )
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
 _LOG = "return the logits: their order is the same, and the opened result takes log_softmax without an error"
-_ATTENTION = "needs private products of private values inside a softmax: use a convolutional net"
+_ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
 _TABLE = "private indices: hummingbird.lookup gives a net its rows; public indices are part of an example"
 _RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
 _COMPARE = "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known"
@@ -23,20 +23,13 @@ _3D = "one or two spatial dimensions only"
 
 _MODULES: dict[type[Any], str] = {
     nn.modules.lazy.LazyModuleMixin: "its weights have no shape yet: run the net once on an example",
-    nn.LayerNorm: _ROOT,
-    nn.GroupNorm: _ROOT,
-    nn.InstanceNorm1d: _ROOT,
-    nn.InstanceNorm2d: _ROOT,
-    nn.InstanceNorm3d: _ROOT,
+    nn.InstanceNorm3d: _3D,
     nn.LocalResponseNorm: _ROOT,
     nn.CrossMapLRN2d: _ROOT,
     nn.LogSoftmax: _LOG,
     nn.LogSigmoid: _LOG,
-    nn.MultiheadAttention: _ATTENTION,
     nn.Transformer: _ATTENTION,
-    nn.TransformerEncoder: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
-    nn.TransformerEncoderLayer: _ATTENTION,
     nn.TransformerDecoderLayer: _ATTENTION,
     nn.Embedding: _TABLE,
     nn.EmbeddingBag: _TABLE,
@@ -62,8 +55,6 @@ _MODULES: dict[type[Any], str] = {
     nn.AdaptiveAvgPool3d: _3D,
     nn.Bilinear: _PRODUCT,
 }
-if hasattr(nn, "RMSNorm"):  # torch 2.4
-    _MODULES[nn.RMSNorm] = _ROOT
 
 _PROGRAM = "pass the nn.Module that it was made from: what is converted are a net's layers, not a compiled program"
 _QUANTIZED = "pass the float net, as it was before quantization: private inference has a fixed point of its own"
@@ -86,17 +77,16 @@ def is_unsupported(module: nn.Module) -> bool:
 
 
 _FUNCTIONS = {
-    **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize"), _ROOT),
+    "normalize": _ROOT,
     "local_response_norm": _ROOT,
     **dict.fromkeys(("log_softmax", "logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
     "grid_sample": "no private resampling: use interpolate, or resample before the net",
-    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _ATTENTION),
+    "multi_head_attention_forward": _ATTENTION,
     **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort"), _COMPARE),
     **dict.fromkeys(("eq", "ne", "sign", "logical_and", "logical_or", "logical_not"), _COMPARE),
-    **dict.fromkeys(("bmm", "einsum", "matmul", "baddbmm", "addmm"), _PRODUCT),
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
     "reciprocal": "needs a private reciprocal: divide by a constant, or fold the scale into a layer",
     "expand_as": "leave it out: x * y broadcasts by itself",
@@ -106,7 +96,6 @@ _FUNCTIONS = {
     **dict.fromkeys(("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"), _ONE_TYPE),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"), _FILL),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "randint_like", "normal"), RANDOM),
-    "unbind": "index the rows one by one: x[:, 0], x[:, 1]",
     "t": "x.transpose(0, 1)",
     "repeat": "torch.cat([x, x], dim)",
 }

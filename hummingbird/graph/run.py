@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import elementwise, resize_rules
+from hummingbird.graph import attention, elementwise, norms, resize_rules
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.steps import Step
 
@@ -247,11 +247,14 @@ OPS: dict[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
     "unsqueeze": lambda a, x: x.unsqueeze(a["dim"]),
     "chunk": lambda a, x: x.chunk(a["chunks"], a["dim"]),
+    "unbind": lambda a, x: x.unbind(a["dim"]),
     "split": lambda a, x: x.split(a["sizes"], a["dim"]),
     "getitem": lambda a, x: x[a["index"]],
     "pad": lambda a, x: F.pad(x, a["pads"], value=a["value"]),
     "size": lambda a, x: x.size() if a["dim"] is None else x.size(a["dim"]),
     "int": _int,
     elementwise.OP: elementwise.evaluate,
+    **norms.OPS,
+    **attention.OPS,
     "custom": lambda a, *x: a["module"](*x),
 }

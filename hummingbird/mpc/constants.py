@@ -47,32 +47,6 @@ class Scale(Layer):
         return f"{self.factor:g}"
 
 
-class ScaleEach(Layer):
-    """x times a public tensor (broadcasting), which adds the bits of fraction that it needs."""
-
-    input_limit = 24
-
-    factor: Tensor
-
-    def __init__(self, factor: Tensor) -> None:
-        super().__init__()
-        self.growth = ring.exponent_of(float(factor.abs().max())) if factor.numel() else 0
-        self.fraction = ring.fraction(factor, room(FLOOR + self.growth), where="factor")
-        self.register_buffer("factor", ring.encode(factor, self.fraction, where="factor"))
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + self.fraction
-
-    def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] + self.growth
-
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        return from_share(share_of(x) * self.factor, scale_of(x) + self.fraction)
-
-    def label(self) -> str:
-        return f"factors of shape {tuple(self.factor.shape)}"
-
-
 class Pad(Layer):
     """torch's constant padding, `pads` from the last dimension on."""
 

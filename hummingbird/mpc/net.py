@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Interpreter, Step, calls, run_all
+from hummingbird.graph.rowwise import rowwise
 from hummingbird.graph.steps import refs
 from hummingbird.mpc import microbatch
 from hummingbird.mpc import session as sessions
@@ -89,7 +90,7 @@ class PrivateNet(nn.Module):
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._set_up_for: object = None
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
-        self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of an image
+        self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         self._interpreter = Interpreter(self.plan)
         for step in self.plan:
@@ -123,11 +124,11 @@ class PrivateNet(nn.Module):
         self._set_up_for = session
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
-        """Whether every image of such a batch is computed by itself, so that parts of it can run apart."""
+        """Whether every image of such a batch is known to be computed by itself, so that parts of it can run apart."""
         shape = tuple(input_shape)
-        if shape[1:] not in self._rowwise:
-            self._rowwise[shape[1:]] = microbatch.rowwise(self._graph, shape)
-        return self._rowwise[shape[1:]]
+        if shape not in self._rowwise:
+            self._rowwise[shape] = rowwise(self._graph, [shape])
+        return self._rowwise[shape]
 
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         """The shape that `costs` takes, of inputs of these shapes: several are one tensor (batch, values)."""

@@ -29,7 +29,7 @@ from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties, Whole
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin
-from hummingbird.simulation.windows import Windows, check_protocol, twins
+from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
 
 MODES = ("fast", "exact")
 
@@ -133,9 +133,14 @@ class FastTwin(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Twins of all layers that compare, by name."""
+        """Twins of all layers that compare, and of norms, by name."""
+        self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         return twins(plan, steps, self._parties, self._compare)
+
+    def extra_repr(self) -> str:
+        twin = f"plaintext twin: protocol {self._protocol}, {self._parties} parties"
+        return f"{twin}, {len(self._layers)} layers with a window"
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
         """Other windows for the same net, in milliseconds after the first time: for those who try many.
@@ -154,7 +159,7 @@ class FastTwin(nn.Module):
     @property
     def comparing_layers(self) -> list[str]:
         """Names of the layers that have a window, as in `PrivateNet`."""
-        return list(self._layers)
+        return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
         """`Compare.passes` of this twin, for ranks that split batches; image: (1, ...)."""
@@ -205,6 +210,9 @@ class ExactTwin(nn.Module):
         self._bits, self._protocol = config.windows, protocol
         self._parties, self._seed = parties, seed
         self._running: dict[torch.device, Parties] = {}
+
+    def extra_repr(self) -> str:
+        return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """The net's arguments, real, |x| < 2^30; float32 results. InputError for other values, and for shapes that the

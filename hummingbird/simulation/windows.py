@@ -19,6 +19,7 @@ from hummingbird.mpc import builders
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.rounding_plan import Built, Planner
@@ -78,10 +79,10 @@ def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Twins of the plan's comparing layers, by name; steps: the net's, by name."""
+    """Twins of the plan's layers that compare, and of its norms, by name; steps: the net's, by name."""
     found = {}
-    for step, _ in comparisons(plan):
-        assert isinstance(step.layer, Layer)
-        scale = plan[next(refs(step.inputs)).index].scale
-        found[step.name] = build(step.layer, steps[step.name], scale, parties, compare)
+    for step in plan:
+        if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):
+            scale = plan[next(refs(step.inputs)).index].scale
+            found[step.name] = build(step.layer, steps.get(step.name), scale, parties, compare)
     return found
