@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
+from hummingbird.graph.resize_rules import exact_bits
 
 UNIT = 2.0**-16
 HALF = UNIT / 2
@@ -132,6 +133,26 @@ def _prelu_slope(a: Attrs, x: Tensor) -> Tensor:
     return a["weight"].double().view(-1, *[1] * max(0, x.dim() - 2))
 
 
+def _extreme(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Any = None, f: Any = None) -> Tensor:
+    return (e if f is None else torch.maximum(e, f)) + rounding + UNIT
+
+
+def _greater(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Any = None, f: Any = None) -> Tensor:
+    """1 where the values may be in the other order, or equal."""
+    difference, error = (x - a["value"], e) if y is None else (x - y, e + f)
+    return (difference.abs() <= error + 2 * rounding + UNIT).double()
+
+
+def _resize(a: Attrs, rounding: float, x: Tensor, e: Tensor, *sizes: int) -> Tensor:
+    """Errors through |weights|, and weights of each of two axes 2^-13 off, up to eight of them together by 2^-11."""
+    largest = (x.abs() + e).flatten(2).amax(2).view(*x.shape[:2], *[1] * (x.dim() - 2))
+    exact = exact_bits(a) is not None
+    magnitudes = 2.5 if a["mode"] == "bicubic" else 1.0
+    spread = torch.zeros_like(OPS["resize"](a, e, *sizes[::2]))
+    most = e.flatten(2).amax(2).view(largest.shape)
+    return spread + magnitudes * most + (0.0 if exact else 2.0**-10) * largest + rounding
+
+
 BOUNDS: dict[str, Bound] = {
     "conv": _product("conv"),
     "conv_transpose": _product("conv_transpose"),
@@ -162,9 +183,18 @@ BOUNDS: dict[str, Bound] = {
     "neg": lambda a, rounding, x, e: e,
     "cat": lambda a, rounding, xs, es: OPS["cat"](a, es) + rounding,
     "stack": lambda a, rounding, xs, es: OPS["stack"](a, es) + rounding,
+    "abs": lambda a, rounding, x, e: e + 2 * rounding,
+    "maximum": _extreme,
+    "minimum": _extreme,
+    "greater": _greater,
+    "resize": _resize,
+    "constant": lambda a, rounding: torch.full_like(a["value"].double(), HALF),
     "pad": lambda a, rounding, x, e: OPS["pad"]({**a, "value": HALF}, e),
 }
-MOVES = frozenset("output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int".split())
+MOVES = frozenset(
+    "output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int expand "
+    "pixel_shuffle pixel_unshuffle channel_shuffle flip roll edge_pad".split()
+)
 
 
 def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:

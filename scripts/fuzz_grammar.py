@@ -131,6 +131,77 @@ def pad(d: Draw) -> str:
     return f"F.pad({{x}}, {tuple(pads)}, value={d.rng.choice((0.0, 0.0, 1.5, -100.0))!r})"
 
 
+def magnitude(d: Draw) -> str:
+    d.compares(1)
+    return d.spelled("{x}.abs()", "torch.abs({x})", "abs({x})", inplace=["{x}.abs_()"])
+
+
+def _extreme(name: str) -> Callable[[Draw], str]:
+    def kind(d: Draw) -> str:
+        d.compares(1)
+        bound = f"{d.rng.choice((0.25, -0.5, 1.0)) * min(d.size, 100.0):.3g}"
+        side = "min" if name == "maximum" else "max"
+        y = _other(d)
+        texts = (f"torch.{name}({{x}}, {y})", f"{y}.{name}({{x}})", f"torch.{name[:3]}({y}, {{x}})")
+        return d.pick(*texts, f"{{x}}.clamp({side}={bound})", f"torch.clamp({{x}}, {side}={bound})")
+
+    return kind
+
+
+def where(d: Draw) -> str:
+    d.compares(2)
+    sign, y = d.pick("<", "<=", ">", ">="), _other(d)
+    test = f"{{x}} {sign} {d.rng.choice((0.0, 0.5, -0.25)) * min(d.size, 100.0):.3g}"
+    if d.chance(0.4):
+        test = f"{{x}} {sign} {y}.flip({len(d.shape) - 1})" if d.shape else test
+    if d.chance(0.3):
+        return f"({test}).float() * {{x}}"
+    return d.pick(
+        f"torch.where({test}, {{x}}, {y})", f"torch.where({test}, 0.5, {{x}})", f"{{x}}.masked_fill({test}, 2.0)"
+    )
+
+
+def resize(d: Draw) -> str:
+    d.need(len(d.shape) in (3, 4) and d.numel < ELEMENTS // 9)
+    line, many = len(d.shape) == 3, len(d.shape) - 2
+    mode = d.pick("nearest", "nearest-exact", *(["linear"] if line else ["bilinear", "bilinear", "bicubic"]))
+    how = f"scale_factor={d.rng.choice((2, 2.0, 4, 1.5, 0.5))}" if d.chance(0.5) else None
+    how = how or f"size={tuple(d.rng.randint(1, 2 * n + 1) for n in d.shape[2:])}"
+    corners = f", align_corners={d.chance(0.5)}" if "linear" in mode or mode == "bicubic" else ""
+    if d.chance(0.5) and many:
+        return d.module(f"nn.Upsample({how}, mode={mode!r}{corners})")
+    return f"F.interpolate({{x}}, {how}, mode={mode!r}{corners})"
+
+
+def rearrange(d: Draw) -> str:
+    d.need(len(d.shape) >= 2)
+    axis = d.rng.randint(1, len(d.shape) - 1)
+    texts = [f"{{x}}.flip({axis})", f"torch.flip({{x}}, [{axis}])", f"{{x}}.roll({d.rng.randint(-3, 3)}, {axis})"]
+    if len(d.shape) == 4:
+        c, h, w = d.shape[1:]
+        texts += ["F.pixel_shuffle({x}, 2)"] * (c % 4 == 0) + ["F.pixel_unshuffle({x}, 2)"] * (h % 2 == w % 2 == 0)
+        texts += [f"F.channel_shuffle({{x}}, {c})"]
+    return d.pick(*texts)
+
+
+def edge_pad(d: Draw) -> str:
+    d.need(len(d.shape) in (3, 4) and d.numel < ELEMENTS // 4 and min(d.shape[2:]) > 2)
+    pads = tuple(d.rng.randint(0, 2) for _ in range(2 * len(d.shape) - 4))
+    return f"F.pad({{x}}, {pads}, mode={d.pick('reflect', 'replicate', 'circular')!r})"
+
+
+def constant(d: Draw) -> str:
+    d.need(len(d.shape) >= 2)
+    shape = (d.shape[1], *[1] * (len(d.shape) - 2))
+    p = d.constant(shape, d.gain(1 / 9, 1e-4, 1e3))
+    return d.pick(
+        f"{{x}} * {p}",
+        f"{p} * {{x}}",
+        f"torch.mul({{x}}, {p})",
+        f"torch.cat([{p}.expand({{x}}.size(0), *{d.shape[1:]}), {{x}}], 1)",
+    )
+
+
 def identity(d: Draw) -> str:
     layers = ["Identity", "Dropout", "AlphaDropout", "FeatureAlphaDropout"]
     layers += {3: ["Dropout1d"], 4: ["Dropout2d", "Dropout3d"]}.get(len(d.shape), [])
@@ -158,4 +229,12 @@ KINDS: dict[str, Callable[[Draw], str]] = LAYERS | {
     "getitem": getitem,
     "pad": pad,
     "identity": identity,
+    "abs": magnitude,
+    "maximum": _extreme("maximum"),
+    "minimum": _extreme("minimum"),
+    "where": where,
+    "resize": resize,
+    "rearrange": rearrange,
+    "edge_pad": edge_pad,
+    "constant": constant,
 }

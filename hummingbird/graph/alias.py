@@ -13,7 +13,9 @@ from torch.fx import Node
 
 from hummingbird.graph.build import Unsupported
 
-VIEWS = frozenset("flatten reshape permute transpose squeeze unsqueeze unflatten unbind chunk split getitem".split())
+VIEWS = frozenset(
+    "expand flatten reshape permute transpose squeeze unsqueeze unflatten unbind chunk split getitem".split()
+)
 
 
 class Aliases:

@@ -12,7 +12,7 @@ from hummingbird.graph.steps import Ref, Step
 
 # What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
 # problem does not hide the next ones nor cause them.
-TENSOR, TUPLE, SIZE, INT, UNKNOWN = "tensor", "tuple", "size", "int", "unknown"
+TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
 
 
 class Unsupported(Exception):
@@ -96,7 +96,9 @@ class Builder:
 
     def _show(self, value: Any) -> str:
         if isinstance(value, Ref):
-            return {TUPLE: "a tuple of tensors", SIZE: "a shape", INT: "a size"}.get(self.kind(value), "a tensor")
+            return {TUPLE: "a tuple of tensors", SIZE: "a shape", INT: "a size", BOOL: "a comparison"}.get(
+                self.kind(value), "a tensor"
+            )
         if isinstance(value, Tensor):
             return "a constant tensor"
         if isinstance(value, (tuple, list)):

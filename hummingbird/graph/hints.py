@@ -8,18 +8,16 @@ import torch
 from torch import nn
 
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
-_LOG = "drop it at inference: the order of the logits is the same; apply it to the opened result"
-_RESIZE = "no private resizing: use a ConvTranspose2d, or resize before the net"
+_LOG = "return the logits: their order is the same, and the opened result takes log_softmax without an error"
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
-_TABLE = "needs a private table look-up: look the rows up outside the net and give it the vectors"
+_TABLE = "private indices: hummingbird.lookup gives a net its rows; public indices are part of an example"
 _RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
-_COMPARE = "needs a comparison whose result is used as data: use max_pool, relu or clamp"
+_COMPARE = "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known"
 _ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
 _SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
-_ONE_TYPE = "leave it out: a private value has one type and one place"
+_ONE_TYPE = "leave it out, or convert with example=: a private value has one type and one place"
 _FILL = "write a constant tensor in __init__, or a number"
 RANDOM = "private inference would repeat one draw for ever: leave the noise out at inference"
-_PADS = "pad with zeros: nn.ZeroPad2d"
 _PRODUCT = "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix"
 _3D = "one or two spatial dimensions only"
 
@@ -30,9 +28,6 @@ _MODULES: dict[type[Any], str] = {
     nn.CrossMapLRN2d: _ROOT,
     nn.LogSoftmax: _LOG,
     nn.LogSigmoid: _LOG,
-    nn.Upsample: _RESIZE,
-    nn.PixelShuffle: _RESIZE,
-    nn.PixelUnshuffle: _RESIZE,
     nn.Transformer: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
     nn.TransformerDecoderLayer: _ATTENTION,
@@ -52,10 +47,6 @@ _MODULES: dict[type[Any], str] = {
     nn.Hardshrink: _SMOOTH,
     nn.Softshrink: _SMOOTH,
     nn.Tanhshrink: _SMOOTH,
-    nn.ReflectionPad1d: _PADS,
-    nn.ReflectionPad2d: _PADS,
-    nn.ReplicationPad1d: _PADS,
-    nn.ReplicationPad2d: _PADS,
     nn.Conv3d: _3D,
     nn.ConvTranspose3d: _3D,
     nn.BatchNorm3d: _3D,
@@ -89,13 +80,13 @@ _FUNCTIONS = {
     "normalize": _ROOT,
     "local_response_norm": _ROOT,
     **dict.fromkeys(("log_softmax", "logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
-    **dict.fromkeys(("interpolate", "upsample", "grid_sample", "pixel_shuffle"), _RESIZE),
+    "grid_sample": "no private resampling: use interpolate, or resample before the net",
     "multi_head_attention_forward": _ATTENTION,
     **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
-    **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort", "maximum", "minimum"), _COMPARE),
-    **dict.fromkeys(("where", "gt", "lt", "ge", "le", "eq", "ne", "abs", "sign", "masked_fill"), _COMPARE),
+    **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort"), _COMPARE),
+    **dict.fromkeys(("eq", "ne", "sign", "logical_and", "logical_or", "logical_not"), _COMPARE),
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
     "reciprocal": "needs a private reciprocal: divide by a constant, or fold the scale into a layer",
     "expand_as": "leave it out: x * y broadcasts by itself",
@@ -107,7 +98,6 @@ _FUNCTIONS = {
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "randint_like", "normal"), RANDOM),
     "t": "x.transpose(0, 1)",
     "repeat": "torch.cat([x, x], dim)",
-    "clamp_max": "clamp with two numbers",
 }
 _ANY = "write it with the operations of hummingbird.graph, or give its module type as custom"
 

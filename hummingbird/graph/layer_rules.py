@@ -83,6 +83,11 @@ def linear(b: Builder, input: Any, weight: Any, bias: Any = None) -> Ref:
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
     """x @ W for a constant matrix W of shape (in, out) is the linear layer of weight W^T."""
+    if not b.kind(input) and b.kind(other) and isinstance(input, torch.Tensor) and input.dim() == 2:
+        # W x = (x^T W^T)^T over the last two dimensions
+        x = b.emit("transpose", b.tensor(other), suffix=".turned", dim0=-2, dim1=-1)
+        y = b.emit("linear", x, suffix=".rows", weight=b.weight(input, "matrix"), bias=None)
+        return b.emit("transpose", y, dim0=-2, dim1=-1)
     if not b.kind(input) or b.kind(other) or not isinstance(other, torch.Tensor) or other.dim() != 2:
         raise Unsupported("matmul is known for a traced tensor times a constant matrix only", "write it as nn.Linear")
     return b.emit("linear", b.tensor(input), weight=b.weight(other, "matrix").t().contiguous(), bias=None)
@@ -201,7 +206,14 @@ def clamp(b: Builder, input: Any, min: Any = None, max: Any = None) -> Ref:
         return hardtanh(b, input, min, max)
     if max is None and isinstance(min, (int, float)) and min == 0:
         return b.emit("relu", b.tensor(input))
-    raise Unsupported(f"clamp with bounds {b._show(min)}, {b._show(max)}", "give two numbers, or min=0 alone (a ReLU)")
+    bound = max if min is None else min
+    if (min is None) != (max is None) and isinstance(bound, (int, float)):
+        return b.emit("minimum" if min is None else "maximum", b.tensor(input), value=b.number(bound, "the bound"))
+    raise Unsupported(f"clamp with bounds {b._show(min)}, {b._show(max)}", "give numbers, or torch.maximum of tensors")
+
+
+def clamp_max(b: Builder, input: Any, max: Any) -> Ref:
+    return clamp(b, input, None, max)
 
 
 def gelu(b: Builder, input: Any, approximate: str = "none") -> Ref:

@@ -101,6 +101,8 @@ class LiveNet:
             return args[0]
         module = submodule(net, path) if node.op == "call_module" else None
         if call.step is not None and call.step.name in instead:
+            if call.step.op in _OF_TWO:
+                return _compared(call.step, instead[call.step.name], args, kwargs)
             tensor = args[0] if args else kwargs["input"]
             if call.step.op != "prelu":
                 return instead[call.step.name](tensor)
@@ -111,6 +113,20 @@ class LiveNet:
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+_OF_TWO = frozenset({"maximum", "minimum", "greater"})
+
+
+def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The twin of a layer of two tensors, or of a tensor and the number that it holds itself."""
+    operands = [*args, *(value for key, value in kwargs.items() if key in ("input", "other"))]
+    if "value" in step.attrs:
+        operands = [value for value in operands if isinstance(value, Tensor)][:1]
+    elif not isinstance(operands[0], Tensor):
+        operands.reverse()
+    out = twin(*operands)
+    return out.bool() if step.op == "greater" else out
 
 
 def _attribute(net: nn.Module, path: str) -> Any:

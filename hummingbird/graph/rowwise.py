@@ -337,12 +337,13 @@ def _normed(a: dict[str, Any], shape: Shape) -> Collection[int]:
     return range(-a["last"], 0) if a["last"] is not None else range(1, len(shape))
 
 
-_ELEMENTWISE = "relu leaky_relu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu neg square"
-_BATCHED = "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool"
+_ELEMENTWISE = "relu leaky_relu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu neg square abs"
+_BATCHED = "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool "
+_BATCHED += "resize pixel_shuffle pixel_unshuffle channel_shuffle"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _each),
     **dict.fromkeys(_BATCHED.split(), _first),
-    **dict.fromkeys(("add", "sub", "mul", "elementwise"), _broadcast),
+    **dict.fromkeys(("add", "sub", "mul", "elementwise", "maximum", "minimum", "greater"), _broadcast),
     **dict.fromkeys(("flatten", "reshape", "unflatten", "squeeze", "unsqueeze"), _reshaped),
     **dict.fromkeys(("mean", "sum", "argmax"), _reduced),
     "linear": _apart(axis=lambda a, shape: (-1,)),
@@ -366,4 +367,6 @@ _RULES: dict[str, Rule] = {
     "unbind": _unbound,
     "getitem": _indexed,
     "pad": _padded,
+    "edge_pad": _padded,
+    **dict.fromkeys(("flip", "roll"), _apart(axis=lambda a, shape: a["dims"])),
 }

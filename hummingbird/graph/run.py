@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import attention, elementwise, norms
+from hummingbird.graph import attention, elementwise, norms, resize_rules
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.steps import Step
 
@@ -155,6 +155,24 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Tensor]:
     return apply
 
 
+def _extreme(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda a, x, *other: function(x, other[0] if other else torch.full_like(x, a["value"]))
+
+
+def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
+    """1 where x > y (strict) or x >= y, 0 elsewhere; turned: x and y exchanged."""
+    y = other[0] if other else torch.full_like(x, a["value"])
+    x, y = (y, x) if a["turned"] else (x, y)
+    return (x > y if a["strict"] else x >= y).to(x.dtype)
+
+
+def _channel_shuffle(a: Attrs, x: Tensor) -> Tensor:
+    if x.shape[1] % a["groups"]:
+        raise InputError(f"{x.shape[1]} channels are no multiple of {a['groups']} groups")
+    parts = x.reshape(len(x), a["groups"], -1, *x.shape[2:])
+    return parts.transpose(1, 2).reshape(x.shape)
+
+
 def _reshape(a: Attrs, x: Tensor, *sizes: Any) -> Tensor:
     return x.reshape([n for size in sizes for n in (size if isinstance(size, tuple) else (size,))])
 
@@ -209,6 +227,17 @@ OPS: dict[str, Callable[..., Any]] = {
     "cat": lambda a, x: torch.cat(x, a["dim"]),
     "stack": lambda a, x: torch.stack(x, a["dim"]),
     "pack": _pack,
+    "abs": lambda a, x: x.abs(),
+    "maximum": _extreme(torch.maximum),
+    "minimum": _extreme(torch.minimum),
+    "greater": _greater,
+    "resize": resize_rules.resize,
+    "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["factor"]),
+    "pixel_unshuffle": lambda a, x: F.pixel_unshuffle(x, a["factor"]),
+    "channel_shuffle": _channel_shuffle,
+    "flip": lambda a, x: x.flip(a["dims"]),
+    "roll": lambda a, x: x.roll(a["shifts"], a["dims"]),
+    "edge_pad": resize_rules.pad_with_own,
     "expand": lambda a, x, *sizes: x.expand(sizes),
     "constant": lambda a: a["value"],
     "flatten": lambda a, x: torch.flatten(x, a["start"], a["end"]),

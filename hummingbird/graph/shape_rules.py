@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph.build import INT, SIZE, TUPLE, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.build import BOOL, INT, SIZE, TUPLE, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.layer_rules import no_dtype
+from hummingbird.graph.resize_rules import edge_pad
 from hummingbird.graph.steps import Ref
 
 RECIPROCAL = "needs a private reciprocal: divide by a constant, or fold the scale into a layer"
@@ -26,6 +27,8 @@ def arithmetic(op: str) -> Callable[..., Ref]:
             raise Unsupported(f"alpha={alpha}", "write the product: x + alpha * y")
         if INT in (b.kind(input), b.kind(other)) or op == "floordiv":
             return _sizes(b, op, input, other)
+        if op == "mul" and BOOL in (b.kind(input), b.kind(other)):
+            return _chosen(b, input, other)
         if op == "mul" and isinstance(input, Ref) and input == other:
             return b.emit("square", b.tensor(input))
         if isinstance(input, Ref) and isinstance(other, Ref):
@@ -48,6 +51,16 @@ def addcmul(b: Builder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) 
     product = arithmetic("mul")(b, tensor1, tensor2)
     b.name = name
     return arithmetic("add")(b, product, input)
+
+
+def _chosen(b: Builder, input: Any, other: Any) -> Ref:
+    """A comparison, 1 or 0, times a value."""
+    bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
+    if b.kind(value) == BOOL or isinstance(value, bool):
+        raise Unsupported("a product of two comparisons", "cast them: (x > 0).float()")
+    if isinstance(value, Ref):
+        return b.emit("mul", bit, b.tensor(value, "the other operand"))
+    return b.emit("mul", bit, value=_constant(b, value))
 
 
 def rsub(b: Builder, input: Any, other: Any, alpha: Any = 1) -> Ref:
@@ -218,13 +231,13 @@ def _fixed(part: Any) -> bool:
 
 def pad(b: Builder, input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Ref:
     if mode != "constant":
-        raise Unsupported(f"padding mode {mode!r}", "pad with a constant")
+        return edge_pad(b, input, pad, mode)
     pads = b.ints(pad, len(pad) if isinstance(pad, (tuple, list)) else 1, "pad")
     return b.emit("pad", b.tensor(input), pads=pads, value=b.number(value or 0.0, "the value"))
 
 
-def zero_pad(b: Builder, input: Any, padding: Any) -> Ref:
-    return pad(b, input, padding)
+def zero_pad(b: Builder, input: Any, padding: Any, mode: str = "constant", value: Any = None) -> Ref:
+    return pad(b, input, padding, mode, value)
 
 
 def size(b: Builder, input: Any, dim: int | None = None) -> Ref:

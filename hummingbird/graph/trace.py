@@ -137,7 +137,7 @@ class Walk:
             before = len(self.builder.steps)
             try:
                 value = self._value(node)
-                if len(self.builder.steps) == before + 1:
+                if len(self.builder.steps) > before:
                     self.made[node] = self.builder.steps[-1]
                 self.values[node] = value
                 self._remember(node, value)

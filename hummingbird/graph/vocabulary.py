@@ -18,6 +18,8 @@ from torch import nn
 
 from hummingbird.graph import attention, encoder, norms
 from hummingbird.graph import layer_rules as layer
+from hummingbird.graph import resize_rules as resize
+from hummingbird.graph import select_rules as select
 from hummingbird.graph import shape_rules as shape
 
 Rule = Callable[..., Any]
@@ -77,6 +79,18 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.ZeroPad1d: (shape.zero_pad, "padding"),
     nn.ZeroPad2d: (shape.zero_pad, "padding"),
     nn.Identity: (layer.identity, ""),
+    nn.Upsample: (resize.interpolate, "size scale_factor mode align_corners recompute_scale_factor"),
+    nn.UpsamplingNearest2d: (resize.upsample_nearest, "size scale_factor"),
+    nn.UpsamplingBilinear2d: (resize.upsample_bilinear, "size scale_factor"),
+    nn.PixelShuffle: (resize.pixel_shuffle, "upscale_factor"),
+    nn.PixelUnshuffle: (resize.pixel_unshuffle, "downscale_factor"),
+    nn.ChannelShuffle: (resize.channel_shuffle, "groups"),
+    nn.ReflectionPad1d: (partial(shape.zero_pad, mode="reflect"), "padding"),
+    nn.ReflectionPad2d: (partial(shape.zero_pad, mode="reflect"), "padding"),
+    nn.ReplicationPad1d: (partial(shape.zero_pad, mode="replicate"), "padding"),
+    nn.ReplicationPad2d: (partial(shape.zero_pad, mode="replicate"), "padding"),
+    nn.ConstantPad1d: (shape.zero_pad, "padding value"),
+    nn.ConstantPad2d: (shape.zero_pad, "padding value"),
     nn.Dropout: (layer.identity, ""),
     nn.Dropout1d: (layer.identity, ""),
     nn.Dropout2d: (layer.identity, ""),
@@ -86,6 +100,13 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
 }
 if hasattr(nn, "RMSNorm"):  # torch 2.4
     _MODULES[nn.RMSNorm] = (norms.rms_norm, "normalized_shape weight eps")
+
+_COMPARISONS = {
+    "gt": ("gt", "greater"),
+    "ge": ("ge", "greater_equal"),
+    "lt": ("lt", "less"),
+    "le": ("le", "less_equal"),
+}
 
 NAMES: dict[str, Rule] = {
     **_ACTIVATIONS,
@@ -169,7 +190,28 @@ NAMES: dict[str, Rule] = {
     "unbind": shape.unbind,
     "pad": shape.pad,
     "size": shape.size,
+    "clamp_max": layer.clamp_max,
+    "abs": select.magnitude,
+    "absolute": select.magnitude,
+    "maximum": select.extreme("max"),
+    "minimum": select.extreme("min"),
+    "max": select.extreme("max"),
+    "min": select.extreme("min"),
+    **{form: select.compared(name) for name, forms in _COMPARISONS.items() for form in forms},
+    "where": select.where,
+    "masked_fill": select.masked_fill,
+    "interpolate": resize.interpolate,
+    "upsample": resize.interpolate,
+    "upsample_nearest": resize.upsample_nearest,
+    "upsample_bilinear": resize.upsample_bilinear,
+    "pixel_shuffle": resize.pixel_shuffle,
+    "pixel_unshuffle": resize.pixel_unshuffle,
+    "channel_shuffle": resize.channel_shuffle,
+    "flip": resize.flip,
+    "roll": resize.roll,
 }
+
+_CASTS = ("to", "float", "double", "half", "type", "type_as")
 
 _OPERATORS: dict[str, Rule] = {
     "add": NAMES["add"],
@@ -183,7 +225,7 @@ _OPERATORS: dict[str, Rule] = {
 
 METHODS: dict[str, Rule] = {
     form: rule for name, rule in NAMES.items() for form in (name, name + "_") if hasattr(torch.Tensor, form)
-}
+} | {"where": select.where_method, **dict.fromkeys(_CASTS, select.cast)}
 IN_PLACE_OPERATORS = {getattr(operator, "i" + name): rule for name, rule in _OPERATORS.items()}
 FUNCTIONS: dict[Any, Rule] = {
     **{
@@ -196,6 +238,8 @@ FUNCTIONS: dict[Any, Rule] = {
     **{getattr(operator, name): rule for name, rule in _OPERATORS.items()},
     **IN_PLACE_OPERATORS,
     operator.neg: shape.neg,
+    operator.abs: select.magnitude,
+    **{getattr(operator, name): NAMES[name] for name in _COMPARISONS},
     operator.getitem: shape.getitem,
     getattr: shape.attribute,
     F.batch_norm: layer.batch_norm,

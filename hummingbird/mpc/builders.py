@@ -23,7 +23,9 @@ from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
 from hummingbird.mpc.products import Multiply, Square
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.resizing import Resize
 from hummingbird.mpc.rounding_plan import Built
+from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.softmax import Argmax, Softmax
 from hummingbird.ring import SCALE
 
@@ -151,6 +153,16 @@ def _defined(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Local(_bind(step), ", ".join(f"{key}={value}" for key, value in step.attrs.items()))
 
 
+def _extreme(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    sign = 1 if step.op == "maximum" else -1
+    return Bounded(step.attrs["value"], sign, comparison) if "value" in step.attrs else Larger(sign, comparison)
+
+
+def _greater(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    a = step.attrs
+    return Greater(a.get("value"), a["turned"], a["strict"], comparison)
+
+
 def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
@@ -172,6 +184,10 @@ COMPARING: dict[str, Build] = {
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
     "max_pool": _max_pool,
+    "abs": lambda step, comparison, owner: Abs(comparison),
+    "maximum": _extreme,
+    "minimum": _extreme,
+    "greater": _greater,
     "adaptive_max_pool": lambda step, comparison, owner: AdaptiveMaxPool(step.attrs["output_size"], comparison),
 }
 BUILDERS: dict[str, Build] = {
@@ -197,6 +213,8 @@ BUILDERS: dict[str, Build] = {
     "square": lambda step, comparison, owner: Square(),
     "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
     "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "resize": lambda step, comparison, owner: Resize(step.attrs),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "flip", "roll", "edge_pad"), _defined),
     "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
     "constant": lambda step, comparison, owner: Constant(_constant(step)),
     "pad": _pad,

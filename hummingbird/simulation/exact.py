@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hummingbird import ring
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import from_share, scale_of, share_of
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.prg import CIPHERS, SEED_BYTES, Stream, derive, new_seed
@@ -63,6 +63,18 @@ class _Seat(Channel):
         return {peer: str(self._take(peer)) for peer in self.others}
 
 
+class Whole(nn.Module):
+    """A private net as a function of one tensor that holds all its inputs, to one that holds all its results."""
+
+    def __init__(self, net: PrivateNet) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        self.net.set_up()
+        return self.net.forward(x)
+
+
 class Parties:
     """N parties on a device, and their randomness: dealer's seeds and the input's shares, from `seed` or fresh."""
 
@@ -83,7 +95,7 @@ class Parties:
         self._present = [contextlib.ExitStack() for _ in seats]
         self._turns = turns.Turns()
 
-    def run(self, net: PrivateNet, x: Tensor) -> Tensor:
+    def run(self, net: nn.Module, x: Tensor) -> Tensor:
         """The opened result as reals, float32, from a real batch on this device; InputError as `cryptensor` has it."""
         shares = input_shares(ring.encode(x, where="simulate"), self.secret, self.calls, len(self._sessions))
         self.calls += 1
@@ -93,8 +105,7 @@ class Parties:
         def party(rank: int) -> tuple[Tensor, int]:
             self._enter(rank)
             try:
-                nets[rank].set_up()
-                out = nets[rank].forward(from_share(shares[rank]))
+                out = nets[rank](from_share(shares[rank]))
                 return share_of(out), scale_of(out)
             finally:
                 self._present[rank].close()

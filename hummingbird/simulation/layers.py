@@ -17,6 +17,7 @@ from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.selecting import Greater
 from hummingbird.mpc.softmax import Argmax
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
@@ -78,8 +79,8 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     assert isinstance(layer, Comparing), f"no twin of {type(layer).__name__}"
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()
-    if isinstance(layer, Argmax):
-        return _argmax(layer, Units(layer.comparison, parties))
+    if isinstance(layer, (Argmax, Greater)):
+        return _in_units(layer, Units(layer.comparison, parties))
     n = Simulated(layer.comparison, scale, parties, decide)
     if isinstance(layer, (MaxPool, AdaptiveMaxPool)):
         assert step is not None, "a pool is a call of its own"
@@ -87,9 +88,9 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
     return lambda x, *weight: layer.formula(n, x, *weight)
 
 
-def _argmax(layer: Argmax, n: Units) -> Twin:
+def _in_units(layer: Argmax | Greater, n: Units) -> Twin:
     # Below 2^30 as reals, so that the formula's bits stay inside the ring.
-    return lambda x: (layer.formula(n, n.law.ring(x.detach())) * 2.0**-SCALE).to(x.dtype)
+    return lambda *x: (layer.formula(n, *(n.law.ring(v.detach()) for v in x)) * 2.0**-SCALE).to(x[0].dtype)
 
 
 def _max_pool(layer: Comparing, step: Step, n: Simulated) -> Twin:

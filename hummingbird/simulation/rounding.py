@@ -19,6 +19,7 @@ from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.protocols.gmw import Gmw
+from hummingbird.mpc.resizing import Resize
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
 _WEIGHTS = {"conv": "weight", "conv_transpose": "weight", "linear": "weight", "affine": "scale", "scale_last": "scale"}
@@ -48,10 +49,14 @@ def rounded_step(step: Step) -> Step:
 
 
 def after(step: Step) -> After | None:
-    """For a mean: its result times the rounded reciprocal over the true one. None where nothing is rounded."""
-    if step.op not in _MEANS:
+    """For a mean: its result times the rounded reciprocal over the true one; for a resizing, the result of its rounded
+    weights. None where nothing is rounded.
+    """
+    if step.op not in (*_MEANS, "resize"):
         return None
     layer = _layer(step)
+    if isinstance(layer, Resize):
+        return lambda x, out: layer.real(x, out.shape[2:])
     if isinstance(layer, AvgPool):
         division = layer.division
         ratio = division.integer * 2.0**-division.fraction / division.factor

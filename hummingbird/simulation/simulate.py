@@ -26,7 +26,7 @@ from hummingbird.mpc import builders, inputs
 from hummingbird.mpc.net import PlanStep
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutTwin
-from hummingbird.simulation.exact import Parties
+from hummingbird.simulation.exact import Parties, Whole
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
@@ -229,7 +229,7 @@ class ExactTwin(nn.Module):
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
             try:
-                out = self._running[x.device].run(private, x)
+                out = self._running[x.device].run(Whole(private), x)
                 return calls.unpacked(steps, out, calls.shapes_for(steps, x.shape), lambda part: part)
             except BaseException:  # parties that were stopped at different places cannot go on together
                 del self._running[x.device]

@@ -130,6 +130,17 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("cat", (), [lambda x: torch.cat((x, x.relu()), 1), lambda x: torch.concat([x, x.relu()], dim=1)]
      + [lambda x: torch.cat([x, x.relu()], axis=1)]),
     ("expand", (2, 1, 9), [lambda x: x.expand(-1, 3, 9), lambda x: x.expand((2, 3, -1))]),
+    ("abs", (), [lambda x: x.abs(), torch.abs, lambda x: abs(x), lambda x: x.clone().abs_()]),
+    ("maximum", (), [lambda x: x.clamp(min=0.5), lambda x: torch.clamp_min(x, 0.5)]),
+    ("minimum", (), [lambda x: x.clamp(max=0.5), lambda x: x.clamp_max(0.5)]),
+    ("resize", (), [nn.Upsample(scale_factor=2), lambda x: F.interpolate(x, scale_factor=2)]),
+    ("resize", (), [lambda x: F.interpolate(x, (5, 7), mode="bilinear")]),
+    ("pixel_shuffle", (), [nn.PixelShuffle(2), lambda x: F.pixel_shuffle(x, 2)]),
+    ("pixel_unshuffle", (), [nn.PixelUnshuffle(2), lambda x: F.pixel_unshuffle(x, 2)]),
+    ("channel_shuffle", (), [nn.ChannelShuffle(2), lambda x: F.channel_shuffle(x, 2)]),
+    ("flip", (), [lambda x: x.flip(1, 3), lambda x: torch.flip(x, [1, 3]), lambda x: x.flip((1, 3))]),
+    ("roll", (), [lambda x: x.roll(1, 2), lambda x: torch.roll(x, 1, dims=2)]),
+    ("edge_pad", (), [nn.ReflectionPad2d(1), lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")]),
     ("stack", (), [lambda x: torch.stack((x, x.relu()), 1), lambda x: torch.stack([x, x.relu()], dim=1)]),
     ("flatten", (), [nn.Flatten(), lambda x: x.flatten(1), lambda x: torch.flatten(x, start_dim=1)]),
     ("reshape", (), [lambda x: x.view(2, -1), lambda x: x.reshape((2, -1)), lambda x: torch.reshape(x, (2, -1))]),
@@ -168,8 +179,8 @@ def test_every_spelling_is_one_step(op: str, shape: tuple[int, ...], forms: list
 
 
 def test_every_op_has_a_spelling_here() -> None:
-    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack in
-    test_example.py.
+    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack,
+    constant and greater in tests/support/operations.py.
     """
     assert OPS.keys() - {op for op, _, _ in FORMS} == {
         "input",
@@ -180,6 +191,7 @@ def test_every_op_has_a_spelling_here() -> None:
         "elementwise",
         "pack",
         "constant",
+        "greater",
     }
 
 

@@ -113,6 +113,42 @@ def norm(module: nn.Module) -> nn.Module:
     return module.eval()
 
 
+def _rearranged(image: Tensor) -> dict[str, Case]:
+    """Resizing and moving pixels. Weights of sizes that are no powers of two err by 2^-11 of the largest value."""
+    exact = {
+        "nearest": Function(lambda x: F.interpolate(x, size=(5, 12))),
+        "bilinear by 2": nn.Upsample(scale_factor=2, mode="bilinear"),
+        "pixel shuffle": nn.Sequential(nn.PixelShuffle(2), nn.PixelUnshuffle(4), nn.ChannelShuffle(2)),
+        "flip, roll": Function(lambda x: x.flip(3).roll((1, -2), (1, 2))),
+        "reflect": nn.ReflectionPad2d((1, 2, 0, 3)),
+        "circular": Function(lambda x: F.pad(F.pad(x, (2, 1, 0, 1), "circular"), (0, 1, 2, 0), "replicate")),
+        "expand": Function(lambda x: x[:, :1].expand(-1, 4, -1, -1) + x),
+    }
+    near = {
+        "bilinear, corners": Function(lambda x: F.interpolate(x, size=(13, 5), mode="bilinear", align_corners=True)),
+        "bicubic": Function(lambda x: F.interpolate(x, size=(13, 5), mode="bicubic")),
+    }
+    found = {name: Case(net, image, 5 * UNIT) for name, net in exact.items()}
+    return found | {name: Case(net, image, 5 * 2.0**-10) for name, net in near.items()}
+
+
+def _selected(image: Tensor) -> dict[str, Case]:
+    """Maxima, magnitudes, and choices: values that are compared differ by more than rounding."""
+    other = torch.linspace(-2, 2, 8)
+    nets: dict[str, Callable[[Tensor], Tensor]] = {
+        "abs": lambda x: x.abs(),
+        "maximum": lambda x: torch.maximum(x, x.flip(1)[:, :1]),
+        "minimum of a constant": lambda x: torch.minimum(other, x),
+        "clamp of one side": lambda x: x.clamp(min=-0.25).clamp_max(1.5),
+        "where": lambda x: torch.where(x > x.roll(1, 3) + 2.0**-12, x, 0.5),
+        "masked_fill": lambda x: x.masked_fill(x <= -0.5, 1.0).masked_fill(other > 1, -3.0),
+        "comparison as a number": lambda x: (0.25 >= x).float(),
+        "constants that broadcast": lambda x: (x - other) / torch.tensor([0.5, 0.25, 1.0, 2.0]).view(4, 1, 1),
+        "constant joined": lambda x: torch.cat([x, other.expand(3, 1, 8, 8)], 1),
+    }
+    return {name: Case(Function(function), image, 12 * UNIT) for name, function in nets.items()}
+
+
 def cases() -> dict[str, Case]:
     """Every operation by name; the same at every party (seeded)."""
     torch.manual_seed(1)
@@ -224,5 +260,6 @@ def cases() -> dict[str, Case]:
     reused = Reused()
     gain = float(reused.a.weight.detach().abs().sum(1).max())  # what the second layer makes of the first one's error
     out["reused modules, shared weights"] = Case(reused, row, (1 + gain) * linear_bound(reused.a, 2 * row))
+    out |= _rearranged(image) | _selected(image)
     out["squeeze and excitation"] = Case(Gate(), image, 5 * (TOLERANCE + 60 * 5 * UNIT))
     return out

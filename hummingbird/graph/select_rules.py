@@ -1,0 +1,104 @@
+"""Maxima of two values, magnitudes, comparisons as data, and choices by them: the arguments torch takes -> steps.
+
+A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
+it goes into where, masked_fill, a product or a cast, and into nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.graph.build import BOOL, Builder, Unsupported
+from hummingbird.graph.shape_rules import arithmetic, value
+from hummingbird.graph.steps import Ref
+
+
+def magnitude(b: Builder, input: Any) -> Ref:
+    return b.emit("abs", b.tensor(input))
+
+
+def extreme(op: str) -> Callable[..., Ref]:
+    """maximum, minimum of two tensors; of one tensor and a number, or a constant tensor."""
+
+    def rule(b: Builder, input: Any, other: Any = None, **options: Any) -> Ref:
+        if other is None or options or not isinstance(other, (Ref, Tensor)):  # torch.max(x, 1): a dimension
+            hint = f"torch.{op}imum(x, y) of two tensors; max_pool or argmax over places"
+            raise Unsupported(f"{op} over the places of one tensor", hint)
+        if not isinstance(input, Ref):
+            input, other = other, input
+        return b.emit(f"{op}imum", b.tensor(input), value(b, other))
+
+    return rule
+
+
+def compared(name: str) -> Callable[..., Ref]:
+    """x > y and its kin: gt, ge, lt, le."""
+
+    def rule(b: Builder, input: Any, other: Any) -> Ref:
+        turned, strict = name in ("lt", "le"), name in ("gt", "lt")
+        if not isinstance(input, Ref):
+            input, other, turned = other, input, not turned
+        if isinstance(other, (int, float)):
+            number = b.number(other, "what is compared with")
+            return b.emit("greater", b.tensor(input), kind=BOOL, value=number, turned=turned, strict=strict)
+        x, y = b.tensor(input), value(b, other)
+        return b.emit("greater", x, y, kind=BOOL, turned=turned, strict=strict)
+
+    return rule
+
+
+def where(b: Builder, condition: Any, input: Any = None, other: Any = None) -> Ref:
+    """other + condition (input - other), for a condition that is compared, or a public mask."""
+    if input is None or other is None:
+        raise Unsupported("where with one argument: it gives as many places as hold", "where(condition, x, y)")
+    if isinstance(condition, Tensor):
+        mask = condition.bool().float()
+        kept = _times(b, input, mask, ".kept")
+        return _named(b, ".chosen", arithmetic("add"), kept, _times(b, other, 1 - mask, ".other"))
+    if b.kind(condition) != BOOL:
+        raise Unsupported("where on what is no comparison", "where(x > y, a, b)")
+    if not isinstance(input, Ref) and not isinstance(other, Ref):
+        difference: Any = torch.as_tensor(input).float() - torch.as_tensor(other).float()
+        difference = float(difference) if difference.dim() == 0 else difference
+    else:
+        difference = _named(b, ".difference", arithmetic("sub"), input, other)
+    chosen = _times(b, condition, difference, ".chosen")
+    return _named(b, "", arithmetic("add"), chosen, other)
+
+
+def masked_fill(b: Builder, input: Any, mask: Any, value: Any) -> Ref:
+    return where(b, mask, value, input)
+
+
+def where_method(b: Builder, input: Any, condition: Any, other: Any) -> Ref:
+    return where(b, condition, input, other)
+
+
+def cast(b: Builder, input: Any, *others: Any, **more: Any) -> Ref:
+    """A comparison as a number; other casts are known with an example alone, and are then no call."""
+    if b.kind(input) != BOOL:
+        raise Unsupported(
+            "a cast to another type or device",
+            "leave it out, or convert with example=: a private value has one type and one place",
+        )
+    return b.emit("mul", input, value=1.0)
+
+
+def _times(b: Builder, x: Any, y: Any, suffix: str) -> Any:
+    """x y, where a number times a mask is a constant."""
+    if not isinstance(x, Ref) and not isinstance(y, Ref):
+        return torch.as_tensor(x).float() * torch.as_tensor(y).float()
+    return _named(b, suffix, arithmetic("mul"), x, y)
+
+
+def _named(b: Builder, suffix: str, rule: Callable[..., Any], *values: Any) -> Any:
+    """A step of a rule under a name of its own."""
+    name, b.name = b.name, b.name + suffix
+    try:
+        return rule(b, *values)
+    finally:
+        b.name = name
