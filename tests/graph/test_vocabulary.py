@@ -179,8 +179,8 @@ def test_every_spelling_is_one_step(op: str, shape: tuple[int, ...], forms: list
 
 
 def test_every_op_has_a_spelling_here() -> None:
-    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack,
-    constant and greater in tests/support/operations.py.
+    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack in
+    test_example.py, constant and greater in tests/support/operations.py, norms and products in tests/mpc.
     """
     assert OPS.keys() - {op for op, _, _ in FORMS} == {
         "input",
@@ -192,6 +192,14 @@ def test_every_op_has_a_spelling_here() -> None:
         "pack",
         "constant",
         "greater",
+        "causal",
+        "einsum",
+        "matmul",
+        "norm",
+        "root_scale",
+        "scale_last",
+        "unbind",
+        "unflatten",
     }
 
 
