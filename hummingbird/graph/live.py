@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, ModelError
 from hummingbird.graph.capture import capture, is_leaf
-from hummingbird.graph.steps import Step
-from hummingbird.graph.trace import walk
+from hummingbird.graph.saved import SavedNet
+from hummingbird.graph.steps import Step, map_refs
+from hummingbird.graph.trace import problems, walk
 from hummingbird.graph.unwrap import plain_copy, submodule, unwrapped
 
 
@@ -80,7 +81,7 @@ class LiveNet:
         args, kwargs = (fx.node.map_arg(part, lambda source: values[source]) for part in given)
         if node.op == "output":
             return args[0]
-        module = submodule(net, path) if node.op == "call_module" else None
+        module = _module(net, path) if node.op == "call_module" else None
         if call.step is not None and call.step.name in instead:
             tensor = args[0] if args else kwargs["input"]
             if call.step.op != "prelu":
@@ -94,6 +95,10 @@ class LiveNet:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def _module(net: nn.Module, path: str) -> nn.Module:
+    return net.step(path) if isinstance(net, SavedNet) else submodule(net, path)
+
+
 def _attribute(net: nn.Module, path: str) -> Any:
     home, _, name = path.rpartition(".")
     return getattr(submodule(net, home), name)
@@ -101,6 +106,8 @@ def _attribute(net: nn.Module, path: str) -> Any:
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
     """The calls of a net that `trace` accepts; the net is not touched. Raises ModelError as `trace` does."""
+    if isinstance(saved := unwrapped(net), SavedNet):
+        return _saved(saved)
     walked = walk(net, custom=custom)
     nodes, graph = walked.live, walked.captured.graph
     assert graph is not None
@@ -130,6 +137,29 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
         for node in nodes
     )
     return LiveNet(calls, wrapped, training is not None, constants)
+
+
+def _saved(net: SavedNet) -> LiveNet:
+    """The calls of a saved net: its steps are its modules."""
+    if found := problems(net):
+        raise ModelError(found)
+    graph, nodes = fx.Graph(), list[fx.Node]()
+    for step in net.steps:
+        arguments = map_refs(step.inputs, lambda ref: nodes[ref.index])
+        kind = {"input": "placeholder", "output": "output"}.get(step.op, "call_module")
+        nodes.append(graph.create_node(kind, step.name, arguments))
+    last = {source: node for node in nodes for source in node.all_input_nodes}
+    calls = tuple(
+        Call(
+            node,
+            _without_weights(step),
+            (),
+            (node.args, node.kwargs),
+            tuple(source for source in node.all_input_nodes if last[source] is node),
+        )
+        for node, step in zip(nodes, net.steps, strict=True)
+    )
+    return LiveNet(calls, False, True, {})
 
 
 def _without_weights(step: Step | None) -> Step | None:
