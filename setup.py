@@ -42,7 +42,9 @@ setup(
     ext_modules=[NATIVE],
     # crypten 0.4.1 asks for the retired package `sklearn`: set SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True
     # when installing with plain pip (the Makefile does).
-    install_requires=["torch>=2.6", "torchvision", "crypten==0.4.1", "numpy", "tqdm", "cryptography", "grpcio"],
+    install_requires=[
+        *("torch>=2.6", "torchvision", "crypten==0.4.1", "numpy", "tqdm", "cryptography", "grpcio", "safetensors"),
+    ],
     extras_require={
         "test": [
             "pytest",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hummingbird.convert import convert_model, register_converter, validate_model
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
+    from hummingbird.saving import load, load_net, save
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.study import Study
@@ -34,8 +35,11 @@ _HOMES = {
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
     "init": "mpc.launch",
+    "load": "saving",
+    "load_net": "saving",
     "meter": "wire.meter",
     "register_converter": "convert",
+    "save": "saving",
     "search_bits": "window_search",
     "simulate": "simulation.simulate",
     "uninit": "mpc.launch",
@@ -50,8 +54,11 @@ __all__ = [
     "convert_model",
     "cryptensor",
     "init",
+    "load",
+    "load_net",
     "meter",
     "register_converter",
+    "save",
     "search_bits",
     "simulate",
     "uninit",

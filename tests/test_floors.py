@@ -23,7 +23,7 @@ FLOORS = [
     {"wire", "ranks"},
     {"mpc", "he", "pir", "gc"},
     {"hybrid"},
-    {"convert", "report", "simulation", "window_search", "lookup"},
+    {"convert", "saving", "report", "simulation", "window_search", "lookup"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir", "gc"}  # never import each other
