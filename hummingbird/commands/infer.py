@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_net_arguments(sub, "owner_given", "bits", "window", "protocol")
+    add_net_arguments(sub, "owner", "bits", "window", "protocol")
     group = sub.add_argument_group("images")
     add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
@@ -144,13 +144,12 @@ def run(args: argparse.Namespace) -> None:
 
 def _nets(args: argparse.Namespace, rank: int) -> tuple[nn.Module, PrivateNet]:
     """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol."""
-    args.owner_given = args.owner is not None
     folder = saved_of(args, rank)
     if folder is not None:
         saved = description(folder)
         args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
         saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
-        return saved_net, hummingbird.convert_model(saved_net, saved.bits, saved.weights, saved.protocol)
+        return saved_net, hummingbird.convert_model(saved_net, *saved.arguments)
     torch.manual_seed(0)  # a net that comes without weights must be the same at every party
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"

@@ -31,9 +31,7 @@ def private_net(args: argparse.Namespace) -> PrivateNet:
     """
     if folder := saved_of(args):
         saved = description(folder)
-        return convert_model(
-            read_net(folder, saved, weights=saved.owner is None), saved.bits, saved.weights, saved.protocol
-        )
+        return convert_model(read_net(folder, saved, weights=saved.owner is None), *saved.arguments)
     # The net may have no trained weights, so that the windows, given alone, are not held against it.
     bits = BitConfig.load(args.bits).windows if args.bits else None
     return convert_model(net_of(args), bits, 0 if args.private_weights else "public", args.protocol or "masked")

@@ -12,9 +12,9 @@ from hummingbird.saving.folder import NET, check_free
 from hummingbird.saving.weights import name_of
 
 HELP = "Write a net as data to a folder, for parties that have no code of it."
-_DESCRIPTION = """Write a net as data to a new folder, with its windows, its protocol and the owner of its weights: parties
-that have the folder need no code of the net. net.json is for every party. Public weights are in weights.safetensors,
-for every party, too; with --owner they are in party-RANK.safetensors, for that party alone."""
+_DESCRIPTION = """Write a net as data to a new folder, with its windows, its protocol and the owner of its weights:
+parties that have the folder need no code of the net. net.json is for every party. Public weights are in
+weights.safetensors, for every party, too; with --owner they are in party-RANK.safetensors, for that party alone."""
 _EPILOG = """example, with my_net.py in the current folder:
   python -m hummingbird save --model my_net:net --weights net.pt --bits bits.json --out saved
   torchrun --standalone --nproc_per_node=2 -m hummingbird infer --saved saved --data my_data:images test

@@ -7,8 +7,8 @@ What is saved is not the private net, whose tensors belong to one session, but t
 steps that it is traced to, of a closed list of operations, before batch norms are folded, with its own parameters.
 Loading makes a module of them and converts it as any other net: `load(folder)` is `convert_model` of what `load_net`
 gives, with the windows, owner and protocol that were saved; so there is one way from a net to a private one, and
-`simulate`, `validate_model` and the searches take a loaded net, too. Names, fingerprints, windows, costs and answers are
-those of the net itself.
+`simulate`, `validate_model` and the searches take a loaded net, too. Names, fingerprints, windows, costs and answers
+are those of the net itself.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def load(folder: str | PathLike[str]) -> PrivateNet:
     saved = folders.description(Path(fspath(folder)))
     rank = sessions.current().rank if sessions.is_initialized() else None
     net = read_net(folder, saved, weights=rank is None or saved.owner in (None, rank))
-    return convert.convert_model(net, saved.bits, saved.weights, saved.protocol)
+    return convert.convert_model(net, *saved.arguments)
 
 
 def load_net(folder: str | PathLike[str]) -> SavedNet:

@@ -51,6 +51,11 @@ class Description:
         return None if isinstance(self.weights, str) else self.weights
 
     @property
+    def arguments(self) -> tuple[BitConfig, str | int, str]:
+        """The arguments of `convert_model`, after the net."""
+        return self.bits, self.weights, self.protocol
+
+    @property
     def digest(self) -> str:
         """SHA-256 (hex) of all of this, which every file of weights names."""
         return _digest(self._net())
