@@ -24,15 +24,15 @@ class SavedStep(nn.Module):
     def __init__(self, step: Step) -> None:
         super().__init__()
         self.name, self.op, self.inputs = step.name, step.op, step.inputs
-        self._attrs = dict(step.attrs)
-        self._attrs_of_tensors = [name for name, value in step.attrs.items() if isinstance(value, Tensor)]
-        for name in self._attrs_of_tensors:
-            self.register_buffer(name, self._attrs.pop(name))
+        self._attrs = {name: None if isinstance(value, Tensor) else value for name, value in step.attrs.items()}
+        for name, value in step.attrs.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value)
 
     @property
     def attrs(self) -> dict[str, Any]:
         """The attributes, with the tensors as they are now."""
-        return {**self._attrs, **{name: self._buffers[name] for name in self._attrs_of_tensors}}
+        return {name: self._buffers.get(name, value) for name, value in self._attrs.items()}
 
     def forward(self, *values: Any) -> Any:
         """The operation, as `hummingbird.graph.run` has it."""

@@ -8,6 +8,7 @@ gets, confirms no guess of the weights.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.saving.description import Description
 
+_OWN = "hummingbird"  # in the file's metadata, which has no order of its own: one entry, so that equal nets are equal files
 FORMAT, VERSION = "hummingbird-weights", "1"
 
 
@@ -42,7 +44,8 @@ def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
 def write(path: Path, saved: Description, tensors: Mapping[str, Tensor], salt: bytes) -> None:
     """Write the file of a net's weights."""
     words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, words)
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(content, path, {_OWN: json.dumps(words)})
 
 
 def read(path: Path, saved: Description) -> dict[str, Tensor]:
@@ -54,7 +57,7 @@ def read(path: Path, saved: Description) -> dict[str, Tensor]:
         raise InputError(f"the net's folder lacks {whose}", where=str(path), hint=hint)
     try:
         with safe_open(path, "pt") as file:
-            words = file.metadata() or {}
+            words = _words(file.metadata() or {})
             _check_words(words, saved, path)
             _check_header(file, saved, path)
             tensors = {name: file.get_tensor(name).clone() for name in saved.tensors}
@@ -73,6 +76,15 @@ def read(path: Path, saved: Description) -> dict[str, Tensor]:
 def zeros(saved: Description) -> dict[str, Tensor]:
     """Tensors in place of another party's weights: shapes and types alone matter."""
     return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
+
+
+def _words(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What the file says of itself; none for another program's."""
+    try:
+        words = json.loads(metadata.get(_OWN, "{}"))
+    except RecursionError:
+        words = {}
+    return {key: str(value) for key, value in words.items()} if isinstance(words, dict) else {}
 
 
 def _check_words(words: Mapping[str, str], saved: Description, path: Path) -> None:
