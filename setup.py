@@ -43,7 +43,15 @@ setup(
     # crypten 0.4.1 asks for the retired package `sklearn`: set SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True
     # when installing with plain pip (the Makefile does).
     install_requires=[
-        *("torch>=2.6", "torchvision", "crypten==0.4.1", "numpy", "tqdm", "cryptography", "grpcio", "safetensors"),
+        "torch>=2.6",
+        "torchvision",
+        "crypten==0.4.1",
+        "numpy",
+        "tqdm",
+        "cryptography",
+        "grpcio",
+        "cloudpickle",
+        "safetensors",
     ],
     extras_require={
         "test": [
@@ -52,6 +60,9 @@ setup(
             "pytest-xdist",
             "scikit-learn",
             "matplotlib",
+            "nbclient",
+            "nbformat",
+            "ipykernel",
             "ruff",
             "mypy",
             "setuptools>=77",

@@ -20,11 +20,14 @@ from hummingbird.version import VERSION as __version__
 if TYPE_CHECKING:
     from hummingbird.bits import BitConfig, BitWindow
     from hummingbird.convert import convert_model, register_converter, validate_model
+    from hummingbird.launching.launch import launch
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
+    from hummingbird.report import estimate
     from hummingbird.saving import load, load_net, save
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
+    from hummingbird.window_search.prepare import prepare
     from hummingbird.window_search.study import Study
     from hummingbird.wire.meter import meter
 
@@ -34,10 +37,13 @@ _HOMES = {
     "Study": "window_search.study",
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
+    "estimate": "report",
     "init": "mpc.launch",
+    "launch": "launching.launch",
     "load": "saving",
     "load_net": "saving",
     "meter": "wire.meter",
+    "prepare": "window_search.prepare",
     "register_converter": "convert",
     "save": "saving",
     "search_bits": "window_search",
@@ -53,10 +59,13 @@ __all__ = [
     "__version__",
     "convert_model",
     "cryptensor",
+    "estimate",
     "init",
+    "launch",
     "load",
     "load_net",
     "meter",
+    "prepare",
     "register_converter",
     "save",
     "search_bits",
@@ -70,3 +79,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hummingbird' has no attribute {name!r}")
     return getattr(importlib.import_module(f"hummingbird.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -60,6 +60,7 @@ class BitWindow:
 
 
 EXACT = BitWindow(64, 0)
+_SHOWN = 12  # lines of windows in a repr
 
 
 class Frozen(dict[str, Any]):
@@ -80,7 +81,7 @@ class Frozen(dict[str, Any]):
         return Frozen, (dict(self),)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BitConfig:
     """A window for every layer that compares: `layers` by qualified name, `default` for the rest. A value: it cannot
     change, and is hashable.
@@ -113,6 +114,16 @@ class BitConfig:
             raise ConfigError(f"an input range of {found!r}", where="input_range", hint=hint)
         object.__setattr__(self, "layers", Frozen(self.layers))
         object.__setattr__(self, "provenance", _frozen(self.provenance, "provenance"))
+
+    def __repr__(self) -> str:
+        lines = [f"default: {self.default}", *(f"{name}: {window}" for name, window in self.layers.items())]
+        if len(lines) > _SHOWN:
+            lines[_SHOWN - 1 :] = [f"... {len(lines) - _SHOWN + 1} more of {len(self.layers)} layers"]
+        if self.input_range is not None:
+            lines.append(f"for inputs |x| <= {self.input_range:g}")
+        if self.provenance:
+            lines.append(f"provenance: {len(self.provenance)} facts of how they were found")
+        return "BitConfig(\n" + "".join(f"  {line}\n" for line in lines) + ")"
 
     def __hash__(self) -> int:
         return hash((self.default, frozenset(self.layers.items()), self.input_range))
@@ -221,7 +232,9 @@ class BitConfig:
             return cls(bits)
         if isinstance(bits, (str, os.PathLike)):
             return cls.load(Path(bits))
-        raise ConfigError(f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}", where="bits")
+        hint = "its windows are its attribute .bits" if isinstance(getattr(bits, "bits", None), BitConfig) else ""
+        what = f"expected a BitConfig, a BitWindow or a path, got {type(bits).__name__}"
+        raise ConfigError(what, where="bits", hint=hint)
 
     @classmethod
     def load(cls, path: str | Path) -> BitConfig:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -43,18 +44,21 @@ def register_converter(module_type: type[nn.Module], build: Callable[[nn.Module]
     CUSTOM[module_type] = build
 
 
-def validate_model(net: nn.Module) -> list[Problem]:
-    """Every reason why `net` cannot be converted, by qualified name with a hint; an empty list when it can."""
-    return _problems(net, None)
+def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
+    """Every reason why `net` cannot be converted, by qualified name with a hint; an empty list when it can.
+
+    example: as for `convert_model`.
+    """
+    return _problems(net, None, example)
 
 
-def _problems(net: nn.Module, owner: int | None) -> list[Problem]:
-    return graph.problems(net, custom=tuple(CUSTOM)) or _unpriced(net, owner)
+def _problems(net: nn.Module, owner: int | None, example: Any) -> list[Problem]:
+    return graph.problems(net, custom=tuple(CUSTOM), example=example) or _unpriced(net, owner, example)
 
 
-def _unpriced(net: nn.Module, owner: int | None) -> list[Problem]:
+def _unpriced(net: nn.Module, owner: int | None, example: Any) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
-    steps = graph.trace(net, custom=tuple(CUSTOM))
+    steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     found = whole.rounded(steps)
     for step in steps:
         if any(tensor.is_meta for tensor in _tensors(step)):
@@ -100,6 +104,7 @@ def convert_model(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     weights: str | int = "public",
     protocol: str = "masked",
+    example: Any = None,
 ) -> PrivateNet:
     """The private twin of a trained net; the net itself is left as it is and used as in eval mode.
 
@@ -109,12 +114,16 @@ def convert_model(
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
         reduced-ring ReLU, whose comparison is computed by the parties on dealt triples. Both trust the dealer not to
         collude with a party.
+    example: an input that the net is traced with, for a forward() that asks for shapes or takes several inputs: a
+        tensor, a tuple of arguments or a dict of keyword arguments. Its floating-point tensors are private, and only
+        their shapes count, which inputs must then have, but for the number of images; everything else (masks, flags,
+        None) is public and becomes part of the converted net.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties.
     """
     parties = sessions.current().parties if sessions.is_initialized() else None
-    private = build(net, bits, weights, protocol, parties)
+    private = build(net, bits, weights, protocol, parties, example)
     if sessions.is_initialized():
         private.set_up()
     return private
@@ -126,14 +135,15 @@ def build(
     weights: str | int = "public",
     protocol: str = "masked",
     parties: int | None = None,
+    example: Any = None,
 ) -> PrivateNet:
     """`convert_model` without a word to the other parties; parties: how many there will be, None if not known."""
     config = BitConfig.of(bits)
     owner = owner_of(weights)
     named(protocol)
-    if problems := _problems(net, owner):
+    if problems := _problems(net, owner, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    steps = graph.trace(net, custom=tuple(CUSTOM))
+    steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     if owner is not None and (
         constants := [step.name for step in steps if isinstance(step.attrs.get("value"), Tensor)]
     ):

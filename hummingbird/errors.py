@@ -5,7 +5,7 @@ Every message reads `what (at where)`, then a line `hint: ...`, so that it can b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -72,3 +72,11 @@ class TrustError(HummingbirdError):
 
 class EnvironmentProblem(HummingbirdError):
     """Something the package needs from its surroundings (a library, a variable) is missing."""
+
+
+class LaunchError(HummingbirdError):
+    """Parties that `launch` had started failed; `failures` has the text of each by its name, the first cause first."""
+
+    def __init__(self, what: str, failures: Mapping[str, str], *, hint: str = "") -> None:
+        self.failures = dict(failures)
+        super().__init__(what, hint=hint)

@@ -1,65 +1,145 @@
-"""Tables for people: what a net will cost."""
+"""The costs of a net before anything runs, as figures and as a table for people."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
 
+from torch import nn
+
+from hummingbird import convert
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, TABLE_BITS, Cost
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.layer import FLOOR
-from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.net import PlannedCost
 from hummingbird.table import text_table
 
+BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
 
-def estimate_table(
-    net: PrivateNet, input_shape: Sequence[int], parties: int, bandwidth: float, rtt: float, lanes: int = 1
-) -> str:
-    """Range, rounds, bits and wire time of every layer, per batch of `input_shape`, and the sum.
 
-    bandwidth: bits per second and party; rtt: round-trip time in seconds. Computation is not included.
-    lanes: of each party; each runs such a batch at the same time, with its part of the bandwidth.
+@dataclass(frozen=True, repr=False)
+class Estimate:
+    """The price of a batch through a private net, for each party; `str` of it is the table of all layers.
+
+    shape: of the batch that each lane runs. layers: the price of every step. setup: paid once, for private weights.
+    bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds.
     """
-    rows, total, elements = [], FREE, 0
-    for planned in net.costs(input_shape, parties):
-        total += planned.cost
-        if planned.range is None or planned.op in _SHAPES:
-            continue
-        elements += planned.elements if planned.window else 0
-        rows.append(
-            (
-                planned.name,
-                planned.op,
-                planned.window,
-                planned.variant,
-                f"2^{planned.range}",
-                f"{planned.elements:,}",
-                str(planned.cost.rounds),
-                f"{planned.cost.bits / max(1, planned.elements):,.1f}",
-                f"{planned.cost.bits / 8e3:,.1f}",
-                f"{planned.cost.offline_bits / 8e3:,.1f}",
-                f"{1e3 * planned.cost.seconds(bandwidth / lanes, rtt):,.2f}",
-            )
-        )
-    rows.append(
-        (
-            "total",
-            "",
-            "",
-            "",
-            "",
+
+    shape: tuple[int, ...]
+    layers: Sequence[PlannedCost]
+    setup: Cost
+    parties: int
+    bandwidth: float
+    rtt: float
+    lanes: int = 1
+
+    @property
+    def total(self) -> Cost:
+        """Rounds and bits of a batch, of one lane."""
+        return sum((planned.cost for planned in self.layers), FREE)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of a batch."""
+        return self.total.rounds
+
+    @property
+    def online_bytes(self) -> float:
+        """Bytes that a party sends for a batch."""
+        return self.total.bits / 8
+
+    @property
+    def offline_bytes(self) -> float:
+        """Bytes of correlated randomness that party 0 gets from the dealer for a batch."""
+        return self.total.offline_bits / 8
+
+    @property
+    def seconds(self) -> float:
+        """Time on the wire for a batch, without computation."""
+        return self._seconds(self.total)
+
+    def _seconds(self, cost: Cost) -> float:
+        return cost.seconds(self.bandwidth / self.lanes, self.rtt)
+
+    def __str__(self) -> str:
+        rows, elements = [], 0
+        for planned in self.layers:
+            if planned.range is None or planned.op in _SHAPES:
+                continue
+            elements += planned.elements if planned.window else 0
+            names = (planned.name, planned.op, planned.window, planned.variant, f"2^{planned.range}")
+            rows.append((*names, *self._figures(planned.elements, planned.cost)))
+        rows.append(("total", "", "", "", "", *self._figures(elements, self.total)))
+        counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
+        each = f" and lane, {self.lanes} lanes at a time on the link" if self.lanes > 1 else ""
+        what = f"{self.parties} parties, input {self.shape}, {link_words(self.bandwidth, self.rtt)}; per party{each}"
+        table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
+        variants = " ".join(row[3] for row in rows)
+        lanes = _lanes(self.total, self.shape[0], self.lanes)
+        return "\n\n".join([what, table, *lanes, *_notes(self.setup, variants)])
+
+    __repr__ = __str__
+
+    def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
+        """The cells of a row that are counted."""
+        return (
             f"{elements:,}",
-            str(total.rounds),
-            f"{total.bits / max(1, elements):,.1f}",
-            f"{total.bits / 8e3:,.1f}",
-            f"{total.offline_bits / 8e3:,.1f}",
-            f"{1e3 * total.seconds(bandwidth / lanes, rtt):,.2f}",
+            str(cost.rounds),
+            f"{cost.bits / max(1, elements):,.1f}",
+            f"{cost.bits / 8e3:,.1f}",
+            f"{cost.offline_bits / 8e3:,.1f}",
+            f"{1e3 * self._seconds(cost):,.2f}",
         )
-    )
-    counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
-    link = f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
-    each = f" and lane, {lanes} lanes at a time on the link" if lanes > 1 else ""
-    what = f"{parties} parties, input {tuple(input_shape)}, {link}; per party{each}"
-    table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
-    return "\n\n".join([what, table, *_lanes(total, input_shape[0], lanes), *_notes(net, parties, rows)])
+
+
+def estimate(
+    net: nn.Module,
+    shape: Sequence[int],
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    *,
+    weights: str | int = "public",
+    protocol: str = "masked",
+    parties: int = 2,
+    bandwidth: float = BANDWIDTH,
+    rtt: float = RTT,
+    lanes: int = 1,
+) -> Estimate:
+    """Rounds, bits and wire time of every layer of a net for a batch of `shape` (B, ...), before anything runs.
+
+    bits, weights, protocol: as for `convert_model`, but windows of any net with these layers will do: a price does not
+    depend on the net's weights, so that it need not be trained. bandwidth: bits per second and party; rtt: round-trip
+    time in seconds. lanes: of each party; each runs such a batch at the same time, with its part of the bandwidth.
+    No session is needed. Raises what `convert_model` raises, InputError for a shape that the net cannot take, and
+    ConfigError for the other arguments.
+
+        print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
+    """
+    check_link(bandwidth, rtt)
+    for what, value, least in (("parties", parties, 1), ("lanes", lanes, 1)):
+        if type(value) is not int or value < least:
+            raise ConfigError(f"{value!r} {what}", where=what, hint=f"an integer from {least}")
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32)"
+        raise InputError(f"{shape!r} is no shape of a batch", where="shape", hint=hint)
+    private = convert.build(net, BitConfig.of(bits).windows, weights, protocol)
+    return Estimate(sizes, private.costs(sizes, parties), private.setup_cost(parties), parties, bandwidth, rtt, lanes)
+
+
+def check_link(bandwidth: float, rtt: float) -> None:
+    """ConfigError unless bandwidth, in bits per second, and round-trip time, in seconds, are those of a link."""
+    for what, value, least in (("bandwidth", bandwidth, math.ulp(0.0)), ("rtt", rtt, 0.0)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+            hint = "bits per second, above 0" if least else "seconds, 0 or more"
+            raise ConfigError(f"a link's {what} of {value!r}", where=what, hint=hint)
+
+
+def link_words(bandwidth: float, rtt: float) -> str:
+    """A link in words: 10 Gb/s, 0.2 ms round trip."""
+    return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
 
 
 _SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk split".split())  # the same values
@@ -73,9 +153,9 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
     return [f"{lanes} lanes together: {lanes * images} images, {sent} sent, {offline} offline"]
 
 
-def _notes(net: PrivateNet, parties: int, rows: Sequence[Sequence[str]]) -> list[str]:
+def _notes(setup: Cost, variants: str) -> list[str]:
     """Lines below the table: the price of private weights, paid once, and why `cost.tables` chose what it shows."""
-    variants, out, setup = " ".join(row[3] for row in rows), [], net.setup_cost(parties)
+    out = []
     if setup != FREE:
         out.append(
             f"private weights, once: {setup.bits / 8e3:,.1f} kB sent in {setup.rounds} round, "

@@ -14,7 +14,8 @@
 
 Every section runs in a process of its own, one thread a side. Kernels are timed by the least of several calls, nets by
 the median. Beside what is measured stand what hummingbird/cost.py predicts, the mark that was set for it, and the
-figure of the paper, on its authors' machines: Impala (Choi et al., 2022), or Garimella et al.
+figure of the paper, on its authors' machines: Impala (Choi et al., 2022), or Garimella et al. --link and --rtt are for
+whole nets: tc makes the rate, and the delay where its netem is there; otherwise scripts/relay.py does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from hummingbird.kernels import heap
 from hummingbird.table import text_table
 from scripts import hybrid_bytes, hybrid_kernels, hybrid_layers, hybrid_nets
 from scripts.hybrid_rows import HEAD, Row, cells
-from scripts.link import Link, own_loopback
+from scripts.link import Link, obstacle, own_loopback
 from scripts.party import ROOT
 
 _LAYERS = (hybrid_layers.layers, hybrid_layers.sparse, hybrid_layers.switching)
@@ -51,9 +52,9 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "garbling": lambda args: hybrid_kernels.garbling(args.relus),
     "transfers": lambda args: hybrid_kernels.transfers(args.transfers),
     "layers": lambda args: chain(*(part(args.repeats) for part in _LAYERS)),
-    "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args)),
+    "images": lambda args: hybrid_nets.shipped(args.data, args.images, args.repeats, _port(args), args.relay / 1e3),
     "accuracy": lambda args: hybrid_nets.accuracy(args.data, args.twin),
-    "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args)),
+    "characterised": lambda args: hybrid_nets.characterised(args.repeats, _port(args), args.relay / 1e3),
 }
 _PORT = 29500  # a namespace of its own has no other listener
 NUMBERS = ("relus", "transfers", "images", "twin", "repeats")  # options that sections take
@@ -64,15 +65,25 @@ def work(args: argparse.Namespace) -> list[Row]:
     heap.keep()  # as the service and the client do
     torch.set_num_threads(1)
     rows = tqdm(SECTIONS[args.worker](args), desc=args.worker, unit="row", leave=False)
-    return [{"section": args.worker, "link": str(_link(args)), **row, **machine()} for row in rows]
+    over = {"link": str(_link(args)), "delay": _delayed_by(args)}
+    return [{"section": args.worker, **over, **row, **machine()} for row in rows]
 
 
 def _port(args: argparse.Namespace) -> int:
-    return 0 if _link(args) == Link() else _PORT
+    return 0 if _shaped(args) == Link() else _PORT
 
 
 def _link(args: argparse.Namespace) -> Link:
     return Link.parse(args.link).with_round_trip(args.rtt / 1e3)
+
+
+def _shaped(args: argparse.Namespace) -> Link:
+    """What tc makes of the link: all but a relay's delay."""
+    return _link(args).with_round_trip(0.0) if args.relay else _link(args)
+
+
+def _delayed_by(args: argparse.Namespace) -> str:
+    return "a relay" if args.relay else "netem" if args.rtt else ""
 
 
 def launch(section: str, args: argparse.Namespace) -> list[Row]:
@@ -82,8 +93,9 @@ def launch(section: str, args: argparse.Namespace) -> list[Row]:
         file = Path(folder) / "rows.json"
         words = [sys.executable, "-m", "scripts.bench_hybrid", "--worker", section, "--json", str(file)]
         words += [word for option in NUMBERS for word in (f"--{option}", str(getattr(args, option)))]
-        words += ["--link", args.link, "--rtt", str(args.rtt), *(["--data", args.data] if args.data else [])]
-        with own_loopback(_link(args)) as prefix:
+        words += ["--link", args.link, "--rtt", str(args.rtt), "--relay", str(args.relay)]
+        words += ["--data", args.data] if args.data else []
+        with own_loopback(_shaped(args)) as prefix:
             ended = subprocess.run([*prefix, *words], cwd=ROOT, env=environment)
         if ended.returncode:
             raise HummingbirdError(f"it ended with code {ended.returncode}; its error is above", where=section)
@@ -93,7 +105,10 @@ def launch(section: str, args: argparse.Namespace) -> list[Row]:
 
 def show(section: str, rows: list[Row]) -> None:
     """Print the section's table."""
-    print(f"\n{section} ({rows[0]['kernels']}; {rows[0]['cpu']})\n")
+    first = rows[0]
+    over = f"; {first['link']}" if first["link"] != str(Link()) else ""
+    over += f", the delay by {first['delay']}" if first["delay"] else ""
+    print(f"\n{section} ({first['kernels']}; {first['cpu']}{over})\n")
     print(text_table(HEAD, [cells(row) for row in rows]), flush=True)
 
 
@@ -110,6 +125,8 @@ def run(args: argparse.Namespace) -> None:
     if args.worker:
         args.json.write_text(json.dumps(work(args)))
         return
+    if args.rtt and obstacle(Link(round_trip_seconds=args.rtt / 1e3)):
+        args.relay = args.rtt / 2
     rows: list[Row] = []
     for section in args.only:
         print(f"{section} ...", file=sys.stderr)
@@ -130,10 +147,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--twin", type=int, default=1000, help="images of each net by its twin (default: %(default)s)")
     p.add_argument("--repeats", type=int, default=5, help="of each timing (default: %(default)s)")
     p.add_argument("--link", default="loopback", help="loopback, or a rate such as 1gbit, by tc as root")
-    p.add_argument("--rtt", type=float, default=0.0, metavar="MS", help="round trip to add, by tc netem (default: 0)")
+    text = "round trip to add, by tc netem or, where that is not to be had, by a relay (default: 0)"
+    p.add_argument("--rtt", type=float, default=0.0, metavar="MS", help=text)
     p.add_argument("--data", metavar="FOLDER", help="data folder (default: HUMMINGBIRD_DATA, else a download)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
     p.add_argument("--worker", metavar="SECTION", help=argparse.SUPPRESS)
+    p.add_argument("--relay", type=float, default=0.0, metavar="MS", help=argparse.SUPPRESS)  # of each way
     return p
 
 

@@ -170,18 +170,23 @@ MOVES = frozenset("output flatten reshape permute transpose squeeze unsqueeze ch
 def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:
     """Value of every step for the input x, float64, and bounds on the errors in the same shapes; sizes are ints."""
     rounding = (parties / 2 + 1) * UNIT
+    return carried(steps, x, HALF, lambda step, *given: BOUNDS[step.op](step.attrs, rounding, *given))
+
+
+def carried(steps: Sequence[Step], x: Tensor, half: float, bound: Bound) -> tuple[list[Any], list[Any]]:
+    """Values and bounds as of `walk`. half: an input's error. bound(step, value, error, ..): of all but moves."""
     values: list[Any] = []
     found: list[Any] = []
 
     for step in steps:
         given = (x.double(),) if step.op == "input" else arguments(step, values)
         if step.op == "input":
-            found.append(torch.full_like(given[0], HALF))
+            found.append(torch.full_like(given[0], half))
         elif step.op in MOVES:
             found.append(OPS[step.op](step.attrs, *arguments(step, found)))
         else:
             errors = arguments(step, found)
-            found.append(BOUNDS[step.op](step.attrs, rounding, *itertools.chain(*zip(given, errors, strict=True))))
+            found.append(bound(step, *itertools.chain(*zip(given, errors, strict=True))))
         value = OPS[step.op](step.attrs, *given)
         values.append(value.double() if step.op == "argmax" else value)  # as a number: 3 is 3.0
     return values, found

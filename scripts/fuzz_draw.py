@@ -19,11 +19,15 @@ class Draw:
     """Random choices for one operation on a value of this shape whose largest magnitude is `size`.
 
     same, parts: names of earlier values of this shape, and of those that differ along dimension 1 only.
-    fresh: whether the value may be written in place. init: the lines for `__init__` drawn so far.
+    fresh: whether the value may be written in place. init: the lines for `__init__` drawn so far. highest: what
+    factors aim below.
     """
 
-    def __init__(self, rng: random.Random, shape: tuple[int, ...], size: float, number: int) -> None:
+    def __init__(
+        self, rng: random.Random, shape: tuple[int, ...], size: float, number: int, highest: float = HIGHEST
+    ) -> None:
         self.rng, self.shape, self.size, self.number = rng, shape, max(size, 1e-6), number
+        self.highest = highest
         self.same: list[str] = []
         self.parts: list[str] = []
         self.fresh = False
@@ -67,15 +71,15 @@ class Draw:
         return float(f"{math.exp(self.rng.uniform(math.log(low), math.log(high))):.3g}")
 
     def gain(self, fan: float, low: float = 1e-4, high: float = 1e2) -> float:
-        """A magnitude of weights that keeps a sum of `fan` products between LOWEST and HIGHEST, if any does."""
+        """A magnitude of weights that keeps a sum of `fan` products between LOWEST and `highest`, if any does."""
         per = self.size * math.sqrt(fan) * 3
-        return self.log(max(low, LOWEST / per), max(low, min(high, HIGHEST / per)))
+        return self.log(max(low, LOWEST / per), max(low, min(high, self.highest / per)))
 
     def factor(self) -> float:
         """A number to multiply with: often round, else of any magnitude from 1e-6 to 1e4."""
         if self.chance(0.25):
             c = self.rng.choice((0.5, 2.0, 3.0, -1.0, 0.125, 1 / 3, 1 / 255, 10.0, -0.1))
-            if abs(c) * self.size < HIGHEST:
+            if abs(c) * self.size < self.highest:
                 return c
         return self.gain(1 / 9, 1e-6, 1e4) * self.rng.choice((1, -1))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scripts.fuzz_draw import ELEMENTS, HIGHEST, Draw
+from scripts.fuzz_draw import ELEMENTS, Draw
 from scripts.fuzz_layers import LAYERS
 
 
@@ -38,7 +38,7 @@ def mul(d: Draw) -> str:
 
 
 def square(d: Draw) -> str:
-    d.need(d.size**2 < 2 * HIGHEST)
+    d.need(d.size**2 < 2 * d.highest)
     return d.spelled("{x} * {x}", "{x} ** 2", "torch.square({x})", "{x}.pow(2)", inplace=["{x}.square_()"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from scripts.fuzz_draw import ELEMENTS, HIGHEST, Draw, Impossible
+from scripts.fuzz_draw import ELEMENTS, Draw, Impossible
 
 
 def _text(values: Sequence[int]) -> str:
@@ -69,7 +69,7 @@ def batch_norm(d: Draw) -> str:
     d.need(rank in (2, 3, 4))
     var = d.log(1e-8, 1e6)
     gain = min(1e2, max(1e-4, d.gain(1) * math.sqrt(var + 1e-5)))
-    d.need(gain * d.size / math.sqrt(var + 1e-5) < 2 * HIGHEST)
+    d.need(gain * d.size / math.sqrt(var + 1e-5) < 2 * d.highest)
     kind = 2 if rank == 4 else 1
     if d.chance(0.2):
         mean, variance = d.constant((channels,), d.size / 4, "Buffer"), d.constant((channels,), 0.5, "Buffer", True)
@@ -131,7 +131,7 @@ def hardtanh(d: Draw) -> str:
 
 def leaky_relu(d: Draw) -> str:
     d.compares(1)
-    slope = d.log(1e-4, max(1e-3, min(10.0, HIGHEST / d.size)))
+    slope = d.log(1e-4, max(1e-3, min(10.0, d.highest / d.size)))
     return d.module(f"nn.LeakyReLU({slope!r})") if d.chance(0.5) else f"F.leaky_relu({{x}}, {slope!r})"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import operator
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +83,24 @@ def _names() -> dict[str, Any]:
     return {"torch": torch, "nn": nn, "F": F, "operator": operator, "filled": filled, "normal": normal}
 
 
-class _Growing:
-    """A net under construction, and the values of all its variables for its input."""
+class Growing:
+    """A net under construction, and the values of all its variables for its input.
 
-    def __init__(self, rng: random.Random, recipe: Recipe, large: bool) -> None:
-        self.rng, self.recipe = rng, recipe
+    highest: half of what every magnitude stays below. most: of the input's, as its clamp. scale: of its deviation, a
+    power of ten between these two. kinds: phrases by name.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        recipe: Recipe,
+        large: bool = False,
+        highest: float = HIGHEST,
+        most: float = HIGHEST,
+        scale: tuple[float, float] = (-2, 3),
+        kinds: Mapping[str, Callable[[Draw], str]] = KINDS,
+    ) -> None:
+        self.rng, self.recipe, self.highest, self._kinds = rng, recipe, highest, kinds
         self.root = nn.Module()
         self.root.training = False
         rank = 4 if large else rng.choice((2, 3, 4, 4))
@@ -98,8 +112,8 @@ class _Growing:
         shape = (1 if large else rng.choice((1, 2, 3)), 1 if large else rng.choice((1, 2, 3, 4, 6)), *space)
         if rank == 2:
             shape = (shape[0], rng.choice((4, 6, 8, 12)))
-        magnitude = float(f"{10 ** rng.uniform(-2, 3):.3g}")
-        recipe.input = f"normal({shape}, {magnitude!r}, {rng.randrange(10**6)}).clamp(-{HIGHEST}, {HIGHEST})"
+        magnitude = float(f"{10 ** rng.uniform(*scale):.3g}")
+        recipe.input = f"normal({shape}, {magnitude!r}, {rng.randrange(10**6)}).clamp(-{most}, {most})"
         if rng.random() < 0.2:  # equal values and zeros
             recipe.input += ".round()"
         if rng.random() < 0.2:  # a mean that does not vanish in a large pool
@@ -111,12 +125,12 @@ class _Growing:
         """Append an operation; Impossible if the value does not take it, or leaves the range whatever is drawn."""
         for _ in range(6):
             value = self.values[self.last]
-            d = Draw(self.rng, tuple(value.shape), float(value.abs().max()), len(self.recipe.kinds))
+            d = Draw(self.rng, tuple(value.shape), float(value.abs().max()), len(self.recipe.kinds), self.highest)
             d.fresh = self.last != "x"
             earlier = [name for name in self.values if name != self.last and self.values[name].is_floating_point()]
             d.same = [name for name in earlier if self.values[name].shape == value.shape]
             d.parts = [name for name in earlier if self._joins(self.values[name], value)]
-            if self._accept(kind, d, KINDS[kind](d)):
+            if self._accept(kind, d, self._kinds[kind](d)):
                 return
         raise Impossible
 
@@ -138,7 +152,7 @@ class _Growing:
             return False  # torch itself does not take it
         if not isinstance(out, Tensor) or not 0 < out.numel() <= ELEMENTS:
             return False
-        if not all(bool((v.abs() < 2 * HIGHEST).all()) for v in (*values.values(), out)):
+        if not all(bool((v.abs() < 2 * self.highest).all()) for v in (*values.values(), out)):
             return False
         name = f"x{len(self.recipe.kinds) + 1}"
         self.values, self.last = values | {name: out}, name
@@ -171,7 +185,7 @@ def recipe(number: int) -> Recipe:
 def _chain(rng: random.Random, made: Recipe, pair: tuple[str, str] | None) -> None:
     """Random operations, with the pair among them; what is random is skipped where it does not fit."""
     length = rng.randint(2, 8)
-    growing = _Growing(rng, made, large=rng.random() < 0.12)
+    growing = Growing(rng, made, large=rng.random() < 0.12)
     before = rng.randint(0, length - 2)
     kinds = list(KINDS)
     for _ in range(before):
@@ -182,7 +196,7 @@ def _chain(rng: random.Random, made: Recipe, pair: tuple[str, str] | None) -> No
         _random(growing, kinds)
 
 
-def _random(growing: _Growing, kinds: list[str]) -> None:
+def _random(growing: Growing, kinds: list[str]) -> None:
     """One more operation, of three that are tried; argmax, which would end the chain, only in its pairs."""
     for kind in growing.rng.sample(kinds, 3):
         if kind != "argmax":

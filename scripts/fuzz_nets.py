@@ -2,11 +2,12 @@
 
     python -m scripts.fuzz_nets --nets 3000 --jobs 2 --json fuzz.json
     python -m scripts.fuzz_nets --only 1234                            # one net: code, steps, errors
+    python -m scripts.fuzz_nets --two-party --nets 3000                # other nets, without a dealer
 
 Net n is the same whenever it is made. Numbers below 1,936 hold one ordered pair of operations each, in chains of 2 to 8
 (scripts/fuzz_make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
-verdicts are those of scripts/fuzz_run.py, the bounds those of scripts/fuzz_bounds.py. The exit code is 1 if any net is
-wrong or raw.
+verdicts are those of scripts/fuzz_run.py, the bounds those of scripts/fuzz_bounds.py. With --two-party the nets are
+those of scripts/fuzz_hybrid.py, for two parties without a dealer. The exit code is 1 if any net is wrong or raw.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -29,16 +30,18 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end
 from hummingbird.table import text_table
+from scripts import fuzz_hybrid
 from scripts.fuzz_bounds import UNIT
 from scripts.fuzz_grammar import KINDS
-from scripts.fuzz_make import PAIRS
 from scripts.fuzz_run import VERDICTS, Result, details, judge
 
 CHUNK = 8  # nets that a process takes at a time
 FAILED = ("wrong", "raw")
 
 
-def results(numbers: Sequence[int], jobs: int, seconds: float | None) -> Iterator[Result]:
+def results(
+    numbers: Sequence[int], jobs: int, seconds: float | None, judge: Callable[[int], Result] = judge
+) -> Iterator[Result]:
     """Verdicts in no particular order; no new nets are begun after `seconds`."""
     started = time.monotonic()
 
@@ -52,17 +55,17 @@ def results(numbers: Sequence[int], jobs: int, seconds: float | None) -> Iterato
         return
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, fresh, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        waiting = {pool.submit(_several, chunk) for chunk in chunks[: 2 * jobs]}
+        waiting = {pool.submit(_several, judge, chunk) for chunk in chunks[: 2 * jobs]}
         left = iter(chunks[2 * jobs :])
         while waiting:
             done = next(as_completed(waiting))
             waiting.remove(done)
             yield from done.result()
             if in_time() and (chunk := next(left, None)) is not None:
-                waiting.add(pool.submit(_several, chunk))
+                waiting.add(pool.submit(_several, judge, chunk))
 
 
-def _several(numbers: Sequence[int]) -> list[Result]:
+def _several(judge: Callable[[int], Result], numbers: Sequence[int]) -> list[Result]:
     return [judge(number) for number in numbers]
 
 
@@ -76,13 +79,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def report(found: Sequence[Result]) -> str:
+def report(found: Sequence[Result], kinds: Iterable[str] = KINDS) -> str:
     """Verdicts by setting, reasons, how near the bounds, and coverage, as text."""
     settings = Counter((r.protocol, f"{r.parties} parties", r.weights, r.windows, r.verdict) for r in found)
     rows = sorted({key[:-1] for key in settings})
     lines = [text_table(
         ["protocol", "parties", "weights", "windows", *VERDICTS],
-        [[*row, *(str(settings[(*row, verdict)]) for verdict in VERDICTS)] for row in rows]
+        [[*row, *(str(settings[row + (verdict,)]) for verdict in VERDICTS)] for row in rows]
         + [["all", "", "", "", *(str(sum(r.verdict == verdict for r in found)) for verdict in VERDICTS)]],
     )]  # fmt: skip
     for verdict in ("refused", "raw"):
@@ -96,7 +99,7 @@ def report(found: Sequence[Result]) -> str:
         what = r.reason or f"error {r.error:.3g}, {r.ratio:.3g} times the bound, largest output {r.largest:.3g}"
         setting = f"{r.protocol}, {r.parties} parties, {r.weights} weights, {r.windows}"
         lines.append(f"  net {r.number}: {what}; {setting}; {' '.join(r.kinds)}")
-    return "\n".join([*lines, *_distances(found), *_coverage(found)])
+    return "\n".join([*lines, *_distances(found), *_coverage(found, list(kinds))])
 
 
 def _distances(found: Sequence[Result]) -> list[str]:
@@ -120,15 +123,16 @@ def _distances(found: Sequence[Result]) -> list[str]:
     return ["", table, f"the bound is above 10 % of the largest output for {vague} of {len(right)} nets"]
 
 
-def _coverage(found: Sequence[Result]) -> list[str]:
+def _coverage(found: Sequence[Result], kinds: Sequence[str]) -> list[str]:
     """How often each operation ran, and which pairs did not: torch itself cannot compute a few."""
     ran = [r for r in found if r.verdict in ("right", "wrong")]
     counts = Counter(kind for r in ran for kind in r.kinds)
     made = {pair for r in found for pair in zip(r.kinds, r.kinds[1:], strict=False)}
     compared = {pair for r in ran for pair in zip(r.kinds, r.kinds[1:], strict=False)}
-    missing = [f"{a}-{b}" for a, b in PAIRS if (a, b) not in made]
-    lines = ["", "compared by operation: " + ", ".join(f"{kind} {counts[kind]}" for kind in KINDS)]
-    lines.append(f"ordered pairs: {len(made)} of {len(PAIRS)} in a net, {len(compared)} of them compared with torch")
+    pairs = [(a, b) for a in kinds for b in kinds]
+    missing = [f"{a}-{b}" for a, b in pairs if (a, b) not in made]
+    lines = ["", "compared by operation: " + ", ".join(f"{kind} {counts[kind]}" for kind in kinds)]
+    lines.append(f"ordered pairs: {len(made)} of {len(pairs)} in a net, {len(compared)} of them compared with torch")
     if len(missing) <= 100:
         lines.append("in no net: " + (", ".join(missing) or "none"))
     return lines
@@ -141,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seconds", type=float, help="begin no more nets after this time")
     p.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     p.add_argument("--json", type=Path, help="write a row per net there")
+    p.add_argument("--two-party", action="store_true", help="nets for two parties without a dealer")
     p.add_argument("--only", type=int, metavar="SEED", help="show this net in detail")
     args = p.parse_args(argv)
     failed = False
@@ -150,19 +155,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.json is not None:
             check_writable(args.json, "--json")
         if args.only is not None:
-            print(details(args.only))
+            print((fuzz_hybrid.details if args.two_party else details)(args.only))
             return
         numbers = range(args.seed, args.seed + args.nets)
+        of, kinds = (fuzz_hybrid.judge, fuzz_hybrid.WEIGHTS) if args.two_party else (judge, KINDS)
         found = []
         with tqdm(total=len(numbers), unit="net", file=sys.stderr) as bar:
-            for result in results(numbers, args.jobs, args.seconds):
+            for result in results(numbers, args.jobs, args.seconds, of):
                 found.append(result)
                 bar.update()
                 bar.set_postfix(failed=sum(r.verdict in FAILED for r in found))
         found.sort(key=lambda r: r.number)
         if args.json is not None:
             args.json.write_text(json.dumps([asdict(r) for r in found], indent=1) + "\n")
-        print(report(found))
+        print(report(found, kinds))
         failed = any(r.verdict in FAILED for r in found)
 
     return end(run, lambda: "interrupted: nothing was written") or int(failed)

@@ -126,8 +126,12 @@ def _in_time(run: Callable[[], Tensor]) -> Tensor:
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             done.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
-    return done.result(SECONDS)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if not done.done():
+        raise TimeoutError(f"no result after {SECONDS:g} s")
+    return done.result()
 
 
 class _Party(nn.Module):
@@ -171,7 +175,7 @@ def judge(number: int, tamper: Tamper | None = None) -> Result:
             got = private_output(made, net, x, known.largest_inside, tamper)
             _compare(result, got.double(), known)
         except Exception as error:  # noqa: BLE001 - whatever a net provokes is its verdict
-            result.verdict, result.reason = _refusal(error)
+            result.verdict, result.reason = refusal(error)
     return result
 
 
@@ -188,7 +192,7 @@ def _compare(result: Result, got: Tensor, known: Truth) -> None:
     result.verdict = "right" if within else "wrong"
 
 
-def _refusal(error: Exception) -> tuple[str, str]:
+def refusal(error: Exception) -> tuple[str, str]:
     """Verdict and kind of an exception: a refusal counts as one only before the first layer has begun."""
     begun = any(f.name == "_run" and f.filename.endswith("net.py") for f in traceback.extract_tb(error.__traceback__))
     if isinstance(error, ModelError):

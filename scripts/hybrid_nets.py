@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands.accuracy import evaluate
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
@@ -32,7 +33,9 @@ from models import trained
 from scripts.data import load
 from scripts.hybrid_rows import Row, row, taken
 from scripts.party import ROOT
+from scripts.relay import relayed
 
+_BATCH = 16  # images that a net of plain torch takes at a time
 _SHOWN = {
     "": "an image in all",
     "offline": "before it is there",
@@ -118,6 +121,7 @@ class Served:
     bits: BitConfig
     garbler: str = "data"
     port: int = 0  # on loopback, for a link that is shaped; 0: a unix socket
+    delay: float = 0.0  # each way by a relay on that port, seconds
 
     @contextmanager
     def net(self) -> Iterator[tuple[RemoteNet, Path]]:
@@ -125,7 +129,8 @@ class Served:
         with tempfile.TemporaryDirectory(prefix="hb") as name:
             folder = Path(name)
             self.bits.save(folder / "bits.json")
-            address = f"127.0.0.1:{self.port}" if self.port else f"unix:{folder / 'gc.sock'}"
+            # Behind a relay is a unix socket: what passes would take the shaped loopback's time twice.
+            address = f"127.0.0.1:{self.port}" if self.port and not self.delay else f"unix:{folder / 'gc.sock'}"
             words = [sys.executable, "-m", "hummingbird", "gc-server", "--model", *self.model]
             words += ["--input", "x".join(map(str, self.shape)), "--bits", str(folder / "bits.json")]
             words += ["--garbler", self.garbler, "--store", str(folder / "server"), "--listen", address]
@@ -135,8 +140,9 @@ class Served:
                 assert server.stdout is not None
                 if not server.stdout.readline().startswith(READY):
                     raise HummingbirdError("the server did not start; its error is above", where=" ".join(self.model))
-                with RemoteNet(address, folder / "client") as net:
-                    yield net, folder / "client"
+                with relayed(address, self.delay, self.port) if self.delay else nullcontext(address) as near:
+                    with RemoteNet(near, folder / "client") as net:
+                        yield net, folder / "client"
             finally:
                 server.terminate()
                 server.wait(60)
@@ -193,15 +199,16 @@ def figures(
         yield row(named, units[unit], value, mark=marks.get(key, ""), **beside)
 
 
-def shipped(data: str | None, count: int, repeats: int, port: int = 0) -> Iterator[Row]:
-    """The nets of `checkpoints/`: accuracy of `count` private images, and what one image takes."""
+def shipped(data: str | None, count: int, repeats: int, port: int = 0, delay: float = 0.0) -> Iterator[Row]:
+    """The nets of `checkpoints/`: accuracy of `count` private images, and what one takes. port, delay: of `Served`."""
     for case in SHIPPED:
         images, labels = (x[: max(count, 1)] for x in load(case.dataset, "test", data))
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
         words = ["models:trained", case.model, "10", f"checkpoints/{case.weights}"]
-        with Served(words, tuple(images.shape[1:]), bits, port=port).net() as (net, folder):
+        with Served(words, tuple(images.shape[1:]), bits, port=port, delay=delay).net() as (net, folder):
             found = measure(net, folder, images, repeats)
             yield from figures(case.weights, found, predicted(net.plan), case.marks, case.paper)
+            yield row(f"{case.weights}: an image that has a slot", "round trips", len(net.plan.gates) + 1)
             right = int((net(images).argmax(1) == labels).sum())
         paper, mark = case.paper.get("accuracy"), case.marks.get("accuracy", "")
         yield row(f"{case.weights}: private images", "% right", 100 * right / len(images), mark=mark, paper=paper)
@@ -213,34 +220,25 @@ def accuracy(data: str | None, count: int) -> Iterator[Row]:
         images, labels = (x[:count] for x in load(case.dataset, "test", data))
         net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
         bits = BitConfig.load(ROOT / "checkpoints" / case.bits)
-        plain = percent_right(net, images, labels)
+        plain = 100 * evaluate(net, images, labels, batch=_BATCH)
         yield row(f"{case.weights}: in the clear", "% right", plain)
         name = f"{case.weights}: as cut by {case.bits}"
         mark = case.marks.get("accuracy", f">= {plain - 0.5:.2f}")
-        yield row(name, "% right", percent_right(simulate(net, bits, cut=True), images, labels), mark=mark)
+        cut = 100 * evaluate(simulate(net, bits, cut=True), images, labels, batch=_BATCH)
+        yield row(name, "% right", cut, mark=mark)
         if case.model == "resnet18":
             wider = replace(bits, layers={name: BitWindow(w.k, w.k - 10) for name, w in bits.layers.items()})
-            name, right = (
-                f"{case.weights}: as cut to 10 bits",
-                percent_right(simulate(net, wider, cut=True), images, labels),
-            )
-            yield row(name, "% right", right, mark=mark)
+            cut = 100 * evaluate(simulate(net, wider, cut=True), images, labels, batch=_BATCH)
+            yield row(f"{case.weights}: as cut to 10 bits", "% right", cut, mark=mark)
 
 
-def percent_right(net: torch.nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Percent of images that a net classifies as their labels say."""
-    with torch.no_grad():
-        right = sum(int((net(x).argmax(1) == y).sum()) for x, y in zip(images.split(16), labels.split(16), strict=True))
-    return 100 * right / len(images)
-
-
-def characterised(repeats: int, port: int = 0) -> Iterator[Row]:
+def characterised(repeats: int, port: int = 0, delay: float = 0.0) -> Iterator[Row]:
     """The nets of Garimella et al. for CIFAR-100, random weights, with either garbler."""
     bits = BitConfig.of(BitWindow(20, 10))
     for name, (words, paper) in CHARACTERISED.items():
         for garbler in ("data", "model"):
             marks = {key: value[garbler] for key, value in _MARKS.items()} if name == "ResNet-18" else {}
-            served = Served(["models:get_model", *words], (3, 32, 32), bits, garbler, port)
+            served = Served(["models:get_model", *words], (3, 32, 32), bits, garbler, port, delay)
             with served.net() as (net, folder):
                 found = measure(net, folder, torch.randn(1, 3, 32, 32).clamp(-4, 4), repeats)
                 expected = predicted(net.plan)

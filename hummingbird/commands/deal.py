@@ -8,12 +8,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from hummingbird.commands.planned import add_arguments, count, private_net
+from hummingbird.commands.planned import add_arguments, private_net
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.dry_run import dry_run
 from hummingbird.prg import cipher_of
+from hummingbird.wire.options import count
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
 _DESCRIPTION = """Deal correlated randomness for a number of images in advance, into one folder per party: runs with

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.commands.planned import add_arguments, count, positive, private_net
-from hummingbird.report import estimate_table
+from hummingbird.commands.planned import add_arguments
+from hummingbird.commands.sources import net_of
+from hummingbird.report import BANDWIDTH, RTT, estimate
+from hummingbird.wire.options import count, positive
 
 HELP = "Print rounds and bits of every layer of a net, and wire time, before anything runs."
 _EPILOG = """examples:
@@ -27,12 +29,23 @@ def add_parser(commands: Any) -> None:
     )
     add_arguments(sub, "shape of one batch, of each lane")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
-    sub.add_argument("--bandwidth", type=positive, default=10e9, metavar="BITS/S", help="per party (default 10e9)")
-    sub.add_argument("--rtt", type=positive, default=0.0002, metavar="SECONDS", help="round-trip time (default 0.0002)")
+    sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help="per party (default 10e9)")
+    sub.add_argument("--rtt", type=positive, default=RTT, metavar="SECONDS", help="round-trip time (default 0.0002)")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of a net's costs."""
-    print(estimate_table(private_net(args), args.input, args.parties, args.bandwidth, args.rtt, args.lanes))
+    found = estimate(
+        net_of(args),
+        args.input,
+        args.bits,
+        weights=0 if args.private_weights else "public",
+        protocol=args.protocol,
+        parties=args.parties,
+        bandwidth=args.bandwidth,
+        rtt=args.rtt,
+        lanes=args.lanes,
+    )
+    print(found)
     return 0

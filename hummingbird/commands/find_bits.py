@@ -9,7 +9,6 @@ Maeng and Suh, "HummingBird", 2023, sections 4.2 and 4.3. Everything runs on pla
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,15 @@ from hummingbird.commands.program import command_of
 from hummingbird.commands.ranked import NOTES as RANKS
 from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
-from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, shown, state_of
+from hummingbird.commands.searching import check_states, interrupted, online, state_of, study_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid import make_plan, prices
-from hummingbird.ring import SCALE
-from hummingbird.table import text_table
 from hummingbird.window_search import Objective
+from hummingbird.window_search.bars import find_windows, shown
 from hummingbird.window_search.budget import read_budget
-from hummingbird.window_search.study import OBJECTIVES, Study
+from hummingbird.window_search.prepared import layer_table
+from hummingbird.window_search.study import OBJECTIVES
 
 HELP = "Find windows for every layer of a trained net."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
@@ -108,19 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def layer_table(study: Study, config: BitConfig) -> str:
-    """The window of every layer, the largest |x| seen, and by how many bits it stays below the window's end."""
-    head = ("layer", "outputs", "largest |x|", "window", "kept", "cut above", "cut below", "margin bits")
-    rows = []
-    for layer in study.layers:
-        window, most = config.window(layer.name), layer.largest
-        margin = f"{window.k - 1 - math.log2(most):.2f}" if window.k and most else "-"
-        cuts = (window.w, 64 - window.k, window.m) if window.k else (0, 64, 0)
-        texts = (layer.name, f"{layer.outputs:,}", f"{most / 2**SCALE:.3f}", str(window), *map(str, cuts), margin)
-        rows.append(texts)
-    return text_table(head, rows)
-
-
 def wire(args: argparse.Namespace, net: nn.Module, config: BitConfig, shape: Sequence[int]) -> str:
     """The price of an image of this shape on the wire with these windows, in words."""
     if args.cut:
@@ -173,19 +159,19 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
             plots.check(args.plot, "--plot")
         check_states([state], args.resume)
     subject = load()
-    study = open_study(args, subject, cut=args.cut)
+    study = study_of(args, subject, cut=args.cut)
     link = {"bandwidth": args.bandwidth, "rtt": args.rtt, "images": args.batch_images}
     objective = study.objective(args.objective, **link)
     try:
-        with search_bar(args.budget or "eco", objective.name) as tell:
-            config = study.search(
-                limit,
-                objective=objective,
-                state=state,
-                progress=tell,
-                provenance={**subject.names, "command": command},
-                **search_options(args),
-            )
+        config = find_windows(
+            study,
+            limit,
+            objective,
+            what=args.budget or "eco",
+            state=state,
+            provenance={**subject.names, "command": command},
+            **search_options(args),
+        )
     except ConfigError as problem:
         if problem.where == "budget" and not args.resume and ranks.first():
             state.unlink(missing_ok=True)  # the search has ended, if not well
@@ -198,7 +184,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
         plots.draw_windows(study.layers, config, args.plot)
     shape = study.searched.image_shape
     sent = wire(args, subject.net, config, shape)
-    print(f"{layer_table(study, config)}\n\n{summary(config, objective, sent, subject.source)}")
+    print(f"{layer_table(study.layers, config)}\n\n{summary(config, objective, sent, subject.source)}")
     print(f"saved {args.out}" + (f" and {args.plot}" if args.plot else ""))
 
 

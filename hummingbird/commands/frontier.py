@@ -23,10 +23,11 @@ from hummingbird.commands.program import command_of, machine
 from hummingbird.commands.ranked import NOTES as RANKS
 from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
-from hummingbird.commands.searching import check_states, interrupted, online, open_study, search_bar, state_of
+from hummingbird.commands.searching import check_states, interrupted, online, state_of, study_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.table import text_table
+from hummingbird.window_search.bars import find_windows
 from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.study import Study
 
@@ -92,7 +93,7 @@ class Frontier:
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
         labels = subject.labelled
-        self.net, self.args, self.study = subject.net, args, open_study(args, subject)
+        self.net, self.args, self.study = subject.net, args, study_of(args, subject)
         self.provenance = {**subject.names, "command": command}
         exact = self.study.accuracy(BitConfig())
         assert exact is not None  # there are labels
@@ -110,8 +111,7 @@ class Frontier:
         out = file_of(self.args.out_folder, how, budget)
         row = {"windows": how, "budget": budget}
         try:
-            with search_bar(out.stem, "bits") as tell:
-                config = self._search(how, budget, state=state_of(out), progress=tell)
+            config = self._search(how, budget, what=out.stem, state=state_of(out))
         except ConfigError as problem:
             if problem.where not in _UNMET:
                 raise
@@ -132,7 +132,7 @@ class Frontier:
             **self.facts,
         }
 
-    def _search(self, how: str, budget: str, **options: Any) -> BitConfig:
+    def _search(self, how: str, budget: str, what: str, state: Path) -> BitConfig:
         if budget == "exact":
             return BitConfig(
                 provenance={
@@ -145,8 +145,8 @@ class Frontier:
                 }
             )
         limit = None if budget == "eco" else read_budget(budget, "bits", "--budgets")
-        options |= {"provenance": self.provenance, "uniform": how == "uniform"}
-        return self.study.search(limit, **options, **search_options(self.args))
+        options = {"provenance": self.provenance, "uniform": how == "uniform", **search_options(self.args)}
+        return find_windows(self.study, limit, self.study.objective(), what=what, state=state, **options)
 
 
 def file_of(folder: Path, how: str, budget: str) -> Path:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hummingbird.errors import ConfigError, HummingbirdError
+from hummingbird.errors import HummingbirdError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
+from hummingbird.wire.options import add_tls, tls_of
 from hummingbird.wire.service import Tls
 
 
@@ -40,12 +41,10 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the dealer of correlated randomness listens (`python -m hummingbird dealer`). It must not collude "
         "with any party. Default: party 0 starts one on this host",
     )
-    group.add_argument(
-        "--tls-cert", type=Path, help="this party's certificate, for the name party-RANK ({rank} is replaced)"
-    )
-    group.add_argument("--tls-key", type=Path, help="its key")
-    group.add_argument(
-        "--tls-ca", type=Path, help="certificate of the authority that signed all parties' and the dealer's"
+    add_tls(
+        group,
+        "this party's certificate (PEM), for the name party-RANK ({rank} is replaced)",
+        "certificate of the authority that signed all parties' and the dealer's (PEM)",
     )
     group.add_argument(
         "--timeout", type=float, default=120.0, help="longest silence of another party, seconds (default 120)"
@@ -54,11 +53,9 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
 
 def session_options(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments for `hummingbird.init`."""
-    paths = [args.tls_cert, args.tls_key, args.tls_ca]
-    if any(paths) and not all(paths):
-        raise ConfigError("--tls-cert, --tls-key and --tls-ca go together")
-    party = str(environment(args.lanes).party)
-    tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in paths)) if all(paths) else None
+    tls, party = tls_of(args), str(environment(args.lanes).party)
+    if tls is not None:
+        tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in (tls.cert, tls.key, tls.ca)))
     options = {name: getattr(args, name) for name in ("lanes", "device", "dealer", "store", "timeout")}
     return {**options, "tls": tls}
 

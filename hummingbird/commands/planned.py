@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 from hummingbird.bits import BitConfig
@@ -12,6 +11,7 @@ from hummingbird.convert import convert_model
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
+from hummingbird.wire.options import count, shape
 
 
 def add_arguments(parser: argparse.ArgumentParser, shape_help: str) -> None:
@@ -35,29 +35,3 @@ def private_net(args: argparse.Namespace) -> PrivateNet:
     # The net may have no trained weights, so that the windows, given alone, are not held against it.
     bits = BitConfig.load(args.bits).windows if args.bits else None
     return convert_model(net_of(args), bits, 0 if args.private_weights else "public", args.protocol or "masked")
-
-
-def shape(text: str) -> tuple[int, ...]:
-    """Sizes from 1, written as in 8x3x32x32."""
-    try:
-        sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 8x3x32x32") from None
-    if min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} holds a size below 1")
-    return sizes
-
-
-def count(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value

@@ -1,15 +1,12 @@
-"""The parts that `find-bits` and `frontier` share: a study, its bar, the state of a search, the price of windows."""
+"""The parts that `find-bits` and `frontier` share: a study, the state of a search, the price of windows."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
-from tqdm import tqdm
 
 import hummingbird
 from hummingbird.bits import BitConfig
@@ -17,7 +14,7 @@ from hummingbird.commands.search_options import grouping
 from hummingbird.commands.subject import Subject
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
-from hummingbird.window_search import Progress
+from hummingbird.window_search.bars import open_study
 from hummingbird.window_search.study import Study
 
 
@@ -43,45 +40,19 @@ def interrupted(states: Sequence[Path]) -> str:
     return f"interrupted: {'go on with the same command and --resume' if kept else 'no search was begun'}"
 
 
-def open_study(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
-    """The study that the options describe, behind a bar for its magnitudes; cut, and errors: as of `Study`."""
-    with tqdm(total=len(subject.images), desc="magnitudes", unit="image", mininterval=1, leave=False) as bar:
-        return Study(
-            subject.net,
-            subject.images,
-            subject.labels,
-            criterion=args.criterion,
-            by=grouping(args.group),
-            protocol=args.protocol,
-            parties=args.parties,
-            seed=args.seed,
-            cut=cut,
-            progress=lambda done, _: _advance(bar, done),
-        )
-
-
-@contextmanager
-def search_bar(what: str, objective: str) -> Iterator[Callable[[Progress], None]]:
-    """A bar for a search of unknown length: windows tried, the best assignment and its cost."""
-    with tqdm(desc=what, unit="window", mininterval=1, leave=False) as bar:
-
-        def tell(progress: Progress) -> None:
-            best: dict[str, str] = {}
-            if progress.accuracy is not None and progress.price is not None:
-                best = {"best": f"{100 * progress.accuracy:.2f}%", "cost": shown(objective, progress.price)}
-            bar.set_postfix(**best, refresh=False)
-            _advance(bar, progress.evaluations)
-
-        yield tell
-
-
-def _advance(bar: tqdm[Any], done: int) -> None:
-    bar.update(done - bar.n)
-
-
-def shown(objective: str, price: float) -> str:
-    """A price in the words of a budget."""
-    return {"bits": f"{64 * price:.2f}/64", "bytes": f"{price / 1e3:,.2f}kB", "seconds": f"{price:.4g}s"}[objective]
+def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -> Study:
+    """The study that the options describe; cut, and errors: as of `Study`."""
+    return open_study(
+        subject.net,
+        subject.images,
+        subject.labels,
+        criterion=args.criterion,
+        by=grouping(args.group),
+        protocol=args.protocol,
+        parties=args.parties,
+        seed=args.seed,
+        cut=cut,
+    )
 
 
 def online(net: nn.Module, config: BitConfig, args: argparse.Namespace, shape: Sequence[int]) -> Cost:

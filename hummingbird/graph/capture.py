@@ -8,17 +8,21 @@ from __future__ import annotations
 import inspect
 import threading
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from hummingbird.errors import Problem
+from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
+from hummingbird.graph.example import Example, Running, given, leaves
 from hummingbird.graph.hints import is_unsupported, module_hint
+from hummingbird.graph.structure import TENSOR, Structure, flatten
 from hummingbird.graph.symbols import SymbolTracer, answering
 from hummingbird.graph.vocabulary import module_rule
 
@@ -29,33 +33,76 @@ _HINTS = {  # by words of errors that torch.fx and Python raise
 }
 _HINT = "write forward() with the operations of hummingbird.graph, or give the module's type as custom"
 
+_SIZES = (2, 3), (4, 7)  # of batches in a trace that leaves the batch free
+
 # torch.fx replaces nn.Module.__call__ for all threads while it traces: one trace at a time.
 _TRACING = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Capture:
-    """The graph (None if there is none), the module path of every node, and the modules that were kept whole."""
+    """The graph (None if there is none), the module path of every node, and the modules that were kept whole.
+
+    structure: of the result. example: the call it was traced on. running: the values of that call, while it is checked.
+    fixed: whether the batch must have the example's size.
+    """
 
     root: nn.Module
     graph: fx.Graph | None
     scopes: dict[fx.Node, str]
     opaque: frozenset[str]
     problems: list[Problem]
+    structure: Structure = TENSOR
+    example: Example | None = None
+    running: Running | None = None
+    fixed: bool = False
+
+    def attribute(self, node: fx.Node) -> Any:
+        """The constant that a node of the graph reads."""
+        value: Any = self.root
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        return value
 
 
 class _Tracer(SymbolTracer):
-    def __init__(self, custom: tuple[type[nn.Module], ...], opaque: set[str]) -> None:
-        super().__init__(opaque)
-        self.custom = custom
+    def __init__(
+        self,
+        custom: tuple[type[nn.Module], ...],
+        opaque: set[str],
+        example: Example | None = None,
+        running: Running | None = None,
+    ) -> None:
+        super().__init__(opaque, running)
+        self.custom, self.example = custom, example
+        self.structure: Structure = TENSOR  # of the result
         self.failed: str | None = None
         self.paths_of_nodes: dict[fx.Node, str] = {}
 
     def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
-        """forward() is called with one input, as net(x) does; every other argument has its default."""
+        """forward() is called as on the example; without one with one input, as net(x) does, and the defaults."""
+        if self.example is not None:
+            example = self.example
+            names = (f"{name}_{n}" if example.names.count(name) > 1 else name for n, name in enumerate(example.names))
+            leaves = [self.create_proxy("placeholder", name, (), {}) for name in names]
+            return self._flattened(lambda root: example.call(partial(root_fn, root), leaves)), [self.root]
         function, (root, *arguments) = super().create_args_for_root(root_fn, is_module, concrete_args)
         positional = inspect.unwrap(root_fn).__code__.co_argcount - 1
-        return function, [root, *(_given(argument, positional) for argument in arguments)]
+        return self._flattened(function), [root, *(_given(argument, positional) for argument in arguments)]
+
+    def _flattened(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with a flat tuple of tensors as its result, or the one tensor; `structure` is what it gave."""
+
+        def flat(*arguments: Any) -> Any:
+            self.structure, leaves = flatten(function(*arguments), lambda value: isinstance(value, (fx.Proxy, Tensor)))
+            return leaves[0] if self.structure == TENSOR else tuple(leaves)
+
+        return flat
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if self.running is not None and self.running.busy:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return (
@@ -69,6 +116,8 @@ class _Tracer(SymbolTracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.running is not None and self.running.busy:
+            return forward(*args, **kwargs)
         self.paths.append(self.path_of_module(m))
         try:
             return super().call_module(m, forward, args, kwargs)
@@ -81,6 +130,8 @@ class _Tracer(SymbolTracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         self.paths_of_nodes[node] = self.paths[-1]
+        if self.running is not None and node.op == "get_attr":  # fx makes those of constants by itself
+            self.running.compute(node)
         return node
 
 
@@ -103,15 +154,75 @@ def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
     return module_rule(net) is not None or type(net) in custom or is_unsupported(net)
 
 
-def capture(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> Capture:
-    """Trace `net` (eval mode), whose optional arguments take their defaults; nothing is raised."""
+def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> Capture:
+    """Trace `net` (eval mode), on an example's shapes or on none; optional arguments take their defaults.
+
+    Raises InputError for an example that does not fit the net, and nothing else.
+    """
+    call = None if example is None else given(net, example)
     # A net that is itself one layer of torch.nn would be traced into; as a child it is a leaf like any other.
     if is_leaf(net, custom):
         net = nn.Sequential(net)
+    if call is None:
+        return _capture(net, custom, None, ())
+    free = _free(net, custom, call)
+    return replace(_capture(net, custom, call, (call.batch,)), running=None, fixed=True) if free is None else free
+
+
+def _free(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example) -> Capture | None:
+    """The net traced for batches of any size; None where it does not work alike for all of them.
+
+    It is traced twice, with other sizes: what depends on them unseen, such as a loop over the batch, then differs.
+    """
+    first, again = (_capture(net, custom, call, sizes) for sizes in _SIZES)
+    for captured in (first, again):
+        fixed = captured.running is None or captured.running.batch is None or captured.running.batch.asked
+        if fixed or captured.problems or captured.graph is None:
+            return None
+    return replace(first, running=None) if _alike(first, again) else None
+
+
+def _alike(first: Capture, second: Capture) -> bool:
+    """Whether two traces make the same calls, with the same constants."""
+    assert first.graph is not None and second.graph is not None
+    pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
+    names = {a: b for a, b in pairs}
+    if len(first.graph.nodes) != len(second.graph.nodes) or repr(first.structure) != repr(second.structure):
+        return False
+    for a, b in pairs:
+        if (a.op, a.op == "get_attr" or a.target) != (b.op, b.op == "get_attr" or b.target):
+            return False
+        if a.op == "get_attr" and not _equal(first.attribute(a), second.attribute(b)):
+            return False
+        mine, theirs = leaves((a.args, a.kwargs)), leaves((b.args, b.kwargs))
+        same = len(mine) == len(theirs) and all(_matches(x, y, names) for x, y in zip(mine, theirs, strict=True))
+        if not same:
+            return False
+    return True
+
+
+def _matches(a: Any, b: Any, names: dict[fx.Node, fx.Node]) -> bool:
+    if isinstance(a, fx.Node):
+        return names[a] is b
+    if isinstance(a, BatchSize) and isinstance(b, BatchSize):
+        return a.factor == b.factor
+    return type(a) is type(b) and not isinstance(a, BatchSize) and bool(a == b)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
+    return a is b
+
+
+def _capture(
+    net: nn.Module, custom: tuple[type[nn.Module], ...], example: Example | None, sizes: Sequence[int]
+) -> Capture:
     opaque: set[str] = set()
     found: list[Problem] = []
     while True:
-        tracer = _Tracer(custom, opaque)
+        running = None if example is None else Running(net, example, sizes)
+        tracer = _Tracer(custom, opaque, example, running)
         try:
             with _TRACING, answering():
                 graph = tracer.trace(net)
@@ -129,7 +240,8 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> Capture:
     found += [_failure(path, error) for path, error in tracer.refused]
     for path in sorted(opaque):
         found += _unsupported_below(net, path)
-    return Capture(net, graph, tracer.paths_of_nodes, frozenset(opaque), list(dict.fromkeys(found)))
+    found = list(dict.fromkeys(found))
+    return Capture(net, graph, tracer.paths_of_nodes, frozenset(opaque), found, tracer.structure, example, running)
 
 
 def _failure(path: str, error: Exception) -> Problem:

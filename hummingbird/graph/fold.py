@@ -20,7 +20,7 @@ from hummingbird.graph.steps import Ref, Step, compact, refs
 # Ops whose result has the rank of their first input.
 _KEEP_RANK = frozenset(
     "linear affine batch_norm relu leaky_relu prelu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu softmax "
-    "neg square add sub mul cat pad".split()
+    "neg square add sub mul cat pad norm scale_last".split()
 )
 
 
@@ -100,7 +100,8 @@ def _rank(steps: Sequence[Step], ref: Ref) -> int | str | None:
     step = steps[ref.index]
     a = step.attrs
     if step.op == "input":
-        return "input" if a.get("rank") is None else int(a["rank"])
+        known = len(a["shape"]) if "shape" in a else a.get("rank")
+        return "input" if known is None else int(known)
     if step.op in ("conv", "conv_transpose", "max_pool", "avg_pool"):
         return len(a["stride"]) + 2
     if step.op in ("adaptive_avg_pool", "adaptive_max_pool"):

@@ -25,11 +25,7 @@ _3D = "one or two spatial dimensions only"
 
 _MODULES: dict[type[Any], str] = {
     nn.modules.lazy.LazyModuleMixin: "its weights have no shape yet: run the net once on an example",
-    nn.LayerNorm: _ROOT,
-    nn.GroupNorm: _ROOT,
-    nn.InstanceNorm1d: _ROOT,
-    nn.InstanceNorm2d: _ROOT,
-    nn.InstanceNorm3d: _ROOT,
+    nn.InstanceNorm3d: _3D,
     nn.LocalResponseNorm: _ROOT,
     nn.CrossMapLRN2d: _ROOT,
     nn.LogSoftmax: _LOG,
@@ -37,7 +33,6 @@ _MODULES: dict[type[Any], str] = {
     nn.Upsample: _RESIZE,
     nn.PixelShuffle: _RESIZE,
     nn.PixelUnshuffle: _RESIZE,
-    nn.MultiheadAttention: _ATTENTION,
     nn.Transformer: _ATTENTION,
     nn.TransformerEncoder: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
@@ -71,8 +66,6 @@ _MODULES: dict[type[Any], str] = {
     nn.AdaptiveAvgPool3d: _3D,
     nn.Bilinear: _PRODUCT,
 }
-if hasattr(nn, "RMSNorm"):  # torch 2.4
-    _MODULES[nn.RMSNorm] = _ROOT
 
 _PROGRAM = "pass the nn.Module that it was made from: what is converted are a net's layers, not a compiled program"
 _QUANTIZED = "pass the float net, as it was before quantization: private inference has a fixed point of its own"
@@ -95,21 +88,20 @@ def is_unsupported(module: nn.Module) -> bool:
 
 
 _FUNCTIONS = {
-    **dict.fromkeys(("layer_norm", "group_norm", "instance_norm", "rms_norm", "normalize"), _ROOT),
+    "normalize": _ROOT,
     "local_response_norm": _ROOT,
     **dict.fromkeys(("log_softmax", "logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
     **dict.fromkeys(("interpolate", "upsample", "grid_sample", "pixel_shuffle"), _RESIZE),
-    **dict.fromkeys(("scaled_dot_product_attention", "multi_head_attention_forward"), _ATTENTION),
+    "multi_head_attention_forward": _ATTENTION,
     **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort", "maximum", "minimum"), _COMPARE),
     **dict.fromkeys(("where", "gt", "lt", "ge", "le", "eq", "ne", "abs", "sign", "masked_fill"), _COMPARE),
-    **dict.fromkeys(("bmm", "einsum", "matmul", "baddbmm", "addmm"), _PRODUCT),
+    "addmm": _PRODUCT,
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
     "reciprocal": "needs a private reciprocal: divide by a constant, or fold the scale into a layer",
     "expand_as": "leave it out: x * y broadcasts by itself",
-    "expand": "leave it out where a product or a sum follows: both broadcast by themselves",
     "dim": "the rank of the input is fixed at conversion: remove the check",
     "item": "a private value cannot become a Python number: compute with the tensor itself",
     **dict.fromkeys(("numel", "len"), "write the number, or use mean instead of dividing a sum by a size"),

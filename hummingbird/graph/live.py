@@ -7,7 +7,7 @@ replaced by one that is not; all names of the tensor get the new value, as in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from hummingbird.errors import InputError, ModelError
+from hummingbird.graph.batch import BatchSize
+from hummingbird.graph.calls import packed
 from hummingbird.graph.capture import capture, is_leaf
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Step, map_refs
+from hummingbird.graph.structure import TENSOR, Structure, rebuild
 from hummingbird.graph.trace import problems, walk
 from hummingbird.graph.unwrap import plain_copy, submodule, unwrapped
 
@@ -44,18 +47,25 @@ class LiveNet:
     wrapped: bool
     trains: bool  # whether forward() makes the same calls in training
     constants: dict[str, Tensor]  # tensors that forward() makes itself
+    steps: tuple[Step, ...]  # the net's, without weights
+    structure: Structure  # of its results
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveNet:
         return self  # it holds no weights and never changes
 
-    def run(self, net: nn.Module, x: Any, instead: Mapping[str, Callable[..., Any]]) -> Any:
-        """forward(x), with `instead[name](tensor, weight of a PReLU)` for the steps of these names."""
+    def run(self, net: nn.Module, inputs: Sequence[Any], instead: Mapping[str, Callable[..., Any]]) -> Any:
+        """The results of forward() on these inputs, in order if there are several.
+
+        instead: `instead[name](tensor, weight of a PReLU)` for the steps of these names.
+        """
         net = unwrapped(net)
         if net.training and not self.trains:
             hint = "fine-tune the net in eval mode, or take the test of self.training out of forward()"
             raise InputError("forward() takes another way in training mode", where="simulate", hint=hint)
         values: dict[fx.Node, Any] = {}
+        left = iter(inputs)
         for call in self.calls:
+            x = next(left) if call.node.op == "placeholder" else inputs[0]
             values[call.node] = value = self._value(net, call, x, values, instead)
             for other in call.renamed if call.step is not None and call.step.name in instead else ():
                 values[other] = value
@@ -64,6 +74,10 @@ class LiveNet:
             for node in call.dead:
                 values.pop(node, None)
         raise AssertionError("a graph ends with its output")
+
+    def result(self, out: Any) -> Any:
+        """The value of forward(), from the results in order."""
+        return rebuild(self.structure, iter([out] if self.structure == TENSOR else out))
 
     def _value(
         self, net: nn.Module, call: Call, x: Any, values: dict[fx.Node, Any], instead: Mapping[str, Callable[..., Any]]
@@ -78,7 +92,13 @@ class LiveNet:
         given: Any = call.training if net.training else (node.args, node.kwargs)
         args: Any
         kwargs: Any
-        args, kwargs = (fx.node.map_arg(part, lambda source: values[source]) for part in given)
+
+        def actual(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return values[value]
+            return value.factor * len(x) if isinstance(value, BatchSize) else value
+
+        args, kwargs = (fx.node.map_aggregate(part, actual) for part in given)
         if node.op == "output":
             return args[0]
         module = _module(net, path) if node.op == "call_module" else None
@@ -104,15 +124,15 @@ def _attribute(net: nn.Module, path: str) -> Any:
     return getattr(submodule(net, home), name)
 
 
-def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
+def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> LiveNet:
     """The calls of a net that `trace` accepts; the net is not touched. Raises ModelError as `trace` does."""
     if isinstance(saved := unwrapped(net), SavedNet):
         return _saved(saved)
-    walked = walk(net, custom=custom)
+    walked = walk(net, custom=custom, example=example)
     nodes, graph = walked.live, walked.captured.graph
     assert graph is not None
     with torch.no_grad():
-        other = capture(plain_copy(net).train(), custom).graph
+        other = capture(plain_copy(net).train(), custom, example).graph
     training = _arguments(graph, other) if other is not None else None
     last = {source: node for node in nodes for source in node.all_input_nodes}
     place = {node: number for number, node in enumerate(nodes)}
@@ -136,7 +156,15 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> LiveNet:
         )
         for node in nodes
     )
-    return LiveNet(calls, wrapped, training is not None, constants)
+    steps = tuple(step for made in walked.builder.steps if (step := _without_weights(made)) is not None)
+    return LiveNet(calls, wrapped, training is not None, constants, steps, walked.captured.structure)
+
+
+class _SavedLive(LiveNet):
+    """A saved net has one input, which holds all."""
+
+    def run(self, net: nn.Module, inputs: Sequence[Any], instead: Mapping[str, Callable[..., Any]]) -> Any:
+        return super().run(net, [packed(inputs)], instead)
 
 
 def _saved(net: SavedNet) -> LiveNet:
@@ -144,8 +172,12 @@ def _saved(net: SavedNet) -> LiveNet:
     if found := problems(net):
         raise ModelError(found)
     graph, nodes = fx.Graph(), list[fx.Node]()
-    for step in net.steps:
-        arguments = map_refs(step.inputs, lambda ref: nodes[ref.index])
+    steps = net.steps
+    for step in steps:
+        inputs = step.inputs
+        if "structure" in step.attrs:  # the results one by one, in place of one tensor that holds them all
+            inputs = steps[inputs[0].index].inputs
+        arguments = map_refs(inputs, lambda ref: nodes[ref.index])
         kind = {"input": "placeholder", "output": "output"}.get(step.op, "call_module")
         nodes.append(graph.create_node(kind, step.name, arguments))
     last = {source: node for node in nodes for source in node.all_input_nodes}
@@ -157,9 +189,10 @@ def _saved(net: SavedNet) -> LiveNet:
             (node.args, node.kwargs),
             tuple(source for source in node.all_input_nodes if last[source] is node),
         )
-        for node, step in zip(nodes, net.steps, strict=True)
+        for node, step in zip(nodes, steps, strict=True)
     )
-    return LiveNet(calls, False, True, {})
+    bare = tuple(made for step in steps if (made := _without_weights(step)) is not None)
+    return _SavedLive(calls, False, True, {}, bare, steps[-1].attrs.get("structure", TENSOR))
 
 
 def _without_weights(step: Step | None) -> Step | None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import elementwise
+from hummingbird.graph import attention, elementwise, norms
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.steps import Step
 
@@ -44,6 +44,14 @@ def _evaluate(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
 
 
 def _input(a: Attrs, x: Tensor) -> Tensor:
+    expected = a.get("shape")
+    if expected is not None:
+        fixed = expected[0] is not None
+        if x.dim() != len(expected) or tuple(x.shape)[not fixed :] != expected[not fixed :]:
+            hint = "convert the net again, with example= of this shape" + (
+                ": its forward() depends on the batch's size" if fixed else ""
+            )
+            raise InputError(f"expected an input of shape {_shown(expected)}, got {tuple(x.shape)}", hint=hint)
     if a.get("rank") not in (None, x.dim()):
         raise InputError(
             f"this net was folded for inputs of rank {a['rank']}, (batch, features); got shape {tuple(x.shape)}",
@@ -51,6 +59,10 @@ def _input(a: Attrs, x: Tensor) -> Tensor:
             "start the net with a layer that fixes the rank (flatten, conv)",
         )
     return x
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    return "(" + ", ".join("batch" if size is None else str(size) for size in shape) + ")"
 
 
 def _like(constant: Any, x: Tensor) -> Any:
@@ -147,6 +159,15 @@ def _reshape(a: Attrs, x: Tensor, *sizes: Any) -> Tensor:
     return x.reshape([n for size in sizes for n in (size if isinstance(size, tuple) else (size,))])
 
 
+def _pack(a: Attrs, x: Sequence[Tensor]) -> Tensor:
+    """Several results as one tensor (batch, values)."""
+    batch = {part.shape[0] if part.dim() else None for part in x}
+    if len(batch) != 1 or None in batch:
+        what = f"the net returns tensors of shapes {', '.join(str(tuple(part.shape)) for part in x)}"
+        raise InputError(what, hint="return tensors whose first dimension is the batch")
+    return torch.cat([part.reshape(len(part), -1) for part in x], 1)
+
+
 def _squeeze(a: Attrs, x: Tensor) -> Tensor:
     return x.squeeze() if a["dim"] is None else x.squeeze(a["dim"])
 
@@ -187,6 +208,9 @@ OPS: dict[str, Callable[..., Any]] = {
     "square": lambda a, x: x * x,
     "cat": lambda a, x: torch.cat(x, a["dim"]),
     "stack": lambda a, x: torch.stack(x, a["dim"]),
+    "pack": _pack,
+    "expand": lambda a, x, *sizes: x.expand(sizes),
+    "constant": lambda a: a["value"],
     "flatten": lambda a, x: torch.flatten(x, a["start"], a["end"]),
     "reshape": _reshape,
     "permute": lambda a, x: x.permute(a["dims"]),
@@ -200,5 +224,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "size": lambda a, x: x.size() if a["dim"] is None else x.size(a["dim"]),
     "int": _int,
     elementwise.OP: elementwise.evaluate,
+    **norms.OPS,
+    **attention.OPS,
     "custom": lambda a, *x: a["module"](*x),
 }

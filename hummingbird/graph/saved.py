@@ -12,6 +12,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hummingbird.graph import calls
+from hummingbird.graph.example import is_private
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.run import OPS
 from hummingbird.graph.schema import check
@@ -66,12 +68,19 @@ class SavedNet(nn.Module):
         """The module of the step of this name."""
         return self._by_name[name]
 
-    def forward(self, *inputs: Tensor) -> Any:
-        """The net's result; errors of `hummingbird.graph.run`."""
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The net's result, for the arguments of the net that was saved; errors of `hummingbird.graph.run`."""
+        steps, shapes = self.steps, list[tuple[int, ...]]()
+
+        def compute(number: int, step: SavedStep, arguments: tuple[Any, ...]) -> Any:
+            if step.op == "pack":
+                shapes[:] = [tuple(part.shape) for part in arguments[0]]
+            return step(*arguments)
+
         net = Interpreter(tuple(self._by_name.values()))
-        values = net.start(*inputs)
-        net.run(values, lambda number, step, arguments: step(*arguments))
-        return values[len(self._by_name) - 1]
+        values = net.start(calls.packed(calls.inputs(steps, inputs, named, is_private)))
+        net.run(values, compute)
+        return calls.unpacked(steps, values[len(steps) - 1], shapes, lambda part: part)
 
 
 def _batch_norm(a: dict[str, Any], x: Tensor) -> Tensor:

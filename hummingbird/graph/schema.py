@@ -20,11 +20,13 @@ from hummingbird.graph.steps import Ref, Step
 _MOST = 1 << 31  # what sizes and positions stay below
 
 # Operation -> kinds of its inputs, and its attributes as NAME=KIND, with "?" where they may be missing. An input is "x"
-# (a tensor), "tuple" (of chunk or split), "xs" (several tensors), "size" (a number or a step that makes one); "x?" may
-# be missing, "size*" may repeat.
+# (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "size" (a number or a step that makes one);
+# "x?" may be missing, "size*" may repeat.
 OPERATIONS: dict[str, tuple[str, str]] = {
-    "input": ("", "rank?=positive"),
-    "output": ("x", ""),
+    "input": ("", "rank?=positive shape?=shape names?=words shapes?=shapes call?=structure"),
+    "output": ("x", "structure?=structure"),
+    "constant": ("", "value=tensor"),
+    "pack": ("xs", ""),
     "conv": ("x", "weight=tensor bias=tensor|none stride=positives padding=wholes dilation=positives groups=positive"),
     "conv_transpose": (
         "x",
@@ -33,6 +35,13 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     ),
     "linear": ("x", "weight=tensor bias=tensor|none"),
     "batch_norm": ("x", "mean=tensor var=tensor weight=tensor|none bias=tensor|none eps=number"),
+    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none"),
+    "affine": ("x", "scale=tensor shift=tensor"),
+    "scale_last": ("x", "scale=tensor shift=tensor"),
+    "root_scale": ("x", ""),
+    "causal": ("x", ""),
+    "matmul": ("x x", ""),
+    "einsum": ("x x", "equation=equation"),
     "relu": ("x", ""),
     "leaky_relu": ("x", "slope=number"),
     "prelu": ("x", "weight=tensor"),
@@ -61,6 +70,9 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "square": ("x", ""),
     "cat": ("xs", "dim=int"),
     "stack": ("xs", "dim=int"),
+    "expand": ("x size*", ""),
+    "unflatten": ("x", "dim=int sizes=ints"),
+    "unbind": ("x", "dim=int"),
     "flatten": ("x", "start=int end=int"),
     "reshape": ("x size*", ""),
     "permute": ("x", "dims=ints"),
@@ -94,6 +106,44 @@ def _is_index(value: Any) -> bool:
     return bool(parts) and all(x is None or x is Ellipsis or _is_int(x) or _is_slice(x) for x in parts)
 
 
+def _is_shape(value: Any) -> bool:
+    """Whether these are sizes, of which the first, the batch, may be open."""
+    return type(value) is tuple and bool(value) and (value[0] is None or _is_int(value[0])) and _sizes(value[1:])
+
+
+def _sizes(value: Any) -> bool:
+    return type(value) is tuple and all(_is_int(size, 0) for size in value)
+
+
+def _all_words(value: Any) -> bool:
+    return type(value) is tuple and all(type(word) is str for word in value)
+
+
+def _is_structure(value: Any) -> bool:
+    """Whether it is one of `graph.structure`, with constants that are numbers, words, True, False or None."""
+    if type(value) is not tuple or not value:
+        return False
+    if value[0] == "tensor":
+        return len(value) == 1
+    if value[0] == "constant":
+        return len(value) == 2 and (value[1] is None or type(value[1]) in (bool, int, float, str))
+    if len(value) != 3 or value[0] not in ("tuple", "list", "dict", "object"):
+        return False
+    kind, keys, parts = value
+    named = type(keys) is tuple and all(type(key) in (str, int) for key in keys) and len(set(keys)) == len(keys)
+    count = type(parts) is tuple and len(keys) == (len(parts) if kind in ("dict", "object") else 0) if named else False
+    return count and all(_is_structure(part) for part in parts)
+
+
+def _is_equation(value: Any) -> bool:
+    """Whether it is an equation of einsum for two values: "bij,bjk->bik"."""
+    left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
+    first, comma, second = left.partition(",")
+    terms = (first, second, out)
+    fine = all(len(set(term)) == len(term) <= 16 and (term.isalpha() or not term) for term in terms)
+    return bool(arrow and comma and fine and value.isascii() and set(out) <= set(first) | set(second))
+
+
 KINDS: dict[str, Callable[[Any], bool]] = {
     "none": lambda value: value is None,
     "bool": lambda value: type(value) is bool,
@@ -107,6 +157,11 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "tensor": lambda value: isinstance(value, Tensor),
     "slice": _is_slice,
     "index": _is_index,
+    "shape": _is_shape,
+    "shapes": lambda value: type(value) is tuple and all(_sizes(shape) for shape in value),
+    "words": _all_words,
+    "structure": _is_structure,
+    "equation": _is_equation,
     "gelu": lambda value: value in ("none", "tanh"),
     "arithmetic": lambda value: value in ("add", "sub", "mul", "floordiv", "getitem"),
 }
@@ -137,7 +192,7 @@ def check(steps: Sequence[Step]) -> None:
 
 def _kind(step: Step, kinds: Sequence[str]) -> str:
     """The kind of a step's value."""
-    if step.op in ("chunk", "split"):
+    if step.op in ("chunk", "split", "unbind"):
         return TUPLE
     if step.op == "size":
         return SIZE if step.attrs["dim"] is None else INT
@@ -175,7 +230,7 @@ def _is_input(step: Step, value: Any, want: str, kinds: Sequence[str]) -> bool:
     if isinstance(value, Ref):
         if not 0 <= value.index < len(kinds):
             raise ValueError(f"{step.op} reads a step that does not come before it")
-        whole = SIZE if step.op == "reshape" or "index" in step.attrs else INT
+        whole = SIZE if step.op in ("reshape", "expand") or "index" in step.attrs else INT
         known = {"x": (TENSOR,), "x|tuple": (TENSOR, TUPLE), "size": (INT, whole)}[want]
         if step.op == "getitem" and kinds[value.index] == TUPLE and not _is_int(step.attrs.get("index")):
             return False
@@ -220,6 +275,16 @@ def _check_shapes(step: Step) -> None:
         shapes = {tuple(a[name].shape) for name in ("mean", "var", "weight", "bias") if a[name] is not None}
         if len(shapes) > 1 or any(len(shape) != 1 or 0 in shape for shape in shapes):
             raise ValueError(f"a norm with tensors of shapes {sorted(shapes)}")
+    if step.op == "input" and len({"names" in a, "shapes" in a, "call" in a, "shape" in a}) > 1:
+        raise ValueError("an input of a call has a shape, and names, shapes and a structure of its parts")
+    if step.op == "norm" and (
+        (a["last"] is None) == (a["groups"] is None) or (a["last"] is None) != (a["sizes"] is None)
+    ):
+        raise ValueError("a norm is over the last dimensions, of known sizes, or over groups of channels")
+    if step.op in ("affine", "scale_last") and a["scale"].shape != a["shift"].shape:
+        raise ValueError("a factor and a shift of different shapes")
+    if step.op == "affine" and a["scale"].dim() != 1:
+        raise ValueError("a factor for each channel")
     if step.op == "hardtanh" and a["low"] > a["high"]:
         raise ValueError("the lower bound is above the upper one")
     if step.op == "prelu" and (a["weight"].dim() != 1 or not len(a["weight"])):

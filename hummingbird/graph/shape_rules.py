@@ -111,9 +111,25 @@ def join(op: str) -> Callable[..., Ref]:
     def rule(b: Builder, tensors: Any, dim: int = 0) -> Ref:
         if not isinstance(tensors, (tuple, list)):
             raise Unsupported(f"{op} takes a list of tensors", "unpack chunks first: a, b = x.chunk(2, 1)")
-        return b.emit(op, tuple(b.tensor(item, "every part") for item in tensors), dim=dim)
+        return b.emit(op, tuple(value(b, item) for item in tensors), dim=dim)
 
     return rule
+
+
+def value(b: Builder, item: Any) -> Ref:
+    """A tensor computed from the net's input, or a constant one in its place."""
+    if isinstance(item, Tensor):
+        real = item if item.is_floating_point() else item.float()
+        return b.emit("constant", suffix=f".constant{len(b.steps)}", value=b.weight(real, "a constant part"))
+    return b.tensor(item, "every part")
+
+
+def expand(b: Builder, input: Any, *sizes: Any, size: Any = ()) -> Ref:
+    flat = tuple(item for part in sizes or (size,) for item in (part if isinstance(part, (tuple, list)) else (part,)))
+    for item in flat:
+        if b.kind(item) not in (INT, UNKNOWN) and type(item) is not int:
+            raise Unsupported(f"expand to {b._show(item)}", "give integers or sizes")
+    return b.emit("expand", value(b, input), *flat)
 
 
 def flatten(b: Builder, input: Any, start_dim: int = 0, end_dim: int = -1) -> Ref:

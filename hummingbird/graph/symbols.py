@@ -1,8 +1,9 @@
 """The values of forward() while it is traced: torch.fx's proxies, made to answer as tensors do, or to refuse.
 
-A traced value has no numbers and no shape. Python code may still ask: `isinstance(x, Tensor)`, `hasattr(x, "mask")`,
-`if x.sum() > 0`, `len(x)`. Where the answer at inference is known it is given; otherwise the question is an error, and
-is on record even if forward() catches it: a wrong answer would lead forward() another way than at inference, unseen.
+A traced value has no numbers and, without an example, no shape. Python code may still ask: `isinstance(x, Tensor)`,
+`hasattr(x, "mask")`, `if x.sum() > 0`, `len(x)`. Where the answer at inference is known it is given; otherwise the
+question is an error, and is on record even if forward() catches it: a wrong answer would lead forward() another way
+than at inference, unseen.
 """
 
 from __future__ import annotations
@@ -17,23 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
+from hummingbird.graph.example import FACTS, PUBLIC, Running
 
 _VALUE_TEST = (
     "only straight-line code can be converted: a private value, or a shape, cannot choose a branch; remove the test, "
     "decide it in __init__, or give the module's type as custom"
 )
 _SHAPE_TEST = (
-    "a net is converted before any shape is known: remove the test, or decide it in __init__; for a library's net, "
-    "subclass the module and write its forward() without the test"
+    "a net is converted before any shape is known: give an input to convert_model(net, example=x), or remove the test; "
+    "for a library's net, subclass the module and write its forward() without the test"
 )
 _ROWS = (
     "unpack into names, as in a, b = x.chunk(2, 1), and take sizes one by one, as in x.shape[0]; a tensor's rows "
     "cannot be walked over"
 )
+_isinstance = builtins.isinstance
 # Methods whose result is not one tensor, and attributes whose value is one.
 _NO_TENSOR = frozenset("size dim ndimension numel nelement stride chunk split unbind item tolist".split())
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
+# Calls that give the tensor itself where its type and device are those asked for.
+_CASTS = frozenset("to float double half bfloat16 type type_as cpu cuda".split())
 
 
 def is_tensor(node: fx.Node) -> bool:
@@ -58,12 +64,23 @@ class _Questions:
     node: fx.Node
 
     def __getattr__(self, name: str) -> Any:
+        known = self.tracer.known(self)
+        if known is not None:
+            if not hasattr(known, name):
+                raise AttributeError(f"{type(known).__name__} has no attribute {name!r}")
+            if _isinstance(known, Tensor) and name in PUBLIC:
+                return self.tracer.running.attribute(self.node, name)
         # A module kept whole gives one value, whatever it really returns.
         if not hasattr(Tensor, name) and not self.tracer.opaque:
             raise AttributeError(f"a tensor has no attribute {name!r}")
         return _Attribute(self, name)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
+        if self.tracer.known(self) is not None:
+            length = self.tracer.running.same([len(value) for value in self.tracer.running.values[self.node]])
+            if not _isinstance(length, BatchSize):
+                return int(length)
+            raise length.batch.fixed("len")
         return self.tracer.refuse("the length of a traced value", "write the number, or x.shape[0]")
 
     def _number(self, *rest: Any) -> Any:
@@ -104,11 +121,14 @@ class _Attribute(_Questions, fx.proxy.Attribute):
 
 
 class SymbolTracer(fx.Tracer):
-    """torch.fx's tracer on symbols; `refused` has every question without an answer, and the module it was asked in."""
+    """torch.fx's tracer on symbols; `refused` has every question without an answer, and the module it was asked in.
 
-    def __init__(self, opaque: set[str]) -> None:
+    running: the values on an example, if there is one.
+    """
+
+    def __init__(self, opaque: set[str], running: Running | None = None) -> None:
         super().__init__()
-        self.opaque = opaque
+        self.opaque, self.running = opaque, running
         self.paths = [""]
         self.refused: list[tuple[str, Unsupported]] = []
 
@@ -121,12 +141,36 @@ class SymbolTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return Symbol(node, self)
 
+    def known(self, obj: Any) -> Any:
+        """The value of a symbol on the example; None without one."""
+        return None if self.running is None else self.running.values[obj.node][0]
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
+        """A symbol; on an example, facts about a tensor are themselves, and a cast that does nothing is its input."""
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        if self.running is None:
+            return proxy
+        values = self.running.compute(proxy.node)
+        if any(_isinstance(leaf, Tensor) for leaf in _leaves(values[0])):
+            name = target if _isinstance(target, str) else getattr(target, "__name__", "")
+            if name in _CASTS and values[0] is self.known(args[0]):
+                return args[0]
+            return proxy
+        name = target if _isinstance(target, str) else getattr(target, "__name__", "")
+        if name not in FACTS:
+            self.refuse("a private value turned into a Python value", _VALUE_TEST)
+        return self.running.same(values)
+
     def to_bool(self, obj: fx.Proxy) -> bool:
-        if is_tensor(obj.node):
+        if self.running is not None and not _isinstance(self.known(obj), Tensor):
+            return bool(self.known(obj))
+        if self.running is not None or is_tensor(obj.node):
             return bool(self.refuse("a private value is used as control flow", _VALUE_TEST))
         return bool(self.refuse("a shape, a type or a device is used as control flow", _SHAPE_TEST))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        if self.running is not None:
+            return iter([operator.getitem(obj, place) for place in range(len(obj))])
         refused: Iterator[Any] = self.refuse("a traced value cannot be iterated", _ROWS)
         return refused
 
@@ -134,7 +178,14 @@ class SymbolTracer(fx.Tracer):
         return self.refuse("a traced value has no keys", "return tensors from modules, not dictionaries")
 
 
-_isinstance = builtins.isinstance
+def _leaves(value: Any) -> Iterator[Any]:
+    if _isinstance(value, dict):
+        value = list(value.values())
+    if _isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _answer(value: Any, kinds: Any) -> bool:
@@ -145,6 +196,8 @@ def _answer(value: Any, kinds: Any) -> bool:
     home = asking.f_globals.get("__name__", "").partition(".")[0]
     if home in ("hummingbird", "abc") or (home == "torch" and asking.f_code.co_name != "is_tensor"):
         return _isinstance(value, kinds)
+    if value.tracer.running is not None:
+        return _isinstance(value.tracer.known(value), kinds)
     if not is_tensor(value.node):
         value.tracer.refuse("a test of the type of a shape or a tuple", _SHAPE_TEST)
     return issubclass(Tensor, kinds)

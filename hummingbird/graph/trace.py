@@ -7,6 +7,7 @@ lists them all. torch.fx: Reed et al. 2022, "torch.fx: practical program capture
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -18,61 +19,69 @@ from torch import Tensor, fx, nn
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import elementwise
 from hummingbird.graph.alias import VIEWS, Aliases
-from hummingbird.graph.build import TENSOR, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.batch import BatchSize
+from hummingbird.graph.build import INT, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.build import TENSOR as TENSOR_KIND
 from hummingbird.graph.capture import Capture, capture, is_leaf
 from hummingbird.graph.chance import Chance
+from hummingbird.graph.example import leaves, plain
 from hummingbird.graph.fold import fold
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
 from hummingbird.graph.layer_rules import check_variance
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, compact
+from hummingbird.graph.structure import TENSOR
 from hummingbird.graph.unwrap import plain_copy, unwrapped
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 
 
-def trace(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), elementwise: bool = False) -> list[Step]:
+def trace(
+    net: nn.Module, *, custom: Collection[type[nn.Module]] = (), elementwise: bool = False, example: Any = None
+) -> list[Step]:
     """The net at inference as a list of steps, from "input" to "output", batch norms folded; the net is not touched.
 
     custom: module types to keep whole, as steps "custom". elementwise: take all of torch's elementwise functions, as
-    steps "elementwise" where they have no rule of their own: for who computes on plain values. Raises ModelError with
-    every problem; InputError for no net.
+    steps "elementwise" where they have no rule of their own: for who computes on plain values. example: an input to run
+    the net on while it is traced, so that forward() may ask for shapes: a tensor, a tuple of arguments, or a dict of
+    keyword arguments. Raises ModelError with every problem; InputError for no net, and for an example that it does not
+    take.
 
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
     """
-    steps, found = _convert(net, custom, elementwise)
+    steps, found = _convert(net, custom, elementwise, example)
     if found:
         raise ModelError(found)
     return fold(steps)
 
 
-def unfolded(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> list[Step]:
+def unfolded(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> list[Step]:
     """The steps of `trace` before batch norms are folded, "batch_norm" among them: a `SavedNet`. Raises as `trace`."""
-    steps, found = _convert(net, custom)
+    steps, found = _convert(net, custom, False, example)
     if found:
         raise ModelError(found)
     return compact(steps)
 
 
-def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> list[Problem]:
+def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> list[Problem]:
     """Every reason, by qualified name, why `trace` would refuse the net; empty if it would not."""
-    return _convert(net, custom)[1]
+    return _convert(net, custom, False, example)[1]
 
 
-def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = ()) -> Walk:
+def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> Walk:
     """The walk behind `trace`, before batch norms are folded: which step each traced call became. Raises as `trace`."""
-    walked, found = _walk(net, custom)
+    walked, found = _walk(net, custom, False, example)
     if found or walked is None:
         raise ModelError(found)
     return walked
 
 
 def _convert(
-    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool = False
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any
 ) -> tuple[list[Step], list[Problem]]:
     if isinstance(unwrapped(net), SavedNet):
         return _saved(net)
-    walked, found = _walk(net, custom, elementwise)
+    walked, found = _walk(net, custom, elementwise, example)
     return ([] if walked is None else walked.builder.steps), found
 
 
@@ -96,7 +105,7 @@ def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
 
 
 def _walk(
-    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool = False
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any
 ) -> tuple[Walk | None, list[Problem]]:
     try:
         twin = plain_copy(net)  # forward() runs once below, and may write to anything
@@ -104,7 +113,7 @@ def _walk(
         return None, error.problems
     found = [] if is_leaf(twin, tuple(custom)) else _around(twin)
     with torch.no_grad(), Chance() as chance:
-        captured = capture(twin, tuple(custom))
+        captured = capture(twin, tuple(custom), example)
         if captured.graph is None:
             return None, found + captured.problems
         walked = Walk(captured, tuple(custom), elementwise)
@@ -150,6 +159,7 @@ class Walk:
         self.calls: Counter[str] = Counter()
         self.made: dict[fx.Node, Step] = {}
         self.renamed: dict[fx.Node, list[fx.Node]] = {}
+        self.sizes: dict[int, Ref] = {}  # multiples of the batch's size
         self.taken = {name for name, _ in captured.root.named_modules()}
 
     def nodes(self) -> None:
@@ -186,15 +196,16 @@ class Walk:
 
     def _value(self, node: fx.Node) -> Any:
         if node.op == "placeholder":
-            return self._input()
+            return self._input(node)
         if node.op == "get_attr":
             return _attribute(self.captured.root, str(node.target))
-        args = _plain(fx.node.map_aggregate(node.args, self._argument))
-        kwargs = {key: _plain(fx.node.map_aggregate(value, self._argument)) for key, value in node.kwargs.items()}
+        args = plain(fx.node.map_aggregate(node.args, self._argument))
+        kwargs = {key: plain(fx.node.map_aggregate(value, self._argument)) for key, value in node.kwargs.items()}
         if node.op == "output":
             return self._output(args[0])
         module = self.captured.root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if not any(isinstance(self.values[source], Ref) for source in node.all_input_nodes):
+        sized = any(isinstance(value, BatchSize) for value in leaves((node.args, node.kwargs)))
+        if not sized and not any(isinstance(self.values[source], Ref) for source in node.all_input_nodes):
             return _constant(node, module, args, kwargs)
         if module is not None:
             return self._module(str(node.target), module, args, kwargs)
@@ -217,20 +228,53 @@ class Walk:
         return elementwise.emit(self.builder, found, args, kwargs)
 
     def _argument(self, value: Any) -> Any:
+        if isinstance(value, BatchSize):
+            return self._size(value.factor)
         return self.values[value] if isinstance(value, fx.Node) else value
 
-    def _input(self) -> Ref:
-        if any(step.op == "input" for step in self.builder.steps):
-            hint = "convert a net of one input: join the inputs with torch.cat, or give the others defaults"
-            raise Unsupported("a second input of the net", hint)
-        return self.builder.emit("input")
+    def _size(self, factor: int) -> Ref:
+        """A multiple of the batch's size, which the input tells."""
+        if factor not in self.sizes:
+            first = next(number for number, step in enumerate(self.builder.steps) if step.op == "input")
+            size = self.builder.emit("size", Ref(first), suffix=f".batch{factor}", kind=INT, dim=0)
+            if factor > 1:
+                size = self.builder.emit("int", size, factor, suffix=f".batch{factor}", kind=INT, function="mul")
+            self.sizes[factor] = size
+        return self.sizes[factor]
+
+    def _input(self, node: fx.Node) -> Ref:
+        """The net's input; several are one tensor, each image's values in a row, and parts of it."""
+        call = self.captured.example
+        if call is None:
+            if any(step.op == "input" for step in self.builder.steps):
+                raise Unsupported("a second input of the net", "give an example: convert_model(net, example=(x, y))")
+            return self.builder.emit("input")
+        batch = call.batch if self.captured.fixed else None
+        shapes = [tuple(x.shape[1:]) for x in call.leaves]
+        attrs: dict[str, Any] = {"names": tuple(call.names), "shapes": tuple(shapes), "call": call.structure}
+        if len(shapes) == 1:
+            return self.builder.emit("input", shape=(batch, *shapes[0]), **attrs)
+        sizes = [math.prod(shape) for shape in shapes]
+        if not any(step.op == "input" for step in self.builder.steps):
+            self.builder.emit("input", suffix=".all", shape=(batch, sum(sizes)), **attrs)
+        number = sum(other.op == "placeholder" for other in self.live[: self.live.index(node)])
+        start = sum(sizes[:number])
+        part = (slice(None), slice(start, start + sizes[number]))
+        return self.builder.emit(
+            "reshape", self.builder.emit("getitem", Ref(0), suffix=".part", index=part), -1, *shapes[number]
+        )
 
     def _output(self, value: Any) -> Ref:
-        if self.builder.kind(value) not in (TENSOR, UNKNOWN):
-            what = type(value).__name__ if not isinstance(value, Ref) else self.builder.kind(value)
-            hint = "return the logits alone at inference: a module around the net whose forward() picks them will do"
-            raise Unsupported(f"the net returns a {what}, not one tensor", hint)
-        return self.builder.emit("output", value)
+        if self.captured.structure == TENSOR:
+            if self.builder.kind(value) in (TENSOR_KIND, UNKNOWN):
+                return self.builder.emit("output", value)
+            what = "constant, which depends on no input" if not isinstance(value, Ref) else self.builder.kind(value)
+            raise Unsupported(f"the net returns a {what}, not one tensor", "return tensors that the net computes")
+        results = tuple(self.builder.tensor(leaf, "everything that the net returns") for leaf in value)
+        if not results:
+            raise Unsupported("the net returns no tensor", "return tensors that the net computes")
+        packed = self.builder.emit("pack", results, suffix=".all")
+        return self.builder.emit("output", packed, structure=self.captured.structure)
 
     def _module(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if path in self.captured.opaque:
@@ -260,7 +304,7 @@ class Walk:
         written = _in_place(self.captured, node)
         if base is None or node.op == "output" or not isinstance(value, Ref):
             self.aliases.fresh(node)
-        elif written and value != self.values[base] and self.builder.kind(value) in (TENSOR, UNKNOWN):
+        elif written and value != self.values[base] and self.builder.kind(value) in (TENSOR_KIND, UNKNOWN):
             if not isinstance(self.values[base], Ref):
                 raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
             self.renamed[node] = self.aliases.written(node, base)
@@ -312,15 +356,6 @@ def _attribute(root: nn.Module, path: str) -> Any:
     for name in path.split("."):
         value = getattr(value, name)
     return value
-
-
-def _plain(value: Any) -> Any:
-    """fx's immutable lists and dicts as plain ones."""
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return tuple(_plain(item) for item in value) if type(value) is tuple else value
 
 
 def _apply(rule: Rule, builder: Builder, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:

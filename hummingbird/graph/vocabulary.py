@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hummingbird.graph import attention, norms
 from hummingbird.graph import layer_rules as layer
 from hummingbird.graph import shape_rules as shape
 
@@ -26,6 +27,9 @@ _IDENTITY_NAMES = frozenset({"StochasticDepth", "DropPath"})
 
 _CONV = "weight bias stride padding dilation groups padding_mode"
 _NORM = "running_mean running_var weight bias eps"
+_INSTANCE = "track_running_stats weight bias eps"
+_ATTENTION = "num_heads batch_first in_proj_weight in_proj_bias q_proj_weight k_proj_weight v_proj_weight"
+_ATTENTION += " bias_k bias_v add_zero_attn out_proj"
 _POOL = "kernel_size stride padding ceil_mode"
 
 _ACTIVATIONS: dict[str, Rule] = {
@@ -41,6 +45,10 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.BatchNorm1d: (layer.batch_norm, _NORM),
     nn.BatchNorm2d: (layer.batch_norm, _NORM),
     nn.SyncBatchNorm: (layer.batch_norm, _NORM),
+    nn.LayerNorm: (norms.layer_norm, "normalized_shape weight bias eps"),
+    nn.GroupNorm: (norms.group_norm, "num_groups weight bias eps"),
+    nn.InstanceNorm1d: (norms.instance_norm_layer, _INSTANCE),
+    nn.InstanceNorm2d: (norms.instance_norm_layer, _INSTANCE),
     nn.ReLU: (_ACTIVATIONS["relu"], ""),
     nn.ReLU6: (layer.relu6, ""),
     nn.LeakyReLU: (layer.leaky_relu, "negative_slope"),
@@ -61,6 +69,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.AdaptiveAvgPool2d: (partial(layer.adaptive_avg_pool, n=2), "output_size"),
     nn.AdaptiveMaxPool1d: (partial(layer.adaptive_max_pool, n=1), "output_size return_indices"),
     nn.AdaptiveMaxPool2d: (partial(layer.adaptive_max_pool, n=2), "output_size return_indices"),
+    nn.MultiheadAttention: (attention.multihead, _ATTENTION),
     nn.Flatten: (shape.flatten, "start_dim end_dim"),
     nn.ZeroPad1d: (shape.zero_pad, "padding"),
     nn.ZeroPad2d: (shape.zero_pad, "padding"),
@@ -72,6 +81,8 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.AlphaDropout: (layer.identity, ""),
     nn.FeatureAlphaDropout: (layer.identity, ""),
 }
+if hasattr(nn, "RMSNorm"):  # torch 2.4
+    _MODULES[nn.RMSNorm] = (norms.rms_norm, "normalized_shape weight eps")
 
 NAMES: dict[str, Rule] = {
     **_ACTIVATIONS,
@@ -80,8 +91,17 @@ NAMES: dict[str, Rule] = {
     "conv_transpose1d": partial(layer.conv_transpose, n=1),
     "conv_transpose2d": partial(layer.conv_transpose, n=2),
     "linear": layer.linear,
-    "matmul": layer.matmul,
-    "mm": layer.matmul,
+    "layer_norm": norms.layer_norm,
+    "group_norm": norms.group_norm,
+    "instance_norm": norms.instance_norm,
+    "rms_norm": norms.rms_norm,
+    "matmul": attention.matmul,
+    "mm": attention.matmul,
+    "bmm": attention.bmm,
+    "baddbmm": attention.baddbmm,
+    "einsum": attention.einsum,
+    "scaled_dot_product_attention": attention.scaled_dot_product_attention,
+    "unflatten": attention.unflatten,
     "relu6": layer.relu6,
     "leaky_relu": layer.leaky_relu,
     "prelu": layer.prelu,
@@ -129,6 +149,7 @@ NAMES: dict[str, Rule] = {
     "concat": shape.join("cat"),
     "concatenate": shape.join("cat"),
     "stack": shape.join("stack"),
+    "expand": shape.expand,
     "flatten": shape.flatten,
     "reshape": shape.reshape,
     "view": shape.reshape,
@@ -151,7 +172,7 @@ _OPERATORS: dict[str, Rule] = {
     "truediv": shape.div,
     "floordiv": NAMES["floor_divide"],
     "pow": shape.power,
-    "matmul": layer.matmul,
+    "matmul": attention.matmul,
 }
 
 METHODS: dict[str, Rule] = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import TypeVar
 
 import grpc
 import torch
@@ -25,7 +25,8 @@ from hummingbird.hybrid.session import set_up_data
 from hummingbird.hybrid.store import Store, there_is
 from hummingbird.wire import service
 
-LANES = 2
+IN_FLIGHT = 2
+_Own = TypeVar("_Own", bound="Connection")
 
 
 class Connection:
@@ -94,7 +95,7 @@ class Connection:
         self._channel.close()
         self.side.store.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _Own) -> _Own:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -110,19 +111,20 @@ class RemoteNet(Connection):
     """
 
     def __call__(
-        self, images: Tensor, *, lanes: int = LANES, progress: Callable[[int], object] = lambda images: None
+        self, images: Tensor, *, in_flight: int = IN_FLIGHT, progress: Callable[[int], object] = lambda images: None
     ) -> Tensor:
         """Logits, float32 (n, ...), of images (n, ...).
 
-        Slots that lack are dealt while images with slots are under way. lanes: images under way at a time. progress:
-        told of each that is done. InputError for images of another shape or beyond the plan's range, before anything is
-        sent; PeerError when the server refuses, dies or is silent: the slots of images under way are burned then.
+        Slots that lack are dealt while images with slots are under way. in_flight: images under way at a time.
+        progress: told of each that is done. InputError for images of another shape or beyond the plan's range, before
+        anything is sent; PeerError when the server refuses, dies or is silent: the slots of images under way are burned
+        then.
         """
-        if type(lanes) is not int or lanes < 1:
-            raise ConfigError(f"{lanes!r} lanes", where="lanes", hint="a whole number, 1 or more")
+        if type(in_flight) is not int or in_flight < 1:
+            raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
         values = self.plan.encode(images)
         supply = _Supply(self, len(values))
-        with ThreadPoolExecutor(min(lanes, len(values)), thread_name_prefix="hummingbird-lane") as pool:
+        with ThreadPoolExecutor(min(in_flight, len(values)), "hummingbird-in-flight") as pool:
             futures = [pool.submit(self._infer, supply, x[None], progress) for x in values]
             try:
                 return self.plan.decode(torch.cat([future.result() for future in futures]))
@@ -131,7 +133,7 @@ class RemoteNet(Connection):
                     future.cancel()
                 raise
             finally:
-                supply.join()
+                supply.close()
 
     def _infer(self, supply: _Supply, x: Tensor, progress: Callable[[int], object]) -> Tensor:
         supply.wait()
@@ -148,6 +150,7 @@ class _Supply:
     def __init__(self, net: Connection, images: int) -> None:
         self._free, self._changed = min(net.ready, images), threading.Condition()
         self._error: BaseException | None = None
+        self._closed = False
         lacking = images - self._free
         self._thread = threading.Thread(target=self._run, args=(net, lacking), name="hummingbird-prepare", daemon=True)
         self._thread.start()
@@ -155,13 +158,19 @@ class _Supply:
     def wait(self) -> None:
         """Return when there is a slot for the caller; the error of preparing it otherwise."""
         with self._changed:
-            self._changed.wait_for(lambda: self._free > 0 or self._error is not None)  # preparing has its own limits
+            # No limit of its own: preparing has its limits.
+            self._changed.wait_for(lambda: self._free > 0 or self._error is not None or self._closed)
+            if self._closed:
+                raise CancelledError
             if self._free == 0 and self._error is not None:
                 raise self._error
             self._free -= 1
 
-    def join(self) -> None:
-        """Wait for the end of the slot that is being dealt."""
+    def close(self) -> None:
+        """Hand out no more slots, and wait for the end of the one that is being dealt: it stays ready."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self, net: Connection, lacking: int) -> None:
@@ -176,3 +185,5 @@ class _Supply:
         with self._changed:
             self._free += slots
             self._changed.notify_all()
+            if self._closed:
+                raise CancelledError  # which ends the call that deals

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import signal
 import threading
 import time
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from hummingbird.errors import InputError
-from hummingbird.hybrid.client import LANES, Connection, RemoteNet
+from hummingbird.hybrid.client import IN_FLIGHT, Connection, RemoteNet
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.link import TIMEOUT
 from hummingbird.hybrid.plan import GARBLERS
@@ -26,6 +24,8 @@ from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
+from hummingbird.wire import options
+from hummingbird.wire.options import add_tls, count, positive, tls_of
 from hummingbird.wire.service import Tls, serve
 
 _SERVER = """Offer a private net to clients, which have the images: two parties, no dealer.
@@ -90,21 +90,13 @@ def prepare(args: argparse.Namespace) -> int:
 def run_client(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the logits."""
     heap.keep()
-    images, labels = _read(args.images, "--images").float(), None
-    if args.labels is not None:
-        labels = _read(args.labels, "--labels")
-        if labels.shape != images.shape[:1]:
-            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
-            raise InputError(what, where="--labels", hint="one for each image")
-    if args.out is not None and not args.out.parent.is_dir():
-        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    images, labels = options.images_of(args)
     if (args.store is None) == (args.proxy is None):
         hint = "--store for slots of one's own, --proxy for those of a proxy"
         raise InputError("one of --store and --proxy is needed", where="gc-client", hint=hint)
     logits = _own(args, images) if args.proxy is None else _proxied(args, images)
     if labels is not None:
-        right = int((logits.flatten(1).argmax(1) == labels).sum())
-        print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
+        print(options.accuracy(logits, labels))
     if args.out is not None:
         np.save(args.out, logits.numpy())
     return 0
@@ -115,7 +107,7 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
     with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
         ready, started = net.ready, time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            logits = net(images, lanes=args.lanes, progress=bar.update)
+            logits = net(images, in_flight=args.in_flight, progress=bar.update)
         seconds = time.perf_counter() - started
         online, offline = sum(net.online.values()) / len(images), sum(net.offline.values())
     print(f"{len(images)} images in {seconds:.2f} s, {min(ready, len(images))} of them with slots that were ready")
@@ -126,11 +118,11 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
 def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
     """Logits with slots of a proxy, and figures."""
     with ProxiedNet(args.server, args.proxy, input=args.input, tls=tls_of(args), timeout=args.timeout) as net:
-        once, started = net.sent + net.received, time.perf_counter()
+        started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, progress=bar.update)
-        seconds, each = time.perf_counter() - started, (net.sent + net.received - once) / len(images)
-    told = f"{each / 1e6:.4f} MB sent and received for each, {once / 1e6:.4f} MB once"
+        seconds, each = time.perf_counter() - started, net.online.total() / len(images)
+    told = f"{each / 1e6:.4f} MB sent and received for each, {net.once.total() / 1e6:.4f} MB once"
     print(f"{len(images)} images in {seconds:.2f} s, {told}")
     return logits
 
@@ -144,58 +136,9 @@ def serve_proxy(args: argparse.Namespace) -> int:
             run_service(proxy.handlers(), args.listen, tls_of(args), READY_PROXY)
         finally:
             proxy.close()
+        if proxy.served:
+            print(proxy.report())
     return 0
-
-
-def _read(path: Path, where: str) -> Tensor:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"cannot read {path}: {error}", where=where, hint="a file of numpy.save") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.ndim < 1 or not array.size:
-        raise InputError(f"{path} holds no array of numbers", where=where, hint="a file of numpy.save")
-    return torch.from_numpy(array)
-
-
-def tls_of(args: argparse.Namespace) -> Tls | None:
-    """The certificates that the options name; InputError unless all three or none."""
-    files = (args.tls_cert, args.tls_key, args.tls_ca)
-    if any(files) and not all(files):
-        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="gc", hint="give all three or none")
-    return Tls(*files) if all(files) else None
-
-
-def positive(text: str) -> float:
-    """A number above 0, for argparse."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number of 1 or more, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
-    return value
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
-    except ValueError:
-        shape = (0,)
-    if min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 3x32x32")
-    return shape
-
-
-def add_tls(sub: argparse.ArgumentParser) -> None:
-    """Add the options that `tls_of` reads."""
-    sub.add_argument("--tls-cert", metavar="FILE", help="certificate of this side (PEM); a server's for its host name")
-    sub.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
-    sub.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of all sides (PEM)")
 
 
 def command(commands: Any, name: str, text: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -220,7 +163,7 @@ def add_server(
     example = "--model my_nets:small 10 --input 3x32x32 --bits bits.json --store slots --listen unix:gc.sock"
     sub = command(commands, "gc-server", text, _SERVER, example)
     add_model_arguments(sub)
-    sub.add_argument("--input", required=True, type=_shape, metavar="CxHxW", help="shape of one image")
+    sub.add_argument("--input", required=True, type=options.shape, metavar="CxHxW", help="shape of one image")
     sub.add_argument("--bits", required=True, metavar="FILE", help="windows of the activations (find-bits)")
     text = "who makes the tables: the data's side keeps fewer bytes as garbler (default: %(default)s)"
     sub.add_argument("--garbler", choices=GARBLERS, default=GARBLERS[0], help=text)
@@ -260,10 +203,9 @@ def add_client(commands: Any) -> None:
     sub.add_argument("--proxy", metavar="ADDRESS", help="a proxy, whose slots are used instead: HOST:PORT or unix:PATH")
     text = "how a proxy's user sends an image: masked, or encrypted under a key that the server switches"
     sub.add_argument("--input", choices=INPUTS, default=INPUTS[0], help=f"{text} (default: %(default)s)")
-    sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
-    sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
-    sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the logits (n, ...)")
-    sub.add_argument("--lanes", type=count, default=LANES, help="images under way at a time (default: %(default)s)")
+    options.add_images(sub, "logits")
+    text = "images under way at a time (default: %(default)s)"
+    sub.add_argument("--in-flight", type=count, default=IN_FLIGHT, metavar="N", help=text)
     sub.set_defaults(run=run_client)
 
 

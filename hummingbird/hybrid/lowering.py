@@ -33,6 +33,7 @@ class Lowering:
         self.steps, self.shapes, self.config = steps, shapes, config
         self.drafts = Drafts()
         self.values: dict[int, Draft] = {}
+        self._lifts: dict[int, Draft] = {}
         self.behind = moved(steps)
 
     def run(self) -> Draft:
@@ -78,9 +79,11 @@ class Lowering:
         return window if window.k == 64 else BitWindow(window.k + 1, window.m)
 
     def resting(self, x: Draft) -> Draft:
-        """A value that a layer may read: x, or x behind a `lift`."""
+        """A value that a layer may read: x, or x behind a `lift`, one for all layers that read it."""
         if x.rests:
             return x
+        if id(x) in self._lifts:
+            return self._lifts[id(x)]
         source = x
         while source.op not in ("cut", "linear", "sum"):
             source = source.inputs[0]
@@ -88,7 +91,9 @@ class Lowering:
         if window.w not in WIDTHS:
             what = f"a layer follows without an activation: what it reads takes a window, and has {window}"
             raise ConfigError(what, where=source.name, hint=f"add one for {source.name!r} to bits, or a default")
-        return self.drafts.gate(f"{x.name}.lift", self.drafts.cut(f"{x.name}.cut", x, window), "lift", window)
+        cut = self.drafts.cut(f"{x.name}.cut", x, window)
+        self._lifts[id(x)] = self.drafts.gate(f"{x.name}.lift", cut, "lift", window)
+        return self._lifts[id(x)]
 
     def relu(self, name: str, x: Draft) -> Draft:
         window = self.config.window(name)
@@ -284,8 +289,7 @@ def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
     """Every step that has no rule, or whose options have none."""
     found = []
     for number, step in enumerate(steps):
-        source = next((shapes[ref.index] for ref in refs(step.inputs)), None)
-        problem = _problem(step, source, shapes[number])
+        problem = _problem(step, [shapes[ref.index] for ref in refs(step.inputs)], shapes[number])
         if problem is not None:
             found.append(Problem(step.name, *problem))
     if not any(step.op in ("conv", "linear", "affine") for step in steps):
@@ -293,8 +297,9 @@ def problems(steps: Sequence[NetStep], shapes: Sequence[Any]) -> list[Problem]:
     return found
 
 
-def _problem(step: NetStep, source: Any, shape: Any) -> tuple[str, str] | None:
+def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, str] | None:
     a = step.attrs
+    source: Any = next(iter(sources), None)
     if step.op == "output":
         return None
     if step.op == "getitem" and shape is None:
@@ -303,6 +308,9 @@ def _problem(step: NetStep, source: Any, shape: Any) -> tuple[str, str] | None:
         return f"{step.op} has no form on garbled gates and shares", _HINT
     if step.op == "add" and "value" in a:
         return "a sum with a constant", "move it into the bias of a layer"
+    if step.op == "add" and sources[0] != sources[1]:
+        what = f"a sum of values of shapes {sources[0]} and {sources[1]}"
+        return what, "bring both to one shape: a sum repeats neither"
     if step.op == "linear" and len(source) != 1:
         return f"a linear layer on rows of {tuple(source)}", "flatten before it, or use a convolution of 1x1"
     if step.op == "leaky_relu" and not 0 <= a["slope"] <= 1:

@@ -24,6 +24,7 @@ from torch import Tensor
 from hummingbird.errors import AgreementError, InputError
 from hummingbird.kernels.shares import pack_words, unpack_words
 from hummingbird.kernels.shares.packing import bytes_of
+from hummingbird.prg import SEED_BYTES
 from hummingbird.version import VERSION
 
 FORMAT = 1
@@ -32,6 +33,7 @@ NUMBER_BYTES = 8
 END = bytes([255]) * NUMBER_BYTES  # in the place of a slot's number
 SESSION_BYTES = TICKET_BYTES = 16
 DIGEST_BYTES = 32
+SLOT_HEAD = TICKET_BYTES + SEED_BYTES  # bytes before the share of the logits that a proxy's user is given
 MOST_OPENING = 4096  # bytes
 _HINT = "the bytes were damaged, or come from another program or release"
 

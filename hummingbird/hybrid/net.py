@@ -40,6 +40,9 @@ class HybridNet:
         )
         self._data = DataSide(model.plan, digest, store)
 
+    def __repr__(self) -> str:
+        return f"HybridNet({len(self.plan.steps)} steps, {self.ready} slots ready; report() has all)"
+
     @property
     def ready(self) -> int:
         """The number of slots that are ready."""

@@ -1,7 +1,7 @@
 """Bytes of every message of a plan, by the names that both sides count them under, and of both stores' slots.
 
-They follow from the plan, so that the two sides need not believe each other; the openings alone, which name release and
-session, are not counted here.
+They follow from the plan, so that the two sides need not believe each other. The openings of calls between the two
+sides, which name a session and a slot, are not counted here; requests of a proxy's users are, to the last byte.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 from hummingbird.cost import COT_SET_UP, cot_message, garbled_online
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.encrypted import KEY_BYTES, layers
+from hummingbird.hybrid.ends import ends
+from hummingbird.hybrid.messages import DIGEST_BYTES, SLOT_HEAD, TICKET_BYTES
 from hummingbird.hybrid.numbering import Numbering
-from hummingbird.hybrid.plan import Plan
+from hummingbird.hybrid.plan import Plan, Step
+from hummingbird.hybrid.switched import KEYS_BYTES, Image
 
 
 def session() -> dict[str, int]:
@@ -35,12 +38,49 @@ def offline(plan: Plan) -> dict[str, int]:
 
 def online(plan: Plan) -> dict[str, int]:
     """One image."""
-    found = {"input": messages.words_bytes(plan.input.count, plan.input.ring)}
+    return {"input": _bytes(plan.input)} | _gates(plan) | {"logits": _bytes(plan.output)}
+
+
+def proxied(plan: Plan, kind: str) -> dict[str, int]:
+    """One image of a proxy's user, between the proxy and the model's side; kind: of `users.INPUTS`."""
+    found = {"switched": Image(plan.input).down, "input": _bytes(plan.input)} if kind == "switched" else {}
+    return {"done": 2 * len(messages.DONE)} | found | _gates(plan)
+
+
+def user_once(plan: Plan, kind: str) -> dict[str, int]:
+    """A proxy's user before its first image, by method; of the plan it needs the ends alone."""
+    digest = "0" * (2 * DIGEST_BYTES)
+    found = {"Public": len(messages.opening()), "Public: answer": len(ends(plan, digest))}
+    if kind == "switched":
+        found |= {"Key": len(messages.opening(digest)), "Key: answer": KEY_BYTES}
+        found |= {"Keys": DIGEST_BYTES + KEYS_BYTES, "Keys: answer": TICKET_BYTES}
+    return found
+
+
+def user(plan: Plan, kind: str) -> dict[str, int]:
+    """One image of a proxy's user, by method: `Slot` to the proxy, `Input` to the model's side."""
+    asked = len(messages.opening("0" * (2 * DIGEST_BYTES), input=kind))
+    body = TICKET_BYTES + Image(plan.input).up if kind == "switched" else _bytes(plan.input)
+    share = _bytes(plan.output)
+    return {
+        "Slot": asked,
+        "Slot: answer": SLOT_HEAD + share,
+        "Input": DIGEST_BYTES + TICKET_BYTES + body,
+        "Input: answer": share,
+    }
+
+
+def _bytes(step: Step) -> int:
+    return messages.words_bytes(step.count, step.ring)
+
+
+def _gates(plan: Plan) -> dict[str, int]:
+    found = {}
     asked, answered = ("bits", "labels") if plan.garbler == "data" else ("labels", "result")
     for gate in plan.gates.values():
         down, up = garbled_online(gate.count, gate.width, gate.ring, plan.garbler)
         found[f"{gate.name}: {asked}"], found[f"{gate.name}: {answered}"] = down, up
-    return found | {"logits": messages.words_bytes(plan.output.count, plan.output.ring)}
+    return found
 
 
 def stored(plan: Plan) -> tuple[int, int]:

@@ -12,20 +12,21 @@ Neither side sees the image or the logits, as long as the two do not collude: to
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
 
 import grpc
 
 from hummingbird.errors import HummingbirdError, PeerError, StoreError
 from hummingbird.he import bfv
-from hummingbird.hybrid import messages
+from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.client import Connection
 from hummingbird.hybrid.data_side import Slot, mask_seed
+from hummingbird.hybrid.ends import ends
 from hummingbird.hybrid.link import Link
-from hummingbird.hybrid.plan import Plan, Step, reduced
+from hummingbird.hybrid.plan import reduced
 from hummingbird.hybrid.switched import Image
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
@@ -34,7 +35,6 @@ from hummingbird.wire.service import WORKERS, Method
 _US, _THEM = "the proxy", "the user"
 _PAUSE = 2.0  # seconds after a failure to prepare
 MAX_USERS = WORKERS // 4
-SLOT_HEAD = messages.TICKET_BYTES + SEED_BYTES  # bytes before the share
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +42,7 @@ class Proxy:
     """All users of one connection: `serve(Proxy(connection, 16).handlers(), address)`.
 
     slots: how many are kept ready; a thread prepares others. A user's slot is burned if the user never comes.
+    served: images so far, by the kind of input.
     """
 
     def __init__(self, connection: Connection, slots: int) -> None:
@@ -51,6 +52,8 @@ class Proxy:
         self._public = self._secret.public().to_bytes()
         self._wanted, self._ended = threading.Event(), threading.Event()
         self._users = threading.Semaphore(MAX_USERS)
+        self.served: Counter[str] = Counter()
+        self._lock = threading.Lock()
         self._problem = ""
         self._thread = threading.Thread(target=self._keep_ready, name="hummingbird-prepare", daemon=True)
         self._thread.start()
@@ -64,6 +67,14 @@ class Proxy:
         self._ended.set()
         self._wanted.set()
         self._thread.join()
+
+    def report(self) -> str:
+        """Bytes between proxy and server for the images so far, as predicted and counted, but for the openings."""
+        return report.proxied(self._connection.plan, self._connection.online, self.served)
+
+    def _count(self, kind: str) -> None:
+        with self._lock:
+            self.served[kind] += 1
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         messages.read_opening(data, "", _US, _THEM)
@@ -87,7 +98,7 @@ class Proxy:
             raise StoreError(what, where=_US, hint="others are being prepared: try again later") from None
         finally:
             self._wanted.set()
-        call = _Call(self._connection, slot, self._users, self._secret if kind == "switched" else None)
+        call = _Call(self._connection, slot, self._users, self._count, self._secret if kind == "switched" else None)
         call.announced()
         output = self._connection.plan.output
         seed = bytes(SEED_BYTES) if kind == "switched" else mask_seed(slot.seed, self._connection.plan.input_number)
@@ -111,13 +122,18 @@ class Proxy:
 class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side, once the user has come.
 
-    secret: for an image that comes encrypted.
+    count: told of an image that is done, by the kind of its input. secret: for an image that comes encrypted.
     """
 
     def __init__(
-        self, connection: Connection, slot: Slot, users: threading.Semaphore, secret: bfv.Secret | None
+        self,
+        connection: Connection,
+        slot: Slot,
+        users: threading.Semaphore,
+        count: Callable[[str], None],
+        secret: bfv.Secret | None,
     ) -> None:
-        self._secret = secret
+        self._secret, self._kind, self._count = secret, INPUTS[secret is not None], count
         self.ticket = new_seed(messages.TICKET_BYTES)
         self._connection, self._slot, self._users = connection, slot, users
         self._announced, self._error = threading.Event(), list[HummingbirdError]()
@@ -133,13 +149,14 @@ class _Call:
         side = self._connection.side
         try:
             with self._connection.call("Online", self._connection.online) as link:
-                side.open(link, self._slot, ticket=self.ticket.hex(), input=INPUTS[self._secret is not None])
+                side.open(link, self._slot, ticket=self.ticket.hex(), input=self._kind)
                 link.receive("done", len(messages.DONE))
                 self._announced.set()
                 if self._secret is not None:
                     self._mask(link, self._secret)
                 side.answer(link, self._slot)
                 link.receive("done", len(messages.DONE))
+            self._count(self._kind)
         except HummingbirdError as error:
             self._error.append(error)
             _log.warning("slot %d is burned: %s", self._slot.number, error.what)
@@ -153,40 +170,3 @@ class _Call:
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())
         masked = reduced(x - self._connection.side.input_mask(self._slot), step.ring)
         link.send("input", messages.pack(masked, step.ring))
-
-
-def ends(plan: Plan, digest: str) -> bytes:
-    """The parts of a plan that a user must know, JSON."""
-    fields = {name: [list(step.shape), step.ring, step.unit] for name, step in _ends(plan).items()}
-    return json.dumps({"plan": digest, "input_range": plan.input_range, **fields}).encode()
-
-
-def read_ends(data: bytes) -> tuple[Plan, str]:
-    """A plan that has its ends only, and its digest; InputError for anything malformed."""
-    try:
-        fields: Any = json.loads(data) if len(data) <= messages.MOST_OPENING else None
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise messages.malformed("a proxy's description that is no JSON object")
-    digest = messages.text_of(fields, "plan", messages.DIGEST_BYTES)
-    steps, largest = tuple(_step(name, fields.get(name)) for name in ("input", "output")), fields.get("input_range")
-    if not isinstance(largest, float) or not _is_unit(largest):
-        raise messages.malformed("no input_range")
-    return Plan(steps, "data", largest), digest
-
-
-def _ends(plan: Plan) -> dict[str, Step]:
-    return {"input": plan.input, "output": plan.output}
-
-
-def _step(name: str, field: Any) -> Step:
-    right = isinstance(field, list) and len(field) == 3 and isinstance(field[0], list) and 0 < len(field[0]) <= 4
-    right = right and all(type(size) is int and 0 < size < 1 << 16 for size in field[0])
-    if not right or type(field[1]) is not int or not 1 <= field[1] <= 32 or not _is_unit(field[2]):
-        raise messages.malformed(f"no {name}")
-    return Step(name, name, (), tuple(field[0]), field[1], field[2])
-
-
-def _is_unit(value: Any) -> bool:
-    return type(value) is float and 2.0**-128 < value < 2.0**128

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from hummingbird.bits import BitWindow
 from hummingbird.he.bfv import noise
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.encrypted import layout
 from hummingbird.hybrid.plan import Gate, Linear, Model, Plan, Step
+from hummingbird.hybrid.users import INPUTS
 from hummingbird.ring import SCALE
 from hummingbird.table import text_table
 
@@ -34,7 +36,7 @@ def before(model: Model) -> str:
     sums = _mega(sum(prices.offline(plan).values())), _mega(sum(prices.online(plan).values()))
     rows.append(("total", "", "", "", f"{sum(gate.count for gate in plan.gates.values()):,}", *sums, "", hidden))
     head = ("layer", "kind", "window", "k", "values", "offline MB", "online MB", "room", "distance")
-    return text_table(head, rows, left=3, total=True) + "\n\n" + "\n".join(_notes(plan))
+    return "\n\n".join((text_table(head, rows, left=3, total=True), "\n".join(_notes(plan)), _behind_a_proxy(plan)))
 
 
 def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[str, int], images: int) -> str:
@@ -51,6 +53,36 @@ def after(plan: Plan, offline: Mapping[str, int], slots: int, online: Mapping[st
                 numbers = (f"{sum(source.get(name, 0) for name in names):,.0f}" for source in (predicted, told))
                 rows.append((step.name if step else "other", title, *numbers))
     return text_table(("layer", "phase", "bytes predicted", "bytes measured"), rows, left=2)
+
+
+def proxied(plan: Plan, online: Mapping[str, int], served: Mapping[str, int]) -> str:
+    """Bytes between a proxy and the model's side as counted, beside the prediction; served: images by kind of input."""
+    predicted: Counter[str] = Counter()
+    for kind, images in served.items():
+        predicted.update({name: images * count for name, count in prices.proxied(plan, kind).items()})
+    return _beside(("message",), [((name,), count, online.get(name, 0)) for name, count in predicted.items()])
+
+
+def user(plan: Plan, kind: str, once: Mapping[str, int], online: Mapping[str, int], images: int) -> str:
+    """Bytes of a proxy's user as counted, beside the prediction; of the plan the ends are enough."""
+    rows = [((name, "once"), count, once.get(name, 0)) for name, count in prices.user_once(plan, kind).items()]
+    each = prices.user(plan, kind).items() if images else ()
+    rows += [((name, f"{images} images"), images * count, online.get(name, 0)) for name, count in each]
+    return _beside(("message", "times"), rows)
+
+
+def _beside(head: tuple[str, ...], rows: Sequence[tuple[tuple[str, ...], int, int]]) -> str:
+    sums = ("all", *("" for _ in head[1:])), sum(row[1] for row in rows), sum(row[2] for row in rows)
+    cells = [(*names, f"{predicted:,}", f"{counted:,}") for names, predicted, counted in (*rows, sums)]
+    return text_table((*head, "bytes predicted", "bytes measured"), cells, left=len(head), total=True)
+
+
+def _behind_a_proxy(plan: Plan) -> str:
+    rows = []
+    for kind in INPUTS:
+        found = [prices.user_once(plan, kind), prices.user(plan, kind), prices.proxied(plan, kind)]
+        rows.append((kind, *(f"{sum(part.values()):,}" for part in found)))
+    return text_table(("bytes behind a proxy", "user, once", "user, an image", "proxy and server"), rows, left=1)
 
 
 def _priced(plan: Plan) -> dict[int, Step]:

@@ -6,6 +6,7 @@ input="switched" the user sends an encryption of X under a key of its own instea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import grpc
@@ -14,12 +15,13 @@ from torch import Tensor
 
 from hummingbird.errors import ConfigError, PeerError
 from hummingbird.he import bfv
-from hummingbird.hybrid import messages
+from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.data_side import expand
 from hummingbird.hybrid.encrypted import KEY_BYTES
+from hummingbird.hybrid.ends import read_ends
 from hummingbird.hybrid.link import TIMEOUT
+from hummingbird.hybrid.messages import SLOT_HEAD
 from hummingbird.hybrid.plan import reduced
-from hummingbird.hybrid.proxy import SLOT_HEAD, read_ends
 from hummingbird.hybrid.switched import Image, keys_of
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES
@@ -31,7 +33,8 @@ _MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
 class ProxiedNet:
     """The net of `server`, by the slots of `proxy`: `net(images)` gives its logits.
 
-    input: "shares" or "switched". timeout: longest wait for an answer, seconds. sent, received: bytes so far.
+    input: "shares" or "switched". timeout: longest wait for an answer, seconds. once, online: bytes so far, before the
+    first image and for images, by method, both ways.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
@@ -49,21 +52,22 @@ class ProxiedNet:
     ) -> None:
         if input not in INPUTS:
             raise ConfigError(f"input={input!r}", where="input", hint=f"one of {', '.join(INPUTS)}")
-        self.sent = self.received = 0
-        self._input = input
+        self.once: Counter[str] = Counter()
+        self.online: Counter[str] = Counter()
+        self._input, self._images = input, 0
         self._timeout = timeout
         self._names = {"server": f"server {server}", "proxy": f"proxy {proxy}"}
         self._channels = {"proxy": service.connect(proxy, tls, timeout)}
         try:
             self._channels["server"] = service.connect(server, tls, timeout)
-            self.plan, self._digest = read_ends(self._call("proxy", "Public", messages.opening()))
+            self.plan, self._digest = read_ends(self._call(self.once, "proxy", "Public", messages.opening()))
             if max(self.plan.input.count, self.plan.output.count) > _MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])
             self._image, self._secret = Image(self.plan.input), bfv.Secret.new()
             if input == "switched":
-                public = self._call("proxy", "Key", messages.opening(self._digest), KEY_BYTES)
+                public = self._call(self.once, "proxy", "Key", messages.opening(self._digest), KEY_BYTES)
                 keys = bytes.fromhex(self._digest) + keys_of(self._secret, public)
-                self._name = self._call("server", "Keys", keys, messages.TICKET_BYTES)
+                self._name = self._call(self.once, "server", "Keys", keys, messages.TICKET_BYTES)
         except BaseException:
             self.close()
             raise
@@ -79,6 +83,10 @@ class ProxiedNet:
             progress(1)
         return self.plan.decode(torch.cat(logits))
 
+    def report(self) -> str:
+        """Bytes of all messages so far, as predicted and as counted."""
+        return report.user(self.plan, self._input, self.once, self.online, self._images)
+
     def close(self) -> None:
         """Disconnect; may be called twice."""
         for channel in self._channels.values():
@@ -93,25 +101,26 @@ class ProxiedNet:
     def _infer(self, x: Tensor) -> Tensor:
         step, output = self.plan.input, self.plan.output
         size = messages.words_bytes(output.count, output.ring)
-        slot = self._call("proxy", "Slot", messages.opening(self._digest, input=self._input), SLOT_HEAD + size)
+        asked = messages.opening(self._digest, input=self._input)
+        slot = self._call(self.online, "proxy", "Slot", asked, SLOT_HEAD + size)
         ticket, seed, first = slot[: messages.TICKET_BYTES], slot[SLOT_HEAD - SEED_BYTES : SLOT_HEAD], slot[SLOT_HEAD:]
         if self._input == "switched":
             body = self._name + self._image.encrypt(self._secret, x)
         else:
             masked = reduced(x - expand(seed, step.shape, step.ring), step.ring)
             body = messages.pack(masked, step.ring).numpy().tobytes()
-        second = self._call("server", "Input", bytes.fromhex(self._digest) + ticket + body, size)
+        second = self._call(self.online, "server", "Input", bytes.fromhex(self._digest) + ticket + body, size)
+        self._images += 1
         shares = [messages.unpack(messages.tensor_of(share), output.shape, output.ring) for share in (first, second)]
         return reduced(shares[0] + shares[1], output.ring)
 
-    def _call(self, side: str, method: str, request: bytes, size: int | None = None) -> bytes:
-        """An answer, of so many bytes if they are known."""
+    def _call(self, count: Counter[str], side: str, method: str, request: bytes, size: int | None = None) -> bytes:
+        """An answer, of so many bytes if they are known; `count` has those of both."""
         try:
             answer = service.call(self._channels[side], method, request, timeout=self._timeout)
         except grpc.RpcError as error:
             raise service.explain(error, self._names[side]) from None
-        self.sent += len(request)
-        self.received += len(answer)
+        count.update({method: len(request), f"{method}: answer": len(answer)})
         if size is not None and len(answer) != size:
             what = f"malformed message: {len(answer)} bytes instead of {size}"
             raise PeerError(what, where=self._names[side], hint="is it the right service, of this release?")

@@ -15,6 +15,7 @@ on shares it adds bits of fraction, and a formula says how many, so that terms o
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -86,6 +87,20 @@ class Arithmetic(ABC):
         """x (x + shift) for a public shift and x at rest: a product for the price of a square."""
 
     @abstractmethod
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        """x at rest by a public whole number."""
+
+    @abstractmethod
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        """1 where x >= t and 0 elsewhere for every public number t, whole numbers, in the rounds of one comparison.
+
+        x: with `fraction` bits of fraction beside 16, below 2^62 in units of the last one.
+        """
+
+    def expects(self, x: Tensor, most: float, what: str) -> None:  # noqa: B027 - private values cannot be seen
+        """Where values can be seen: warn of those from `most` on, for which a formula is noise; `what`: their name."""
+
+    @abstractmethod
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         """The values with `bits` fewer bits of fraction, all in one opening."""
 
@@ -131,6 +146,17 @@ class Reals(Arithmetic):
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return x * (x + shift)
+
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        return x / divisor
+
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        return [(x >= number).to(x.dtype) for number in numbers]
+
+    def expects(self, x: Tensor, most: float, what: str) -> None:
+        if x.numel() and bool((x.detach() >= most).any()):
+            what = f"{what} {float(x.detach().max()):g}, and private inference has room for {most:g}"
+            warnings.warn(f"{what}: its results would be noise", stacklevel=2)
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         return list(values)

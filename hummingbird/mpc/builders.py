@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird.bits import BitConfig
-from hummingbird.errors import InputError
+from hummingbird.bits import EXACT, BitConfig
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
+from hummingbird.mpc.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
-from hummingbird.mpc.constants import AddConstant, Pad, Scale
+from hummingbird.mpc.constants import AddConstant, Constant, Pad, Scale
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import Linear
+from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
 from hummingbird.mpc.products import Multiply, Square
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -54,7 +55,7 @@ def builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[St
             function = None if step.op in ("input", "output") else _bind(step)
             return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
         layer = BUILDERS[step.op](step, comparison(config.window(step.name)), owner)
-        return Built(layer, None, layer.input_limit, False)
+        return Built(layer, None, layer.input_limit, layer.whole_input)
 
     return build
 
@@ -87,6 +88,14 @@ def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner)
 
 
+def _scale_last(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True)
+
+
+def _norm(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    return Norm(step.attrs, type(comparison)(EXACT))  # windows are for values; these are sums of squares
+
+
 def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     dims, keep = step.attrs["dims"], step.attrs["keepdim"]
     if dims is None:
@@ -111,8 +120,7 @@ def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
         return Multiply()
     factor = _constant(step)
     if factor.numel() != 1:
-        hint = "put the factors into a Linear, Conv or BatchNorm layer, or scale the input before it is shared"
-        raise InputError(f"a product with a constant tensor of shape {tuple(factor.shape)}", hint=hint)
+        return Linear("mul", factor, None, {}, None, last=True)
     return Scale(float(factor))
 
 
@@ -172,6 +180,12 @@ BUILDERS: dict[str, Build] = {
     "conv_transpose": _conv,
     "linear": _linear,
     "affine": _affine,
+    "scale_last": _scale_last,
+    "norm": _norm,
+    "matmul": lambda step, comparison, owner: MatMul(),
+    "einsum": lambda step, comparison, owner: Einsum(step.attrs["equation"]),
+    "root_scale": lambda step, comparison, owner: RootScale(),
+    "causal": lambda step, comparison, owner: Causal(),
     "avg_pool": _avg_pool,
     "adaptive_avg_pool": lambda step, comparison, owner: AdaptiveAvgPool(step.attrs["output_size"]),
     "mean": lambda step, comparison, owner: Mean(step.attrs["dims"], step.attrs["keepdim"]),
@@ -183,8 +197,12 @@ BUILDERS: dict[str, Build] = {
     "square": lambda step, comparison, owner: Square(),
     "cat": lambda step, comparison, owner: Combine(lambda xs: torch.cat(xs, step.attrs["dim"]), "concatenate"),
     "stack": lambda step, comparison, owner: Combine(lambda xs: torch.stack(xs, step.attrs["dim"]), "stack"),
+    "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
+    "constant": lambda step, comparison, owner: Constant(_constant(step)),
     "pad": _pad,
-    **dict.fromkeys(("flatten", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "chunk", "split"), _defined),
+    **dict.fromkeys(
+        "flatten expand reshape permute transpose squeeze unsqueeze unflatten chunk split".split(), _defined
+    ),
 }
 # Ops without a layer.
 PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom"})

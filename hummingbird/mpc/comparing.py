@@ -14,6 +14,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import FREE, Cost
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic, Values
+from hummingbird.mpc.division import divide
 from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
 from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -68,6 +69,15 @@ class Shares(Arithmetic):
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return beaver.square(self.session, x) + x * int(ring.encode(torch.tensor(shift, dtype=torch.float64)))
+
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        return divide(self.session, x.reshape(-1), divisor).view(x.shape)
+
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        # relu(x - t + 1) - relu(x - t) is 1 from t on, in units of the last bit: the comparison must be exact.
+        below = torch.stack([x - self._encoded(number, SCALE + fraction) for number in numbers])
+        y, _ = self.comparison.relu(self.session, torch.cat([below + self.units(torch.ones_like(x)), below]), SCALE)
+        return y[: len(numbers)] - y[len(numbers) :]
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
@@ -132,6 +142,16 @@ class Prices(Arithmetic):
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         self._paid.append(cost.square(x.numel(), self.parties))
         return x
+
+    def divided(self, x: Tensor, divisor: int) -> Tensor:
+        self._paid.append(cost.truncate(x.numel(), self.parties))
+        return x
+
+    def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
+        count = 2 * len(numbers) * x.numel()
+        self._paid.append(self.comparison.cost(count, SCALE, self.parties))
+        self._compared.append(count)
+        return x.expand(len(numbers), *x.shape)
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         self._paid.append(cost.truncate(sum(value.numel() for value in values), self.parties))

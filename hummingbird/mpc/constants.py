@@ -110,3 +110,20 @@ class AddConstant(Layer):
         share, scale = share_of(x) * self.sign, scale_of(x)
         constant = ring.encode(self.value, scale)
         return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
+
+
+class Constant(Layer):
+    """A public real tensor among private ones, at rest: party 0's share is the constant, the others' are zero."""
+
+    value: Tensor
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("value", ring.encode(value, where="constant"))
+        self.size = ring.exponent_of(float(value.abs().max())) if value.numel() else 0
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(0, self.size)
+
+    def forward(self) -> MPCTensor:
+        return from_share(self.value.clone() if self.session().rank == 0 else torch.zeros_like(self.value))

@@ -93,5 +93,5 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
         twin.set_up()
         setup, recorder.requests = recorder.requests, []
-        twin(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)))
+        twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)))
     return DryRun(setup, recorder.requests)

@@ -43,7 +43,7 @@ from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
 _GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
-_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py"
+_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py, or hummingbird.launch(fn)"
 
 
 def init(
@@ -79,7 +79,9 @@ def init(
     global _board, _here, _leaving, _told_to_stop
     if is_initialized():
         raise EnvironmentProblem(
-            "hummingbird is initialized already", hint="call hummingbird.uninit() before a second init()"
+            f"hummingbird is initialized already: {current()!r}",
+            where="init",
+            hint="go on with this session, or call hummingbird.uninit() before a second init()",
         )
     if dealer is not None and store is not None:
         raise ConfigError(
@@ -88,7 +90,7 @@ def init(
     refusals.refuse_foreign_session()
     _crypten.refuse_validation()
     _here = here = environment(lanes)
-    device = _checked_options(dealer, tls, timeout, device)
+    device = check_options(dealer, tls, timeout, device)
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
     refuse_other_group(here)
@@ -160,22 +162,22 @@ def _mend() -> None:
     refusals.install(cryptensor, lambda what, facts: current().agree(what, facts))
 
 
-def _checked_options(dealer: object, tls: object, timeout: object, device: object) -> torch.device:
+def check_options(dealer: object, tls: object, timeout: object, device: object, where: str = "init") -> torch.device:
     """The device, once all options are of the right kind; else ConfigError."""
     if dealer is not None and not isinstance(dealer, str):
-        raise ConfigError(f"dealer={dealer!r}", where="init", hint='an address, "host:port" or "unix:path"')
+        raise ConfigError(f"dealer={dealer!r}", where=where, hint='an address, "host:port" or "unix:path"')
     if tls is not None and not isinstance(tls, Tls):
         hint = "hummingbird.wire.service.Tls(cert=..., key=..., ca=...)"
-        raise ConfigError(f"tls is a {type(tls).__name__}", where="init", hint=hint)
+        raise ConfigError(f"tls is a {type(tls).__name__}", where=where, hint=hint)
     number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not (number and math.isfinite(timeout) and timeout > 0):  # type: ignore[arg-type, operator]
-        raise ConfigError(f"timeout={timeout!r}", where="init", hint="seconds, a positive number")
+        raise ConfigError(f"timeout={timeout!r}", where=where, hint="seconds, a positive number")
     try:
         found = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError):
         found = None
     if found is None or found.type not in ("cpu", "cuda", "meta"):  # meta: shapes only
-        raise ConfigError(f"device={device!r}", where="init", hint='"cpu" or "cuda"')
+        raise ConfigError(f"device={device!r}", where=where, hint='"cpu" or "cuda"')
     return found
 
 

@@ -49,6 +49,7 @@ class Layer(nn.Module):
 
     comparison: Comparison | None = None  # of the layers that have a window
     whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
+    whole_input = False  # whether all 64 bits of its inputs' shares must be right
     input_limit = SCALE
     read = 64  # set by the planner: how many low bits of the result's shares count; those above may be anything
     range = FLOOR  # set by the planner: the layer is right for values below 2^range, of its result or, with a window,

@@ -27,6 +27,7 @@ class Linear(Layer):
 
     weight, bias: real tensors in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel). The
         bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
+    last: for "mul", factors and bias are for the last dimensions, not for channels.
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
     Public: no communication. Private: `cost.fixed_product`, 64 bits per element of the input, 1 round; the weights are
     opened masked once, by `PrivateNet.set_up`. InputError for weights too small for the fixed point.
@@ -38,10 +39,16 @@ class Linear(Layer):
     bias: Tensor | None
 
     def __init__(
-        self, op: str, weight: Tensor, bias: Tensor | None, options: dict[str, Any], owner: int | None
+        self,
+        op: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        options: dict[str, Any],
+        owner: int | None,
+        last: bool = False,
     ) -> None:
         super().__init__()
-        self.op, self.options, self.owner = op, options, owner
+        self.op, self.options, self.owner, self.last = op, options, owner, last
         # A result is a sum of products, and its bias: how large it is at most, if the weights are known.
         self.growth = _growth(op, weight, options) if owner is None else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
@@ -75,12 +82,13 @@ class Linear(Layer):
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x) + self.fraction
-        view = (-1, *[1] * (share.dim() - 2)) if self.op == "mul" else None  # a factor per channel
+        per_channel = self.op == "mul" and not self.last
+        view = (-1, *[1] * (share.dim() - 2)) if per_channel else None
         out = self.weight.product(self.session(), self.op, share, self.options, view, self.read)
         # A public bias is added by one party, a private one by all, each its share.
         if self.bias is not None and (self.owner is not None or self.session().rank == 0):
             bias = ring.shifted(self.bias, scale - _BIAS_SCALE)  # up, where it is private: 16 + 20 bits at least
-            out = out + (bias if self.op == "matmul" else bias.view(-1, *[1] * (out.dim() - 2)))
+            out = out + (bias if self.op == "matmul" or self.last else bias.view(-1, *[1] * (out.dim() - 2)))
         return from_share(out, scale)
 
     def label(self) -> str:

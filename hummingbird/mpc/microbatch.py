@@ -1,4 +1,4 @@
-"""Cutting a batch into slices: how many images fit in memory, and whether a net computes each image by itself."""
+"""Cutting a batch into slices: how many images fit in memory (graph/rowwise.py: which nets may be cut)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from hummingbird.graph import Step, run_all
-from hummingbird.graph.steps import refs
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 
 _IN_FLIGHT, _ON_GPUS = 2, 3  # slices under way at a time: one computes, one is on the wire, and one is being copied
@@ -57,28 +54,3 @@ def join(outputs: Sequence[MPCTensor], slices: Sequence[Slice]) -> MPCTensor:
         return outputs[0]
     shares = [share_of(out)[: part.images] for out, part in zip(outputs, slices, strict=True)]
     return from_share(torch.cat(shares), scale_of(outputs[0]))
-
-
-def rowwise(graph: Sequence[Step], shape: tuple[int, ...]) -> bool:
-    """Whether every image of a batch is computed by itself: all values of batches of 2 and of 3 keep that dimension.
-
-    False where shapes cannot tell: layers of `register_converter`, and maxima over the batch itself.
-    """
-    if any(step.op == "custom" for step in graph):
-        return False
-    try:
-        runs = {n: run_all(graph, torch.empty((n, *shape[1:]), device="meta")) for n in (2, 3)}
-    except (RuntimeError, IndexError, ValueError):
-        return False
-    for step in graph:
-        if step.op in ("softmax", "argmax"):
-            (source,) = refs(step.inputs)
-            if step.attrs["dim"] % runs[2][source.index].dim() == 0:
-                return False
-    return all(
-        part.dim() > 0 and part.shape[0] == n
-        for n, values in runs.items()
-        for value in values
-        for part in (value if isinstance(value, (tuple, list)) else (value,))
-        if isinstance(part, Tensor)
-    )

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.graph import Interpreter, Step, run_all
+from hummingbird.graph import Interpreter, Step, calls, run_all
+from hummingbird.graph.rowwise import rowwise
 from hummingbird.graph.steps import refs
 from hummingbird.mpc import microbatch
 from hummingbird.mpc import session as sessions
-from hummingbird.mpc._crypten import MPCTensor, scale_of
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
@@ -89,7 +90,7 @@ class PrivateNet(nn.Module):
         self.plan, self._graph, self.facts, self._settings = tuple(plan), tuple(graph), facts, settings
         self._set_up_for: object = None
         self._requests: dict[tuple[tuple[int, ...], int], list[Request[Any]]] = {}  # by slice shape and parties
-        self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of an image
+        self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         self._interpreter = Interpreter(self.plan)
         for step in self.plan:
@@ -123,11 +124,15 @@ class PrivateNet(nn.Module):
         self._set_up_for = session
 
     def rowwise(self, input_shape: Sequence[int]) -> bool:
-        """Whether every image of such a batch is computed by itself, so that parts of it can run apart."""
+        """Whether every image of such a batch is known to be computed by itself, so that parts of it can run apart."""
         shape = tuple(input_shape)
-        if shape[1:] not in self._rowwise:
-            self._rowwise[shape[1:]] = microbatch.rowwise(self._graph, shape)
-        return self._rowwise[shape[1:]]
+        if shape not in self._rowwise:
+            self._rowwise[shape] = rowwise(self._graph, [shape])
+        return self._rowwise[shape]
+
+    def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        """The shape that `costs` takes, of inputs of these shapes: several are one tensor (batch, values)."""
+        return calls.packed_shape(shapes)
 
     def setup_cost(self, parties: int) -> Cost:
         """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
@@ -184,16 +189,29 @@ class PrivateNet(nn.Module):
             out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
         return out
 
-    def __call__(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
-        """`forward`, after `set_up` where this session has not had it yet; a wrong input is told before that."""
+    def __call__(self, *inputs: Any, progress: Callable[[int], None] | None = None, **named: Any) -> Any:
+        """`forward`, after `set_up` where this session has not had it yet; a wrong input is told before that.
+
+        inputs, named: what forward() takes, private tensors shared (`cryptensor`), public ones as in the example.
+        The result has the structure of forward()'s, of shared tensors.
+        """
+        leaves = calls.inputs(self._graph, inputs, named, lambda value: isinstance(value, MPCTensor))
+        for leaf in leaves:
+            _check_input(leaf)
+        x = leaves[0] if len(leaves) == 1 else from_share(calls.packed([share_of(leaf) for leaf in leaves]))
         if self._set_up_for is not sessions.current():
             self._check(x, progress)
             self.set_up()
-        result: MPCTensor = super().__call__(x, progress)
-        return result
+        out: MPCTensor = super().__call__(x, progress)
+        if "structure" not in self._graph[-1].attrs:
+            return out
+        shapes = calls.shapes_for(self._graph, x.size())
+        return calls.unpacked(self._graph, share_of(out), shapes, lambda share: from_share(share, scale_of(out)))
 
     def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
         """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
+
+        Several inputs, and several results, are one tensor here (graph/calls.py).
 
         Two slices run in turns, three on a GPU: while the opening of one is on the wire, the next one computes.
         progress: called with the number of images whenever a slice is done.
@@ -226,14 +244,7 @@ class PrivateNet(nn.Module):
         most = self.images_per_slice
         if most is not None and (type(most) is not int or most < 1):
             raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
-        if not isinstance(x, MPCTensor):
-            raise InputError(
-                f"a private net takes a CrypTen tensor, got {type(x).__name__}",
-                where="input",
-                hint="hummingbird.cryptensor(x, src=RANK)",
-            )
-        if scale_of(x) != SCALE:
-            raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
+        _check_input(x)
         shape = tuple(x.size())
         self.costs(shape, sessions.current().parties)  # says at once if the net cannot take such an input
         return shape
@@ -293,6 +304,18 @@ class PrivateNet(nn.Module):
     def extra_repr(self) -> str:
         known = "" if self.input_range is None else f", inputs within +-{self.input_range:g}"
         return f"private inference: {self._settings}, {len(self.comparing_layers)} layers with a window{known}"
+
+
+def _check_input(x: Any) -> None:
+    """InputError unless x is a shared tensor at rest."""
+    if not isinstance(x, MPCTensor):
+        raise InputError(
+            f"a private net takes a CrypTen tensor, got {type(x).__name__}",
+            where="input",
+            hint="hummingbird.cryptensor(x, src=RANK)",
+        )
+    if scale_of(x) != SCALE:
+        raise InputError(f"the input has scale 2^{scale_of(x)}, expected 2^{SCALE}", where="input")
 
 
 def _check_foreign(step: PlanStep, value: Any) -> None:

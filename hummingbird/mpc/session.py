@@ -58,7 +58,7 @@ class Dealer(Protocol):
 _slice: contextvars.ContextVar[tuple[Supply, list[Request[Any]]] | None] = contextvars.ContextVar("slice", default=None)
 
 
-@dataclass
+@dataclass(repr=False)
 class Session:
     """This party's place in a run: its rank, the channel to the others, and the dealer.
 
@@ -74,8 +74,8 @@ class Session:
     lane: int = 0
     lanes: int = 1
     # Asks for the reason of the first lane that has failed.
-    failure: Callable[[], str | None] = field(default=lambda: None, repr=False)
-    fixed_keys: Iterator[int] = field(default_factory=itertools.count, repr=False)  # one for each private weight
+    failure: Callable[[], str | None] = field(default=lambda: None)
+    fixed_keys: Iterator[int] = field(default_factory=itertools.count)  # one for each private weight
 
     def correlation(self, request: Request[Shares]) -> Shares:
         """This party's shares of one piece of correlated randomness, by name; the same requests in the same order at
@@ -106,6 +106,11 @@ class Session:
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
         agree(self.channel, what, facts)
+
+    def __repr__(self) -> str:
+        of_lanes = f", lane {self.lane} of {self.lanes}" if self.lanes > 1 else ""
+        left = ", left" if self.channel.closed else ""
+        return f"Session(party {self.rank} of {self.parties}{of_lanes}, on {self.device}, {self.dealer!r}{left})"
 
     @property
     def place(self) -> Place:

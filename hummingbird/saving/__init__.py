@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,6 +42,7 @@ def save(
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     weights: str | int = "public",
     protocol: str = "masked",
+    example: Any = None,
 ) -> None:
     """Write a net, and how it is converted, to a new folder: `load` gives there what `convert_model` gives here.
 
@@ -61,18 +63,20 @@ def save(
         what = f"party {sessions.current().rank} does not have the weights of party {owner}"
         hint = f"party {owner} saves the net, and gives net.json to the others"
         raise InputError(what, where="save", hint=hint)
-    convert.build(net, config, weights, protocol)  # raises whatever convert_model raises
-    steps, tensors = _named(_savable(net))
+    convert.build(net, config, weights, protocol, example=example)  # raises whatever convert_model raises
+    steps, tensors = _named(_savable(net, example))
     if owner is not None:
-        config.check_use(lambda: graph.fingerprint(graph.trace(net)), protocol, None)
+        config.check_use(lambda: graph.fingerprint(graph.trace(net, example=example)), protocol, None)
         # How windows were found may tell of the weights, which they have just been compared with.
         known = {key: config.provenance[key] for key in ("protocol", "parties") if key in config.provenance}
         config = BitConfig(config.default, config.layers, known, config.input_range)
     salt = b"" if owner is None else new_seed(32)
     seal = files.seal(tensors, salt)
     saved = Description(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)
+    text = saved.to_json().encode()
+    Description.from_json(text, str(place / folders.NET))  # what this release cannot read, it does not write
     with folders.written(place) as draft:
-        (draft / folders.NET).write_text(saved.to_json(), encoding="utf-8")
+        (draft / folders.NET).write_bytes(text)
         path = draft / files.name_of(owner)
         files.write(path, saved, tensors, salt)
         path.chmod(0o644 if owner is None else 0o600)
@@ -118,9 +122,9 @@ def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
     return replace(step, attrs=attrs)
 
 
-def _savable(net: nn.Module) -> list[Step]:
+def _savable(net: nn.Module, example: Any) -> list[Step]:
     """The net's steps; ModelError with all those that only code can express."""
-    steps = graph.unfolded(net, custom=tuple(builders.CUSTOM))
+    steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example)
     hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
     own = [
         Problem(step.name, f"{type(step.attrs['module']).__name__}, a layer of register_converter, is code", hint)

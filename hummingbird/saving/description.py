@@ -32,7 +32,7 @@ _MOST_TENSORS = 1 << 31  # elements in all: a party without the weights makes ze
 
 @dataclass(frozen=True)
 class Description:
-    """What net.json says.
+    """The content of net.json.
 
     steps: with tensors on the meta device. tensors: those, by the names that they have in files of weights.
     weights: "public", or the rank of the party that owns them. seal: `weights.seal` of the tensors.

@@ -62,7 +62,7 @@ def _on_disk(path: Path) -> None:
 
 
 def description(folder: Path) -> Description:
-    """What net.json in a folder says; InputError for a folder that holds none, and of `Description.from_json`."""
+    """The content of a folder's net.json; InputError for a folder that holds none, and of `Description.from_json`."""
     path = folder / NET
     try:
         with open(path, "rb") as file:

@@ -21,7 +21,7 @@ from torch import Tensor
 from hummingbird.errors import InputError
 from hummingbird.saving.description import Description
 
-_OWN = "hummingbird"  # in the file's metadata, which has no order of its own: one entry, so that equal nets are equal files
+_OWN = "hummingbird"  # one entry of the file's metadata, which has no order: equal nets are equal files
 FORMAT, VERSION = "hummingbird-weights", "1"
 
 
@@ -79,7 +79,7 @@ def zeros(saved: Description) -> dict[str, Tensor]:
 
 
 def _words(metadata: Mapping[str, str]) -> dict[str, str]:
-    """What the file says of itself; none for another program's."""
+    """The file's words on itself; none for another program's."""
     try:
         words = json.loads(metadata.get(_OWN, "{}"))
     except RecursionError:

@@ -39,6 +39,9 @@ class CutTwin(nn.Module):
         self._traced_of: list[Any] = []
         self.set_bits(config)
 
+    def extra_repr(self) -> str:
+        return "plaintext twin of hummingbird.hybrid"
+
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
         """Other windows for the same net. Raises ConfigError as the twin itself; it then keeps the windows it has."""
         config = BitConfig.of(bits)

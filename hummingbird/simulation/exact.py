@@ -93,7 +93,8 @@ class Parties:
         def party(rank: int) -> tuple[Tensor, int]:
             self._enter(rank)
             try:
-                out = nets[rank](from_share(shares[rank]))
+                nets[rank].set_up()
+                out = nets[rank].forward(from_share(shares[rank]))
                 return share_of(out), scale_of(out)
             finally:
                 self._present[rank].close()

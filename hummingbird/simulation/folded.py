@@ -8,14 +8,14 @@ convolutions take about two thirds of the time of convolutions and batch norms (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from hummingbird.graph import OPS, Interpreter, Step
+from hummingbird.graph import OPS, Interpreter, Step, calls
 from hummingbird.simulation import rounding
 from hummingbird.simulation.windows import traced
 
@@ -35,9 +35,9 @@ class State(NamedTuple):
 class FoldedNet:
     """A net's steps, on its device; the net is copied. Raises ModelError for a net that cannot be converted."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, example: Any = None) -> None:
         self.device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
-        self.traced = traced(net)
+        self.traced = traced(net, example)
         self._after = {step.name: corrected for step in self.traced if (corrected := rounding.after(step)) is not None}
         self._steps = [
             replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()})
@@ -81,3 +81,7 @@ class FoldedNet:
     def finish(self, state: State, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """The net's output."""
         return self.advance(state, instead).values[len(self._steps) - 1]
+
+    def result(self, out: Tensor, shape: Sequence[int]) -> Any:
+        """The output in the structure of forward()'s; shape: of the input."""
+        return calls.unpacked(self._steps, out, calls.shapes_for(self._steps, shape), lambda part: part)

@@ -14,6 +14,7 @@ from hummingbird.graph import OPS, Step
 from hummingbird.mpc.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import Layer
+from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.softmax import Argmax
@@ -69,8 +70,11 @@ class Units(Reals):
         return x * number
 
 
-def build(layer: Layer, step: Step, scale: int, parties: int, decide: Compare) -> Twin:
-    """The twin of a private layer whose input has this scale."""
+def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Compare) -> Twin:
+    """The twin of a private layer whose input has this scale; step: None for one of several steps of a single call."""
+    if isinstance(layer, Norm):
+        norm, exact = layer, Simulated(layer.exact, SCALE, parties, decide)
+        return lambda x, *_: norm.formula(exact, x)
     assert isinstance(layer, Comparing), f"no twin of {type(layer).__name__}"
     if layer.comparison.drops:
         return lambda x, *_: layer.dropped(x).clone()
@@ -78,6 +82,7 @@ def build(layer: Layer, step: Step, scale: int, parties: int, decide: Compare) -
         return _argmax(layer, Units(layer.comparison, parties))
     n = Simulated(layer.comparison, scale, parties, decide)
     if isinstance(layer, (MaxPool, AdaptiveMaxPool)):
+        assert step is not None, "a pool is a call of its own"
         return _max_pool(layer, step, n)
     return lambda x, *weight: layer.formula(n, x, *weight)
 

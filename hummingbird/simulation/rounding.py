@@ -21,7 +21,7 @@ from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.protocols.gmw import Gmw
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
-_WEIGHTS = {"conv": "weight", "conv_transpose": "weight", "linear": "weight", "affine": "scale"}
+_WEIGHTS = {"conv": "weight", "conv_transpose": "weight", "linear": "weight", "affine": "scale", "scale_last": "scale"}
 _MEANS = frozenset({"avg_pool", "adaptive_avg_pool", "mean"})
 
 
@@ -40,6 +40,8 @@ def rounded_step(step: Step) -> Step:
         return replace(step, attrs=step.attrs | {name: rounded(step.attrs[name], layer.fraction)})
     if step.op == "mul" and "value" in step.attrs:
         layer = _layer(step)
+        if isinstance(layer, Linear):
+            return replace(step, attrs=step.attrs | {"value": rounded(step.attrs["value"], layer.fraction)})
         assert isinstance(layer, Scale)
         return replace(step, attrs=step.attrs | {"value": layer.integer * 2.0**-layer.fraction})
     return step

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
+from hummingbird.graph import calls
+from hummingbird.graph.example import is_private
 from hummingbird.graph.live import live
 from hummingbird.mpc import builders, inputs
 from hummingbird.mpc.net import PlanStep
@@ -27,7 +29,7 @@ from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin
-from hummingbird.simulation.windows import Windows, check_protocol, twins
+from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
 
 MODES = ("fast", "exact")
 
@@ -41,6 +43,7 @@ def simulate(
     seed: int | None = None,
     clamp: bool = False,
     cut: bool = False,
+    example: Any = None,
 ) -> nn.Module:
     """A module on plain tensors that computes what private inference of `net` with these windows computes.
 
@@ -55,6 +58,7 @@ def simulate(
         +-2^(k-17) would pass with a wrong sign. Eval mode does not clamp, as private inference does not.
     cut: the twin of `hummingbird.hybrid`, of two parties without a dealer, in its whole numbers (simulation/cut.py);
         protocol, parties, mode and clamp are those of inference with a dealer, and stay as they are.
+    example: as for `convert_model`; the twin then takes the net's arguments, and gives what forward() gives.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
     Warns as it does, and once of inputs beyond the bits' `input_range`.
@@ -62,8 +66,8 @@ def simulate(
         twin = hummingbird.simulate(net, "bits.json")
         accuracy = (twin(images).argmax(1) == labels).float().mean()
     """
-    if cut and (protocol, parties, mode, clamp) != ("masked", 2, "fast", False):
-        hint = "leave out protocol, parties, mode and clamp"
+    if cut and ((protocol, parties, mode, clamp) != ("masked", 2, "fast", False) or example is not None):
+        hint = "leave out protocol, parties, mode, clamp and example"
         raise ConfigError("cut=True with options of inference with a dealer", where="simulate", hint=hint)
     check_protocol(protocol, parties)
     if mode not in MODES:
@@ -75,10 +79,10 @@ def simulate(
     config = BitConfig.of(bits)
     if cut:
         return CutTwin(net, config, seed)
-    private = convert.build(net, config, protocol=protocol, parties=parties)
+    private = convert.build(net, config, protocol=protocol, parties=parties, example=example)
     if mode == "exact":
-        return ExactTwin(net, config, protocol, parties, seed)
-    twin = FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp))
+        return ExactTwin(net, config, protocol, parties, seed, example)
+    twin = FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp), example)
     twin.inputs = InputRange(config.input_range)
     return twin
 
@@ -107,12 +111,21 @@ class FastTwin(nn.Module):
     plan: of its private form.
     """
 
-    def __init__(self, net: nn.Module, plan: Sequence[PlanStep], protocol: str, parties: int, compare: Compare) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        plan: Sequence[PlanStep],
+        protocol: str,
+        parties: int,
+        compare: Compare,
+        example: Any = None,
+    ) -> None:
         super().__init__()
         self.net = net
         self.training = net.training
         self._protocol, self._parties, self._compare = protocol, parties, compare
-        self._calls = live(net, tuple(builders.CUSTOM))
+        self._example = example
+        self._calls = live(net, tuple(builders.CUSTOM), example)
         self._windows: Windows | None = None
         self._folded: FoldedNet | None = None
         self._folded_of: list[Any] = []
@@ -120,9 +133,14 @@ class FastTwin(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Twins of all layers that compare, by name."""
+        """Twins of all layers that compare, and of norms, by name."""
+        self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         return twins(plan, steps, self._parties, self._compare)
+
+    def extra_repr(self) -> str:
+        twin = f"plaintext twin: protocol {self._protocol}, {self._parties} parties"
+        return f"{twin}, {len(self._layers)} layers with a window"
 
     def set_bits(self, bits: BitConfig | BitWindow | str | PathLike[str] | None) -> None:
         """Other windows for the same net, in milliseconds after the first time: for those who try many.
@@ -131,7 +149,7 @@ class FastTwin(nn.Module):
         """
         config = BitConfig.of(bits)
         config.check_names(self.comparing_layers)
-        steps = partial(graph.trace, self.net, custom=tuple(builders.CUSTOM))
+        steps = partial(graph.trace, self.net, custom=tuple(builders.CUSTOM), example=self._example)
         config.check_use(lambda: graph.fingerprint(steps()), self._protocol, self._parties)
         if self._windows is None:
             self._windows = Windows(steps(), self._protocol)
@@ -141,23 +159,22 @@ class FastTwin(nn.Module):
     @property
     def comparing_layers(self) -> list[str]:
         """Names of the layers that have a window, as in `PrivateNet`."""
-        return list(self._layers)
+        return self._names
 
     def passes(self, image: Tensor) -> Callable[[int], None]:
         """`Compare.passes` of this twin, for ranks that split batches; image: (1, ...)."""
         return self._compare.passes(lambda: self(image))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: real, the net's own input."""
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The net's own arguments, real tensors; its result."""
+        leaves = calls.inputs(self._calls.steps, inputs, named, is_private)
+        x = calls.packed(leaves)
         self.inputs.see(x)
         self._compare.training = self.net.training
-        out: Tensor
         if self.net.training or torch.is_grad_enabled() or not self._single(x):
-            out = self._calls.run(self.net, x, self._layers)
-        else:
-            folded = self._as_converted()
-            out = folded.finish(folded.start(x), self._layers)
-        return out
+            return self._calls.result(self._calls.run(self.net, leaves, self._layers))
+        folded = self._as_converted()
+        return folded.result(folded.finish(folded.start(x), self._layers), x.shape)
 
     def _single(self, x: Tensor) -> bool:
         """Whether input, parameters and buffers are float32, as in the folded net."""
@@ -168,7 +185,7 @@ class FastTwin(nn.Module):
         """The net as it is now, batch norms folded and constants rounded; made again when a weight has changed."""
         state = [(id(t), t._version, t.device) for t in (*self.net.parameters(), *self.net.buffers())]
         if self._folded is None or state != self._folded_of:
-            self._folded, self._folded_of = FoldedNet(self.net), state
+            self._folded, self._folded_of = FoldedNet(self.net, self._example), state
         return self._folded
 
 
@@ -184,25 +201,36 @@ class ExactTwin(nn.Module):
         protocol: str,
         parties: int,
         seed: int | None,
+        example: Any = None,
     ) -> None:
         super().__init__()
-        self.net = net
+        self.net, self._example = net, example
         self.training = net.training
         self.inputs = InputRange(config.input_range)
         self._bits, self._protocol = config.windows, protocol
         self._parties, self._seed = parties, seed
         self._running: dict[torch.device, Parties] = {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: real, |x| < 2^30; float32 result. InputError for other values, and for shapes that the net cannot take."""
-        inputs.encoded(x, "simulate")
+    def extra_repr(self) -> str:
+        return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """The net's arguments, real, |x| < 2^30; float32 results. InputError for other values, and for shapes that the
+        net cannot take.
+        """
+        steps = graph.trace(self.net, custom=tuple(builders.CUSTOM), example=self._example)
+        leaves = calls.inputs(steps, arguments, named, is_private)
+        for leaf in leaves:
+            inputs.encoded(leaf, "simulate")
+        x = calls.packed(leaves)
         self.inputs.see(x)
         if x.device not in self._running:
             self._running[x.device] = Parties(self._parties, self._seed, x.device)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            private = convert.build(self.net, self._bits, protocol=self._protocol)
+            private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
             try:
-                return self._running[x.device].run(private, x)
+                out = self._running[x.device].run(private, x)
+                return calls.unpacked(steps, out, calls.shapes_for(steps, x.shape), lambda part: part)
             except BaseException:  # parties that were stopped at different places cannot go on together
                 del self._running[x.device]
                 raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from hummingbird.mpc import builders
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.rounding_plan import Built, Planner
@@ -32,11 +34,11 @@ def check_protocol(protocol: str, parties: int) -> None:
         raise ConfigError(f"{parties!r} parties", where="parties", hint="an integer from 2")
 
 
-def traced(net: nn.Module) -> list[Step]:
+def traced(net: nn.Module, example: Any = None) -> list[Step]:
     """`graph.trace` of a net that has a private form; ModelError with all problems for one that has not."""
-    if problems := convert.validate_model(net):
+    if problems := convert.validate_model(net, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
-    return graph.trace(net, custom=tuple(builders.CUSTOM))
+    return graph.trace(net, custom=tuple(builders.CUSTOM), example=example)
 
 
 class Windows:
@@ -77,10 +79,10 @@ def comparisons(plan: Sequence[PlanStep]) -> Iterator[tuple[PlanStep, Comparison
 
 
 def twins(plan: Sequence[PlanStep], steps: Mapping[str, Step], parties: int, compare: Compare) -> dict[str, Twin]:
-    """Twins of the plan's comparing layers, by name; steps: the net's, by name."""
+    """Twins of the plan's layers that compare, and of its norms, by name; steps: the net's, by name."""
     found = {}
-    for step, _ in comparisons(plan):
-        assert isinstance(step.layer, Layer)
-        scale = plan[next(refs(step.inputs)).index].scale
-        found[step.name] = build(step.layer, steps[step.name], scale, parties, compare)
+    for step in plan:
+        if isinstance(step.layer, Norm) or (isinstance(step.layer, Layer) and step.layer.comparison is not None):
+            scale = plan[next(refs(step.inputs)).index].scale
+            found[step.name] = build(step.layer, steps.get(step.name), scale, parties, compare)
     return found

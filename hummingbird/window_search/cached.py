@@ -90,7 +90,7 @@ class CachedEvaluator:
         self._compare, self._seeds = Compare(seed, False), [run_seed(seed, run) for run in range(runs)]
         self._place = 0, seed  # the batch that runs, and the seed
         one = self._logits(images[:1])
-        self.classes = _classes(one)
+        self.classes = classes_of(one)
         if labels is not None:
             check_labels(labels, len(images), self.classes)
         parts, given = images.split(batch), (images,) if labels is None else (images, labels)
@@ -260,8 +260,8 @@ def check_labels(labels: Tensor, count: int, classes: int) -> None:
         raise InputError(what, where="labels", hint=f"integers from 0 to {classes - 1}")
 
 
-def _classes(logits: Tensor) -> int:
-    """The width of the logits of one image."""
+def classes_of(logits: Tensor) -> int:
+    """The width of the logits of one image; InputError for what is no row of them."""
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         what = f"one image gives logits of shape {got}, expected (1, classes)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,21 +13,25 @@ from torch.utils.data import DataLoader, Dataset
 from hummingbird.errors import InputError
 
 _HINT = "a tensor (N, ...), a DataLoader, or batches: tensors (B, ...), or pairs of images and int64 labels (B,)"
+_LABELLED = "a DataLoader or a data set of (image, label), batches of (images, labels), or one pair of tensors"
 
 
-def gathered(images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """All images (N, ...) and their labels int64 (N,), None where there are none; everything is held in memory.
+def gathered(
+    images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None, most: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The first `most` images (N, ...), None: all, and their labels int64 (N,), None where there are none.
 
-    Raises InputError for batches that are neither, or that do not fit each other, and for labels given twice.
+    They are held in memory; no further batch is read. Raises InputError for batches that are neither, or that do not
+    fit each other, and for labels given twice.
     """
     if isinstance(images, Tensor):
-        return images, labels
+        return images[:most], None if labels is None else labels[:most]
     if isinstance(images, Dataset):
         images = DataLoader(images, batch_size=128)
     if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
         raise InputError(f"expected images, got {type(images).__name__}", where="images", hint=_HINT)
-    parts, told = [], []
-    for number, batch in enumerate(images):
+    parts, told, count = [], [], 0
+    for number, batch in enumerate(_batches(images)):
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
         part, own = batch if pair else (batch, None)
         if not isinstance(part, Tensor) or not (own is None or isinstance(own, Tensor)):
@@ -37,6 +41,9 @@ def gathered(images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | Non
             raise InputError(f"batch {number} has {len(part)} images and {len(own)} labels", where="images", hint=_HINT)
         parts.append(part)
         told.append(own)
+        count += len(part)
+        if most is not None and count >= most:
+            break
     if not parts:
         raise InputError("no images in an empty iterable", where="images", hint=_HINT)
     own_labels = [own for own in told if own is not None]
@@ -46,10 +53,33 @@ def gathered(images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | Non
     if own_labels and len(own_labels) < len(told):
         raise InputError("some batches have labels and some have none", where="images", hint=_HINT)
     try:
-        return torch.cat(parts), torch.cat(own_labels) if own_labels else labels
+        whole, every = torch.cat(parts), torch.cat(own_labels) if own_labels else labels
+        return whole[:most], None if every is None else every[:most]
     except (RuntimeError, TypeError) as problem:
         what = f"batches that do not fit each other: {str(problem).partition(chr(10))[0]}"
         raise InputError(what, where="images", hint=_HINT) from None
+
+
+def labelled(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Tensor]:
+    """The first `most` images (N, ...) and their labels int64 (N,).
+
+    source: a DataLoader, a data set, batches, or a pair of tensors. Raises InputError, naming `where`, as `gathered`
+    does, for what has no labels, and for labels that are no whole numbers.
+    """
+    pair = isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[0], Tensor)
+    try:
+        images, labels = source if pair else gathered(source, None, most)
+    except InputError as problem:
+        raise InputError(problem.what, where=where, hint=_LABELLED) from None
+    if labels is None:
+        raise InputError("images without labels", where=where, hint=_LABELLED)
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or labels.ndim != 1:
+        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise InputError(f"labels are {got}", where=where, hint="whole numbers (N,): the class of every image")
+    if images.ndim < 2 or len(images) != len(labels):
+        what = f"images of shape {tuple(images.shape)} and {len(labels)} labels"
+        raise InputError(what, where=where, hint="images (N, ...), and one label for each")
+    return images[:most], labels[:most].long().cpu()
 
 
 def fingerprint(*tensors: Tensor) -> str:
@@ -59,6 +89,17 @@ def fingerprint(*tensors: Tensor) -> str:
         data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
         data.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return data.hexdigest()
+
+
+def _batches(images: Iterable[Any]) -> Iterator[Any]:
+    """The batches; InputError for images of a data set that make none, for they differ in shape."""
+    try:
+        yield from images
+    except RuntimeError as problem:  # of torch's default_collate, in this process or a worker
+        if "stack expects each tensor to be equal size" not in str(problem):
+            raise
+        hint = "resize and crop them in the data set's transform"
+        raise InputError("the images differ in shape and make no batch", where="images", hint=hint) from None
 
 
 def _kind(batch: Any) -> str:

@@ -27,10 +27,10 @@ from hummingbird import graph
 from hummingbird.bits import BitConfig
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.hybrid.convert import PROTOCOL
-from hummingbird.simulation.observe import magnitudes
+from hummingbird.simulation.observe import check_images, magnitudes
 from hummingbird.version import VERSION
 from hummingbird.window_search.budget import read_budget
-from hummingbird.window_search.cached import CachedEvaluator, check_labels
+from hummingbird.window_search.cached import CachedEvaluator, check_labels, classes_of
 from hummingbird.window_search.cut import CutEvaluator
 from hummingbird.window_search.find import search_bits
 from hummingbird.window_search.groups import group_layers
@@ -86,6 +86,12 @@ class Study:
         if cut and (protocol, parties) != ("masked", 2):
             raise ConfigError("cut=True with a protocol or parties", where="cut", hint="leave them out: it has its own")
         self.searched = SearchedNet(net, images.shape[1:], protocol)
+        check_images(images, batch)
+        classes = classes_of(self.searched.output)
+        if labels is not None:
+            check_labels(labels, len(images), classes)
+        if not cut:  # whose layers the evaluator tells
+            group_layers(self.searched.layers(dict.fromkeys(self.searched.names, 0)), by)
         largest = magnitudes(net, images, protocol=protocol, parties=parties, batch=batch, progress=progress)
         self.evaluator: CachedEvaluator
         self.accepts = self.searched.accepts
@@ -98,8 +104,6 @@ class Study:
                 net, images, target, protocol=protocol, parties=parties, seed=seed, runs=runs, batch=batch
             )
             self.layers = self.searched.layers(largest)
-        if labels is not None:
-            check_labels(labels, len(images), self.evaluator.classes)
         self.groups = group_layers(self.layers, by)
         self.protocol, self.parties, self.seed = protocol, parties, seed
         self.input_range = max(abs(float(end)) for end in torch.aminmax(images))
@@ -115,6 +119,10 @@ class Study:
             "parties": parties,
         }
         self._seconds = time.perf_counter() - started
+
+    def __repr__(self) -> str:
+        of = f"{len(self.layers)} layers that compare, {self._facts['samples']} images"
+        return f"Study({of}, chosen by {self._facts['criterion']}, protocol {self.protocol}, {self.parties} parties)"
 
     def accuracy(self, config: BitConfig) -> float | None:
         """The share of right answers with these windows, None without labels; one pass over the images."""

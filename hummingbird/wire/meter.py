@@ -49,13 +49,18 @@ class Row:
     dealer_seconds: float = 0.0  # of the dealer's work, as it told meanwhile: of use in the total only
 
 
-@dataclass(eq=False)  # nested meters with equal rows are still two
+@dataclass(eq=False, repr=False)  # nested meters with equal rows are still two
 class Meter:
     """Rows by layer in the order of their first call, and the sum of all rows."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     seconds: float = 0.0  # for which its block ran
     caption: str = ""  # of its table, where the numbers are those of several lanes
+
+    def __repr__(self) -> str:
+        total = self.total
+        sent, dealt = f"{total.bits_sent / 8e3:,.1f} kB sent", f"{total.offline_bits / 8e3:,.1f} kB offline"
+        return f"Meter({len(self.rows)} layers, {total.rounds} rounds, {sent}, {dealt}; table() has all)"
 
     def row(self, name: str) -> Row:
         return self.rows.setdefault(name, Row(name))

@@ -13,9 +13,13 @@ from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.gc import cot, relu
 from hummingbird.he.scheme.params import TABLES
+from hummingbird.hybrid import make_plan, prices
+from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels.lookups import dpf
 from hummingbird.mpc import splines
 from hummingbird.mpc.activations import EvenSmooth
+from models import MODELS, trained
+from scripts.hybrid_nets import SHIPPED
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
 from tests.support.paths import ROOT
 
@@ -147,3 +151,18 @@ def test_the_bytes_of_a_garbled_relu_are_those_of_the_kernels() -> None:
         "M garbles": (offline(10, 20, "model"), 160 + 20 / 8),
         "a 2x2 maximum, D garbles": (3 * offline(10, 10, "data"), 3 * (10 / 8 + 160)),
     }
+
+
+def test_the_bytes_behind_a_proxy_and_the_round_trips_are_those_of_the_plans() -> None:
+    text = text_of(TWO_PARTY)
+    titles = ("Impala's MNIST net", "Impala's CIFAR-10 net", "ResNet-18, CIFAR-10")
+    for title, case in zip(titles, SHIPPED, strict=True):
+        net = trained(case.model, 10, str(ROOT / "checkpoints" / case.weights))
+        plan = make_plan(net, MODELS[case.model].input_shape, ROOT / "checkpoints" / case.bits).plan
+        for kind in INPUTS:
+            found = prices.user_once(plan, kind), prices.user(plan, kind), prices.proxied(plan, kind)
+            bytes_ = " | ".join(f"{sum(part.values()):,}" for part in found)
+            assert re.search(
+                rf"^\| {f'{title}.*' if kind == 'shares' else ''} ?\| {kind} \| {re.escape(bytes_)} \|$", text, re.M
+            )
+        assert re.search(rf"^\| {title} \| {len(plan.gates) + 1} \|", text, re.M)

@@ -45,6 +45,8 @@ def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run([sys.executable, *prepare[1:]], tmp_path) == "[]\n"
     out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path)
     images, right, agree = map(int, re.findall(r"(\d+) images: (\d+) right, (\d+) as in the clear", out)[0])
+    told = run([sys.executable, "notebook.py"], tmp_path)
+    assert int(re.findall(r"(\d+) of 497 right\n", told)[0]) >= right - 0.05 * 497
     find, infer = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[1].splitlines())
     run([sys.executable, *find[1:]], tmp_path)
     told = run([sys.executable, "-m", "torch.distributed.run", *infer[1:]], tmp_path)

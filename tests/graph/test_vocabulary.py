@@ -129,6 +129,7 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
      + [lambda x: x.square_(), lambda x: x.mul(x)]),
     ("cat", (), [lambda x: torch.cat((x, x.relu()), 1), lambda x: torch.concat([x, x.relu()], dim=1)]
      + [lambda x: torch.cat([x, x.relu()], axis=1)]),
+    ("expand", (2, 1, 9), [lambda x: x.expand(-1, 3, 9), lambda x: x.expand((2, 3, -1))]),
     ("stack", (), [lambda x: torch.stack((x, x.relu()), 1), lambda x: torch.stack([x, x.relu()], dim=1)]),
     ("flatten", (), [nn.Flatten(), lambda x: x.flatten(1), lambda x: torch.flatten(x, start_dim=1)]),
     ("reshape", (), [lambda x: x.view(2, -1), lambda x: x.reshape((2, -1)), lambda x: torch.reshape(x, (2, -1))]),
@@ -167,7 +168,9 @@ def test_every_spelling_is_one_step(op: str, shape: tuple[int, ...], forms: list
 
 
 def test_every_op_has_a_spelling_here() -> None:
-    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py."""
+    """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack in
+    test_example.py.
+    """
     assert OPS.keys() - {op for op, _, _ in FORMS} == {
         "input",
         "affine",
@@ -175,6 +178,8 @@ def test_every_op_has_a_spelling_here() -> None:
         "size",
         "custom",
         "elementwise",
+        "pack",
+        "constant",
     }
 
 

@@ -20,7 +20,7 @@ import torch
 
 from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
-from hummingbird.hybrid import description, messages, proxy, session, store
+from hummingbird.hybrid import description, ends, messages, session, store
 from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.link import Link, Outgoing, both
 from hummingbird.hybrid.model_side import ModelSide
@@ -226,7 +226,7 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
             lambda data: messages.number_of(messages.read_opening(data, DIGEST, "us", "them"), "slot"),
         ),
         "description": ([text], description.read),
-        "ends": ([proxy.ends(made.plan, DIGEST)], proxy.read_ends),
+        "ends": ([ends.ends(made.plan, DIGEST)], ends.read_ends),
         "header": ([whole[header]], lambda data: opened(header, data)),
         "header, signed": ([whole[header]], lambda data: opened(header, signed_header(data))),
         "slot": ([whole[slot]], lambda data: opened(slot, data)),

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from hummingbird.hybrid import ideal
 from hummingbird.hybrid.convert import make_plan
-from hummingbird.hybrid.encrypted import mask_seed
 from hummingbird.hybrid.net import HybridNet
-from hummingbird.hybrid.numbering import slot_seed
-from hummingbird.hybrid.plan import Model
 from models import trained
 from scripts.data import load
+from scripts.fuzz_hybrid import of_slot
 from tests.hybrid.test_arithmetic import images, small
+from tests.support.data import data_folder
 from tests.support.paths import ROOT
 
 DIGEST = "ab" * 32
@@ -34,30 +29,18 @@ def test_the_protocol_equals_its_ideal_parts(garbler: str) -> None:
     got = net(x)  # deals a third
     assert net.ready == 0
     for slot in range(3):
-        assert torch.equal(got[slot : slot + 1], expected(net, model, x[slot : slot + 1], slot))
-
-
-def expected(net: HybridNet, model: Model, image: Tensor, slot: int) -> Tensor:
-    """Logits of ideal parts with the masks of a slot, which both sides derive from their seeds."""
-    data, theirs = net._data, slot_seed(net._store.seed, slot)
-    seed = slot_seed(data.store.seed, slot)
-    masks = {number: data._mask(seed, number) for number in model.plan.masked}
-    hidden = {n: layer.hidden(mask_seed(theirs, n)) for n, layer in net._model.layers.items()}
-    return model.plan.decode(ideal.run(model, model.plan.encode(image), masks, hidden))
+        assert torch.equal(got[slot : slot + 1], of_slot(net, x[slot : slot + 1], slot))
 
 
 @pytest.mark.slow
 def test_100_images_by_the_shipped_resnet_equal_the_twin() -> None:
     """Each bit for bit, with the masks of its slot; and the answers are those of the net in the clear."""
-    folder = Path(os.environ.get("HUMMINGBIRD_DATA") or ROOT.parent / "shared" / "data")
-    if not folder.is_dir():
-        pytest.skip(f"no data folder {folder}: set HUMMINGBIRD_DATA to one")
-    pictures, labels = (part[:100] for part in load("cifar10", "test", folder))
+    pictures, labels = (part[:100] for part in load("cifar10", "test", data_folder("cifar10")))
     plain = trained("resnet18", 10, str(ROOT / "checkpoints" / "resnet18-cifar10.pt"))
     model = make_plan(plain, (3, 32, 32), ROOT / "checkpoints" / "resnet18-cifar10-cut-9.bits.json")
     net, right = HybridNet(model, DIGEST), 0
     for slot, image in enumerate(pictures):
         got = net(image[None])
-        assert torch.equal(got, expected(net, model, image[None], slot)), slot
+        assert torch.equal(got, of_slot(net, image[None], slot)), slot
         right += int(got.argmax(1) == labels[slot])
     assert right >= 85  # 93.4 % of 10,000 are right; fewer than 85 of 100 would be chance of 1e-3

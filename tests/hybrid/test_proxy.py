@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from hummingbird.errors import HummingbirdError, InputError, PeerError
-from hummingbird.hybrid import messages, proxy
+from hummingbird.hybrid import messages, prices
 from hummingbird.hybrid.client import Connection
+from hummingbird.hybrid.ends import ends, read_ends
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.proxy import Proxy
 from hummingbird.hybrid.user import ProxiedNet
@@ -22,8 +23,8 @@ from tests.support.patience import HANG, until
 
 
 @contextmanager
-def proxied(made: Model, folder: Path, slots: int = 2, **options: Any) -> Iterator[tuple[str, str, Connection]]:
-    """Addresses of a server and a proxy, and the proxy's connection."""
+def proxied(made: Model, folder: Path, slots: int = 2, **options: Any) -> Iterator[tuple[str, str, Proxy]]:
+    """Addresses of a server and a proxy, and the proxy."""
     with serving(made, folder / "m", **options) as (server, _):
         with Connection(server, folder / "p", timeout=HANG) as connection:
             offered = Proxy(connection, slots)
@@ -31,37 +32,51 @@ def proxied(made: Model, folder: Path, slots: int = 2, **options: Any) -> Iterat
             served = service.serve(offered.handlers(), address)
             try:
                 until(lambda: connection.ready == slots, "slots to be prepared")
-                yield server, address, connection
+                yield server, address, offered
             finally:
                 served.stop(0).wait()
                 offered.close()
 
 
+def counted(net: ProxiedNet, offered: Proxy, kind: str, images: int) -> None:
+    """Every message of a user, and of the proxy for it, has the predicted size; the reports say so."""
+    connection, plan = offered._connection, offered._connection.plan
+    assert net.once == prices.user_once(plan, kind)
+    assert net.online == {name: images * count for name, count in prices.user(plan, kind).items()}
+    until(lambda: offered.served[kind] == images, "the proxy to have counted")
+    online = {name: count for name, count in connection.online.items() if name != "opening"}
+    assert online == {name: images * count for name, count in prices.proxied(plan, kind).items()}
+    for report in (net.report(), offered.report()):
+        lines = [line.split() for line in report.splitlines()[2:] if line.strip("-")]
+        assert lines[-1][0] == "all" and all(line[-1] == line[-2] for line in lines)
+
+
 @pytest.mark.parametrize("garbler", ["data", "model"])
 def test_users_have_the_logits_for_few_bytes(tmp_path: Path, garbler: str) -> None:
     made, x = model(garbler), images(4).float()
-    with proxied(made, tmp_path) as (server, address, connection), ProxiedNet(server, address, timeout=HANG) as net:
-        start = net.sent + net.received
+    with proxied(made, tmp_path) as (server, address, offered), ProxiedNet(server, address, timeout=HANG) as net:
         assert close(net(x[:2]), made, x[:2])
         plan, opening = made.plan, len(messages.opening("0" * 64, input="shares"))
         shares = 2 * messages.words_bytes(plan.output.count, plan.output.ring)
         each = opening + 32 + 48 + messages.words_bytes(plan.input.count, plan.input.ring) + shares
-        assert net.sent + net.received - start == 2 * each
+        assert net.online.total() == 2 * each
+        counted(net, offered, "shares", 2)
         for at in (2, 3):
-            until(lambda: connection.ready == 2, "slots to be prepared again")
+            until(lambda: offered._connection.ready == 2, "slots to be prepared again")
             assert close(net(x[at : at + 1]), made, x[at : at + 1])
         with pytest.raises(InputError):
             net(x * 100)
 
 
-def test_users_send_encrypted_images(tmp_path: Path) -> None:
-    made, x = model(), images(2).float()
-    with proxied(made, tmp_path) as (server, address, connection):
+@pytest.mark.parametrize("garbler", ["data", "model"])
+def test_users_send_encrypted_images(tmp_path: Path, garbler: str) -> None:
+    made, x = model(garbler), images(2).float()
+    with proxied(made, tmp_path) as (server, address, offered):
         with ProxiedNet(server, address, input="switched", timeout=HANG) as net:
-            start = net.sent + net.received
             assert close(net(x), made, x)
-            assert net.sent + net.received - start < 2 * 54_000
-            until(lambda: connection.ready == 2, "slots to be prepared again")
+            assert net.online.total() < 2 * 54_000
+            counted(net, offered, "switched", 2)
+            until(lambda: offered._connection.ready == 2, "slots to be prepared again")
             net._name = bytes(16)
             with pytest.raises(PeerError, match="does not have this user's key"):
                 net(x[:1])
@@ -91,7 +106,8 @@ def bring(server: str, request: bytes) -> bytes:
 
 def test_a_ticket_serves_once_and_only_for_this_net(tmp_path: Path) -> None:
     made = model()
-    with proxied(made, tmp_path, slots=1) as (server, address, connection):
+    with proxied(made, tmp_path, slots=1) as (server, address, offered):
+        connection = offered._connection
         digest = bytes.fromhex(connection.digest)
         ticket = slot_of(address, connection.digest)[:16]
         x = bytes(messages.words_bytes(made.plan.input.count, made.plan.input.ring))
@@ -111,7 +127,8 @@ def test_a_ticket_serves_once_and_only_for_this_net(tmp_path: Path) -> None:
 
 def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path) -> None:
     made = model()
-    with proxied(made, tmp_path, slots=1, idle=1.0) as (server, address, connection):
+    with proxied(made, tmp_path, slots=1, idle=1.0) as (server, address, offered):
+        connection = offered._connection
         slot = slot_of(address, connection.digest)
         until(lambda: not list((tmp_path / "m").glob("*/slot-0000000")), "the slot to be burned")
         with pytest.raises(PeerError, match="no slot waits"):
@@ -128,14 +145,14 @@ def test_a_proxy_without_slots_says_so(tmp_path: Path) -> None:
 
 def test_ends_of_a_plan_are_read_as_they_are_written_and_nothing_else() -> None:
     plan, digest = model().plan, "ab" * 32
-    text = proxy.ends(plan, digest)
-    read, found = proxy.read_ends(text)
+    text = ends(plan, digest)
+    read, found = read_ends(text)
     assert found == digest and read.input_range == plan.input_range
     for mine, theirs in ((read.input, plan.input), (read.output, plan.output)):
         assert (mine.shape, mine.ring, mine.unit) == (theirs.shape, theirs.ring, theirs.unit)
     for bad in (b"", b"[]", b"{}", text[:-1], text.replace(b"14", b"99"), text.replace(b"[1, 4, 4]", b"[1, -4]")):
         with pytest.raises(InputError):
-            proxy.read_ends(bad)
+            read_ends(bad)
 
 
 def test_a_proxy_of_another_plan_is_refused(tmp_path: Path) -> None:

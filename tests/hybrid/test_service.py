@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError, StoreError
-from hummingbird.hybrid import messages
+from hummingbird.hybrid import client, messages
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.plan import Model, Parameters
 from hummingbird.hybrid.service import MAX_CALLS
@@ -37,16 +37,47 @@ def test_logits_are_those_of_the_plan_over_restarts_of_both(tmp_path: Path, garb
     assert not list(tmp_path.glob("**/slot-*"))
 
 
+def test_an_error_waits_for_no_slot_but_the_one_being_dealt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C after the first of six images, while the third slot is being dealt: no fourth one is."""
+    made, x = model(), images(6).float()
+    close_supply, room = client._Supply.close, threading.Semaphore(2)
+    begun: list[bool] = []
+
+    def begin() -> None:
+        begun.append(True)
+        assert room.acquire(timeout=HANG)
+
+    def interrupt(_: int) -> None:
+        until(lambda: len(begun) == 3, "the third slot to begin")
+        raise KeyboardInterrupt
+
+    def closing(supply: client._Supply) -> None:
+        def go_on() -> None:
+            until(lambda: supply._closed, "the supply to be closed")
+            room.release(6)
+
+        threading.Thread(target=go_on, daemon=True).start()
+        close_supply(supply)
+
+    monkeypatch.setattr(client._Supply, "close", closing)
+    with serving(made, tmp_path / "m") as (address, offered), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+        offered._check_room = begin  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            net(x, in_flight=1, progress=interrupt)
+        assert len(begun) == 3 and net.ready >= 1
+        assert close(net(x[:2]), made, x[:2])
+
+
 def test_several_clients_at_once(tmp_path: Path) -> None:
     made, right = model(), {}
 
-    def client(number: int, address: str) -> None:
+    def ask(number: int, address: str) -> None:
         x = images(2).float() / (1 + number)
         with RemoteNet(address, tmp_path / f"d{number}", timeout=HANG) as net:
             right[number] = close(net(x), made, x)
 
     with serving(made, tmp_path / "m") as (address, _):
-        threads = [threading.Thread(target=client, args=(number, address)) for number in range(4)]
+        threads = [threading.Thread(target=ask, args=(number, address)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

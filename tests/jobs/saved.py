@@ -27,7 +27,7 @@ def main() -> None:
         out = private(shared).get_plain_text()
     assert not (bad := unequal(meter)), bad
     if session.rank == 0:
-        print(json.dumps({"out": out.tolist(), "bits": meter.total.bits_sent, "rounds": meter.total.rounds}))
+        print(json.dumps({"out": out.tolist(), "rounds": meter.total.rounds}))
 
 
 if __name__ == "__main__":

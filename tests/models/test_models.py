@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 from hashlib import sha256
@@ -15,6 +14,7 @@ from torch import nn
 
 from models import MODELS, get_model, load_checkpoint
 from models.cryptonets import CryptoNets, Square
+from tests.support.data import data_folder
 from tests.support.paths import ROOT
 
 # Layer by layer, channels * height * width. ResNet at 32x32 with pool="avg": stages work at 16, 8, 4, 2.
@@ -267,11 +267,9 @@ def test_digits_checkpoint_has_the_accuracy_of_the_table() -> None:
 )
 def test_the_shipped_nets_of_impala_classify(name: str, dataset: str, least: float) -> None:
     """On 500 test images, where one standard deviation of the accuracy in the table is 0.3 and 1.5 points."""
-    if "HUMMINGBIRD_DATA" not in os.environ:
-        pytest.skip(f"HUMMINGBIRD_DATA names no folder with {dataset}/")
     from scripts.data import load
     from scripts.train import evaluate
 
-    images, labels = load(dataset, "test")
+    images, labels = load(dataset, "test", data_folder(dataset))
     net = load_checkpoint(ROOT / "checkpoints" / f"{name}.pt", get_model(name, 10))
     assert evaluate(net, images[:500], labels[:500]) >= least

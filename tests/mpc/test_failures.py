@@ -140,7 +140,7 @@ def test_a_party_that_ends_early(seen: Seen):
 def test_second_init_is_refused(seen: Seen):
     for party in seen:
         kind, text, _ = party["twice"]
-        assert kind == "EnvironmentProblem" and "initialized already\nhint: call hummingbird.uninit()" in text
+        assert kind == "EnvironmentProblem" and "initialized already: Session(" in text
 
 
 def test_init_again(nursery: Nursery, dealer: str):

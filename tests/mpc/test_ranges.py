@@ -21,7 +21,7 @@ from hummingbird.convert import build
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.layer import FLOOR, MARGIN, Layer
-from hummingbird.report import estimate_table
+from hummingbird.report import estimate
 from tests.support.operations import Function
 
 SETTINGS = [("masked", 2), ("masked", 3), ("gmw", 2), ("gmw", 3)]
@@ -244,7 +244,7 @@ def test_ranges_are_printed() -> None:
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     private = build(net, BitWindow(20, 12))
     assert "compares |v| < 2^3" in repr(private) and "gives |v| < 2^26" in repr(private)
-    table = estimate_table(private, (4, 8), 2, 1e9, 1e-3)
+    table = str(estimate(net, (4, 8), BitWindow(20, 12)))
     head, *rows = [line.split() for line in table.splitlines() if line.startswith(("layer ", "0 ", "1 ", "2  "))]
     assert "below" in head
     assert [next(cell for cell in row if cell.startswith("2^")) for row in rows] == ["2^26", "2^3", "2^26"]

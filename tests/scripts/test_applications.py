@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import lzma
 import math
-import os
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,8 @@ from scripts.movielens_data import HISTORY, load_questions
 from scripts.text_data import load_text
 from scripts.train_lstm import perplexity, windows
 from scripts.train_recommender import auc
+from tests.support.data import data_folder
 
-DATA = Path(os.environ.get("HUMMINGBIRD_DATA") or "absent")
 SPLITS = ("train", "validation", "test")
 
 
@@ -111,16 +110,15 @@ def test_no_folder_and_no_such_split(monkeypatch: pytest.MonkeyPatch, folder: Pa
             load()
 
 
-@pytest.mark.skipif(not (DATA / "wikitext-2").is_dir(), reason="no data folder with wikitext-2")
 def test_wikitext_has_the_published_counts() -> None:
-    text = load_text(DATA)
+    text = load_text(data_folder("wikitext-2"))
     assert [len(text.numbers[split]) for split in SPLITS] == [2088628, 217646, 245569] and len(text.words) == 33278
     assert text.words[:5] == ("the", ",", ".", "of", "<unk>") and sum(text.counts) == 2088628
 
 
-@pytest.mark.skipif(not (DATA / "ml-latest-small").is_dir(), reason="no data folder with ml-latest-small")
 def test_movielens_asks_most_ratings_and_splits_users() -> None:
-    asked = {split: load_questions(split, DATA) for split in SPLITS}
+    data = data_folder("ml-latest-small")
+    asked = {split: load_questions(split, data) for split in SPLITS}
     assert sum(len(questions.likes) for questions in asked.values()) == 100836 - 5 * 610  # but each user's first five
     assert {questions.movies for questions in asked.values()} == {9742}
     assert all(0.4 < float(questions.likes.double().mean()) < 0.6 for questions in asked.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 
 from scripts import bench_he, he_ablation, he_kernels, he_nets
 from scripts.bench_he import jobs, main, medians, show
+from tests.support.data import data_folder
 
 
 @pytest.fixture
@@ -43,15 +43,14 @@ def test_the_median_run_is_shown_and_the_median_of_ratios() -> None:
 
 
 @pytest.fixture
-def _mnist() -> None:
-    if "HUMMINGBIRD_DATA" not in os.environ:
-        pytest.skip("HUMMINGBIRD_DATA names no folder with mnist/")
+def mnist() -> str:
+    return str(data_folder("mnist"))
 
 
 @pytest.mark.parametrize("kind", ["relu", "square"])
-def test_a_net_in_process(kind: str, _mnist, _one_thread, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+def test_a_net_in_process(kind: str, mnist, _one_thread, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
     done: list[float] = []
-    row = he_nets.in_process(f"cryptonets-{kind}", he_nets.cryptonets(kind, None, 40), done.append)
+    row = he_nets.in_process(f"cryptonets-{kind}", he_nets.cryptonets(kind, mnist, 40), done.append)
     check(row)
     assert sum(done) == row["images"] == 40
     parts = sum(row[f"{part}_milliseconds_per_image"] for part in ("encrypt", "server", "decrypt", "client"))
@@ -60,8 +59,8 @@ def test_a_net_in_process(kind: str, _mnist, _one_thread, capsys: pytest.Capture
     assert f"cryptonets-{kind}" in capsys.readouterr().out
 
 
-def test_a_net_over_a_socket(_mnist, _one_thread) -> None:  # type: ignore[no-untyped-def]
-    row = he_nets.over_a_socket("cryptonets-relu", "relu", he_nets.cryptonets("relu", None, 40), 1)
+def test_a_net_over_a_socket(mnist, _one_thread) -> None:  # type: ignore[no-untyped-def]
+    row = he_nets.over_a_socket("cryptonets-relu", "relu", he_nets.cryptonets("relu", mnist, 40), 1)
     check(row)
     assert row["images_per_second"] > 0
     show([{"section": "sockets", "kernels": "", "cpu": "", **row}])

@@ -64,9 +64,11 @@ def test_transfer_rows_state_the_bytes_of_the_messages(monkeypatch: pytest.Monke
 
 
 def test_a_net_over_a_socket() -> None:
-    served = Served(["models:get_model", "digits", "10"], (1, 8, 8), BitConfig.of(BitWindow(20, 12)))
+    """Behind a relay, which takes its time for every round trip."""
+    served = Served(["models:get_model", "digits", "10"], (1, 8, 8), BitConfig.of(BitWindow(20, 12)), delay=0.01)
     with served.net() as (net, folder):
         found = measure(net, folder, torch.rand(2, 1, 8, 8), 2)
+        assert found["online_seconds"] >= 0.02 * (len(net.plan.gates) + 1)
         assert net.ready == 0 and all(value > 0 for value in found.values())
         expected = hybrid_nets.predicted(net.plan)
     for key in ("offline_megabytes", "online_megabytes"):
@@ -106,6 +108,21 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     rows = json.loads(file.read_text())
     assert {"section", "what", "unit", "measured", "predicted", "mark", "paper", "cpu", "kernels"} <= set(rows[0])
     assert "garbler data: tables" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("netem", "by"), [(True, "netem"), (False, "a relay")])
+def test_a_delay_that_tc_cannot_make_is_a_relay_s(
+    netem: bool, by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(section: str, args: argparse.Namespace) -> list[bench_hybrid.Row]:
+        assert args.relay == (0 if netem else 2.5) and bench_hybrid._shaped(args).round_trip_seconds == 0.005 * netem
+        args.worker = section
+        return bench_hybrid.work(args)
+
+    monkeypatch.setattr(bench_hybrid, "launch", launch)
+    monkeypatch.setattr(bench_hybrid, "obstacle", lambda link: "" if netem else "no netem")
+    assert main(["--only", "bytes", "--link", "1gbit", "--rtt", "5"]) == 0
+    assert f"; 1 Gb/s + 5 ms, the delay by {by})" in capsys.readouterr().out
 
 
 def test_a_section_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

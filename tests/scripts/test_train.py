@@ -24,6 +24,7 @@ from models import get_model, load_checkpoint
 from models.resnet import resnet18
 from scripts.data import DATASETS, Dataset, load
 from scripts.train import main, parser, recipe_of
+from tests.support.data import data_folder
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -31,15 +32,6 @@ from tests.support.patience import PROGRAM
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture
-def folder() -> Path:
-    """The data folder: HUMMINGBIRD_DATA, else shared/data beside the repository."""
-    found = Path(os.environ.get("HUMMINGBIRD_DATA") or ROOT.parent / "shared" / "data")
-    if not found.is_dir():
-        pytest.skip(f"no data folder {found}: set HUMMINGBIRD_DATA to one (scripts/data.py says what it holds)")
-    return found
 
 
 def _pixels(images: torch.Tensor, name: str) -> torch.Tensor:
@@ -66,8 +58,8 @@ def test_digits_split_is_fixed_complete_and_disjoint() -> None:
     assert abs(train_images.mean().item()) < 2e-4 and abs(train_images.std().item() - 1) < 2e-4
 
 
-def test_mnist_test_split(folder: Path) -> None:
-    images, labels = load("mnist", "test", folder)
+def test_mnist_test_split() -> None:
+    images, labels = load("mnist", "test", data_folder("mnist"))
     assert images.shape == (10000, 1, 28, 28) and images.dtype == torch.float32
     assert labels.bincount().tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
@@ -75,8 +67,8 @@ def test_mnist_test_split(folder: Path) -> None:
     assert _pixels(images, "mnist")[0, 0, 7, 6:10].tolist() == [84, 185, 159, 151]
 
 
-def test_cifar10_test_split(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HUMMINGBIRD_DATA", str(folder))
+def test_cifar10_test_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HUMMINGBIRD_DATA", str(data_folder("cifar10")))
     images, labels = load("cifar10", "test")
     assert images.shape == (10000, 3, 32, 32) and labels.bincount().tolist() == [1000] * 10
     assert labels[:10].tolist() == [3, 8, 8, 0, 6, 6, 1, 6, 3, 1]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import pytest
 import torch
 
 from hummingbird.bits import BitConfig, BitWindow
@@ -14,6 +10,7 @@ from hummingbird.hybrid.ideal import Plain
 from hummingbird.simulation.cut import seeded, uniform_low
 from models import trained
 from scripts.data import load
+from tests.support.data import data_folder
 from tests.support.paths import ROOT
 
 IMAGES = 64
@@ -21,10 +18,7 @@ IMAGES = 64
 
 def test_without_the_constant_of_the_cut_a_resnet_loses_its_answers() -> None:
     """Measured on 1,000 images with 8 bits: plain 93.1 %, the cut 92.5 %, without 2^m - 1 17.9 %."""
-    folder = Path(os.environ.get("HUMMINGBIRD_DATA") or ROOT.parent / "shared" / "data")
-    if not folder.is_dir():
-        pytest.skip(f"no data folder {folder}: set HUMMINGBIRD_DATA to one")
-    images, labels = (part[:IMAGES] for part in load("cifar10", "test", folder))
+    images, labels = (part[:IMAGES] for part in load("cifar10", "test", data_folder("cifar10")))
     net = trained("resnet18", 10, str(ROOT / "checkpoints" / "resnet18-cifar10.pt"))
     found = BitConfig.load(ROOT / "checkpoints" / "resnet18-cifar10-eco.bits.json")
     bits = BitConfig(layers={name: BitWindow(window.k, window.k - 8) for name, window in found.layers.items()})

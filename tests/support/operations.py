@@ -63,6 +63,18 @@ def swapped(x: Tensor) -> Tensor:
     return torch.cat([b, a], 1)
 
 
+class SelfAttention(nn.Module):
+    """Four heads on 3 rows of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return out
+
+
 class Gate(nn.Module):
     """Squeeze and excitation: a product of two private values, broadcast."""
 
@@ -172,6 +184,23 @@ def cases() -> dict[str, Case]:
         # truncations.
         assert float(x.abs().max()) < 15
         out[name] = Case(net, x, (64 if name == "mean" else 9) * 5 / 2 * UNIT + 3 * UNIT)
+    # Every result errs by 2^-13 of itself, and the rounding of values by 2^-15 over their deviation, above 1/4; then
+    # factors below 2.2 (mpc/norms.py).
+    for name, net, x in (
+        ("layer_norm", norm(nn.LayerNorm(8)), image),
+        ("group_norm", norm(nn.GroupNorm(2, 4, eps=1e-12)), image),
+        ("instance_norm", nn.InstanceNorm1d(4), signal),
+        ("rms_norm", Function(lambda x: F.rms_norm(x, (8,))), image),
+    ):
+        out[name] = Case(net, x, 2.2 * (2.0**-13 * 8 + 2.0**-13) + 8 * UNIT)
+    # Sums of 8 products of values below 5, each rounded; 144 for the sum over places.
+    out["matmul"] = Case(Function(lambda x: x @ F.relu(x).transpose(-2, -1)), image, 8 * 10 * UNIT)
+    out["einsum"] = Case(Function(lambda x: torch.einsum("bchw,bdhw->bdc", x, F.relu(x))), image, 64 * 10 * UNIT)
+    # Weights of a softmax err by 2^-7 of themselves, and mix values below 2.
+    rows = torch.randn(2, 3, 8)
+    out["attention"] = Case(SelfAttention(), rows, 2.0**-6)
+    causal = Function(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True))
+    out["attention, causal"] = Case(causal, rows, 2.0**-6 * 3)
     prelu = nn.PReLU(4)
     prelu.weight.data = torch.tensor([0.1, -0.3, 0.25, 1.5])
     out["prelu"] = Case(prelu, image, 9 * UNIT)

@@ -118,7 +118,8 @@ def _conv_transpose(step: Step, index: Tensor) -> Map:
     wide = index.new_full(
         [index.shape[0], *((n - 1) * s + 1 for n, s in zip(index.shape[1:], a["stride"], strict=True))], -1
     )
-    wide[(slice(None), *(slice(None, None, s) for s in a["stride"]))] = index
+    inside = (slice(None), *(slice(None, None, s) for s in a["stride"]))
+    wide[inside] = index
     pads = []
     for d in reversed(range(dims)):
         before = a["dilation"][d] * (weight.shape[2 + d] - 1) - a["padding"][d]

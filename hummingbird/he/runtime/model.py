@@ -42,6 +42,12 @@ class HEModel:
         self.client = Client(plan.public, device)
         self.last: report.Run | None = None
 
+    def __repr__(self) -> str:
+        public = self.public
+        shape, turns = " x ".join(map(str, public.input_shape)), len(public.turns)
+        asked = "1 exchange" if turns == 1 else f"{turns} exchanges"
+        return f"HEModel({public.mode}, inputs {shape}, {public.slots} to a batch, {asked}; report() has all)"
+
     @property
     def public(self) -> Public:
         """The part of the plan that a client is told."""

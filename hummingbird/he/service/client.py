@@ -74,20 +74,20 @@ class RemoteModel:
             raise
 
     def __call__(
-        self, images: Tensor, *, lanes: int = 2, progress: Callable[[float], object] = lambda images: None
+        self, images: Tensor, *, in_flight: int = 2, progress: Callable[[float], object] = lambda images: None
     ) -> Tensor:
         """Outputs, float32 (n, ...), of images (n, ...), in batches of `public.slots`.
 
-        lanes: batches under way at a time, fewer where `memory` has no room for them: while the server works on one,
-        the client works on another. progress: told how many images' worth of work was done since it was told last.
+        in_flight: batches under way at a time, fewer where `memory` has no room for them: while the server works on
+        one, the client works on another. progress: told how many images' worth of work was done since it was told last.
         InputError for images that the net does not take; PeerError when the server refuses, dies or is silent.
         """
-        if not isinstance(lanes, int) or lanes < 1:
-            raise ConfigError(f"{lanes!r} lanes", where="lanes", hint="a whole number, 1 or more")
+        if not isinstance(in_flight, int) or in_flight < 1:
+            raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
         run = _Run(progress)
         batches = self._client.batches(images)  # all are checked before the first is encrypted
         self.precision = [batch.precision for batch in batches]
-        with ThreadPoolExecutor(min(lanes, len(batches), self._room), thread_name_prefix="hummingbird-lane") as pool:
+        with ThreadPoolExecutor(min(in_flight, len(batches), self._room), "hummingbird-in-flight") as pool:
             futures = [pool.submit(self._evaluate, batch, run) for batch in batches]
             try:
                 return torch.cat([future.result() for future in futures])
@@ -190,7 +190,7 @@ def _items(outgoing: Prefetch[bytes], problems: list[Exception]) -> Iterator[byt
 
 
 class _Run:
-    """One call of the model: its progress, and the calls under way in its lanes."""
+    """One call of the model: its progress, and the calls under way."""
 
     def __init__(self, progress: Callable[[float], object]) -> None:
         self._progress, self._lock = progress, threading.Lock()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import signal
 import threading
 import time
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm import tqdm
 
-from hummingbird.errors import InputError
 from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.runtime.client_spec import MODES
 from hummingbird.he.runtime.precision import summary
@@ -24,7 +21,9 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
-from hummingbird.wire.service import Tls, serve
+from hummingbird.wire import options
+from hummingbird.wire.options import positive, tls_of
+from hummingbird.wire.service import serve
 
 _SERVER = """Evaluate a net on ciphertexts for the clients that connect; sees no image and no result.
 
@@ -43,7 +42,7 @@ _READY = "he-server listening on "
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     """Plan for a net, print the plan, and serve it until SIGTERM or SIGINT."""
     heap.keep()
-    samples = None if args.samples is None else _read(args.samples, "--samples").float()
+    samples = None if args.samples is None else options.array_of(args.samples, "--samples").float()
     find_device(args.device, "--device")  # before the plan, which takes a while
     model = convert_model(net, args.input, args.mode, input_range=args.range, samples=samples, device=args.device)
     print(model.report(), flush=True)
@@ -52,7 +51,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
         signal.signal(number, lambda *_: stop.set())
     memory = None if args.memory is None else int(args.memory * 1e9)
     service = Service(model.server, turns=args.turns, memory=memory, idle=args.idle)
-    server = serve(service.handlers(), args.listen, _tls(args))
+    server = serve(service.handlers(), args.listen, tls_of(args))
     print(f"{_READY}{args.listen}", flush=True)
     stop.wait()
     server.stop(grace=1.0).wait()
@@ -62,29 +61,21 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
 def run_client(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the outputs."""
     heap.keep()
-    images, labels = _read(args.images, "--images").float(), None
-    if args.labels is not None:
-        labels = _read(args.labels, "--labels")
-        if labels.shape != images.shape[:1]:
-            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
-            raise InputError(what, where="--labels", hint="one for each image")
-    if args.out is not None and not args.out.parent.is_dir():
-        raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")
+    images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)
-    options: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
-    with RemoteModel(args.server, tls=_tls(args), **options) as model:
+    where: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
+    with RemoteModel(args.server, tls=tls_of(args), **where) as model:
         print(_describe(model))
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
-            outputs = model(images, lanes=args.lanes, progress=bar.update)
+            outputs = model(images, in_flight=args.in_flight, progress=bar.update)
         seconds = time.perf_counter() - started
     up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
     rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
     print(f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image")
     print(summary(model.precision))
     if labels is not None:
-        right = int((outputs.flatten(1).argmax(1) == labels).sum())
-        print(f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}")
+        print(options.accuracy(outputs, labels))
     if args.out is not None:
         np.save(args.out, outputs.numpy())
     return 0
@@ -100,48 +91,6 @@ def _describe(model: RemoteModel) -> str:
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
     turns = f"{len(public.turns)} turns of up to {public.slots} images"
     return f"{public.mode}, {turns}; N = {p.degree}, log2 Q = {p.bits:.1f} (at most {limits})"
-
-
-def _read(path: Path, where: str) -> Tensor:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"cannot read {path}: {error}", where=where, hint="a file of numpy.save") from None
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiub" or array.ndim < 1 or not array.size:
-        raise InputError(f"{path} holds no array of numbers", where=where, hint="a file of numpy.save")
-    return torch.from_numpy(array)
-
-
-def _tls(args: argparse.Namespace) -> Tls | None:
-    files = (args.tls_cert, args.tls_key, args.tls_ca)
-    if any(files) and not all(files):
-        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="he", hint="give all three or none")
-    return Tls(*files) if all(files) else None
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return value
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
-    except ValueError:
-        shape = (0,)
-    if min(shape) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 3x96x96")
-    return shape
-
-
-def _add_tls(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--tls-cert", metavar="FILE", help="certificate of this side (PEM); the server's for its host name"
-    )
-    sub.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
-    sub.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of both sides (PEM)")
 
 
 def add_server(
@@ -160,19 +109,19 @@ def add_server(
         "      activation=relu --input 1x28x28 --listen unix:he.sock",
     )
     add_model_arguments(sub)
-    sub.add_argument("--input", required=True, type=_shape, metavar="CxHxW", help="shape of one image")
+    sub.add_argument("--input", required=True, type=options.shape, metavar="CxHxW", help="shape of one image")
     sub.add_argument("--mode", choices=MODES, default=MODES[0], help="default: %(default)s")
-    sub.add_argument("--range", type=_positive, metavar="X", help="bound on |input|, which clients check")
+    sub.add_argument("--range", type=positive, metavar="X", help="bound on |input|, which clients check")
     sub.add_argument("--samples", type=Path, metavar="FILE.npy", help="images like those to come: better predictions")
     sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
     sub.add_argument(
         "--turns", type=int, default=TURNS, help=f"clients served at a time, 1 to {MAX_CALLS} (default: %(default)s)"
     )
     memory = "limit on what they need together, as predicted (default: all)"
-    sub.add_argument("--memory", type=_positive, metavar="GB", help=memory)
+    sub.add_argument("--memory", type=positive, metavar="GB", help=memory)
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
-    sub.add_argument("--idle", type=_positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
-    _add_tls(sub)
+    sub.add_argument("--idle", type=positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
+    options.add_tls(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))
 
 
@@ -187,12 +136,11 @@ def add_client(commands: Any) -> None:
         "  python -m hummingbird he-client --server unix:he.sock --images images.npy --labels labels.npy --out out.npy",
     )
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
-    sub.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
-    sub.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
-    sub.add_argument("--out", type=Path, metavar="FILE.npy", help="write the outputs (n, ...)")
-    sub.add_argument("--lanes", type=int, default=2, help="batches under way at a time (default: %(default)s)")
-    sub.add_argument("--memory", type=_positive, metavar="GB", help="limit on what batches take here (default: all)")
+    options.add_images(sub, "outputs")
+    text = "batches under way at a time (default: %(default)s)"
+    sub.add_argument("--in-flight", type=options.count, default=2, metavar="N", help=text)
+    sub.add_argument("--memory", type=positive, metavar="GB", help="limit on what batches take here (default: all)")
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
-    sub.add_argument("--timeout", type=_positive, default=120.0, help="longest silence of the server, seconds")
-    _add_tls(sub)
+    sub.add_argument("--timeout", type=positive, default=120.0, help="longest silence of the server, seconds")
+    options.add_tls(sub)
     sub.set_defaults(run=run_client)

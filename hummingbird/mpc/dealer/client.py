@@ -79,6 +79,9 @@ class DealerClient:
             self._channel.close()
             raise
 
+    def __repr__(self) -> str:
+        return f"dealer at {self.address}"
+
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares.
 

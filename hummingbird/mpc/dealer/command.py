@@ -21,11 +21,12 @@ import threading
 import time
 from pathlib import Path
 
-from hummingbird.errors import DealerError, HummingbirdError, InputError
+from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
 from hummingbird.mpc.dealer.server import Dealer, handlers
-from hummingbird.wire.service import Tls, check_address, serve
+from hummingbird.wire.options import add_tls, tls_of
+from hummingbird.wire.service import check_address, serve
 
 _READY = "dealer listening on "
 _FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
@@ -36,9 +37,11 @@ _CLOSED = 5.0  # seconds for a dealer that has closed its output to end
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `main`."""
     parser.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate of this dealer (PEM), for its host name")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
-    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the authority of all parties (PEM)")
+    cert, ca = (
+        "certificate of this dealer (PEM), for its host name",
+        "certificate of the authority of all parties (PEM)",
+    )
+    add_tls(parser, cert, ca)
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
     parser.add_argument("--device", default="cpu", help="cuda: deal there to parties on GPUs, as far as kernels allow")
     text = "end after N sessions, with the parent process, or with a pipe on stdin"
@@ -47,16 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of `wire.service.serve`."""
-    files = (args.tls_cert, args.tls_key, args.tls_ca)
-    if any(files) and not all(files):
-        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="dealer", hint="give all three or none")
+    tls = tls_of(args)
     heap.keep()
     parent = os.getppid()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
-    server = serve(handlers(dealer), args.listen, Tls(*files) if all(files) else None)
+    server = serve(handlers(dealer), args.listen, tls)
     try:
         print(f"{_READY}{args.listen}", flush=True)
     except BrokenPipeError:  # who started this dealer is gone

@@ -36,6 +36,9 @@ class LocalDealer:
         self._seeds, self._device = list(seeds), torch.device(device)
         self._index = 0
 
+    def __repr__(self) -> str:
+        return "dealer in this process"
+
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares. Sends nothing."""
         index, self._index = self._index, self._index + 1

@@ -151,6 +151,9 @@ class StoreDealer:
 
     # Handing out ------------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"store {self.folder}"
+
     def correlation(self, request: Request[Any]) -> Material:
         """Material of the setup, in its order, again in every run; nothing else outside of a net's slices."""
         setup, started = self.header.setup, time.perf_counter()

@@ -21,7 +21,7 @@ from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Service
 from hummingbird.pir.table import Source
-from hummingbird.wire.service import Tls
+from hummingbird.wire.options import add_tls, tls_of
 
 DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
 
@@ -49,9 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's",
     )
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate of this server (PEM), for its host name")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
-    parser.add_argument("--tls-ca", metavar="FILE", help="certificate of the clients' authority (PEM)")
+    cert, ca = "certificate of this server (PEM), for its host name", "certificate of the clients' authority (PEM)"
+    add_tls(parser, cert, ca)
     parser.add_argument(
         "--max-batch", type=int, default=MAX_BATCH, metavar="N", help=f"keys in one pass (default {MAX_BATCH})"
     )
@@ -79,10 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT. Raises the errors of `wire.service.serve`, InputError for the table and keys."""
-    files = (args.tls_cert, args.tls_key, args.tls_ca)
-    if any(files) and not all(files):
-        hint = "give all three or none"
-        raise InputError("TLS needs --tls-cert, --tls-key and --tls-ca", where="pir-server", hint=hint)
+    tls = tls_of(args)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -91,7 +87,6 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
     keys = {name: _key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    tls = Tls(*files) if all(files) else None
     servers, services, status = _servers(args, keys), list[Service](), 0
     try:
         if len(args.listen) != len(servers):

@@ -69,6 +69,9 @@ class Server:
         self._lock = threading.Lock()
         self._deposits = Deposits()
 
+    def __repr__(self) -> str:
+        return f"Server(party {self.party}, {self.facts.rows} rows of {self.facts.dim} {self.facts.dtype})"
+
     @property
     def state(self) -> State:
         """Version and digest of what is served now."""

@@ -67,10 +67,10 @@ def test_outputs_are_those_of_torch_and_all_work_is_counted(address: str, net: n
     assert sum(done) == pytest.approx(3)
 
 
-def test_more_images_than_slots_go_in_lanes(address: str, net: nn.Module) -> None:
+def test_more_images_than_slots_go_in_batches(address: str, net: nn.Module) -> None:
     with RemoteModel(address, timeout=HANG) as model:
         x = images(model.public.slots + 2)
-        one, two = model(x, lanes=1), model(x, lanes=2)
+        one, two = model(x, in_flight=1), model(x, in_flight=2)
     assert one.shape == two.shape == (len(x), 5) and close(one, net, x) and close(two, net, x)
 
 
@@ -338,7 +338,7 @@ def test_a_net_that_takes_too_much_memory_is_refused_before_anything_is_sent(
         with pytest.raises(ConfigError, match=r"allowed are 0\.00"):
             RemoteModel(address, timeout=HANG, memory=1000)
         with RemoteModel(address, timeout=HANG, memory=at_client(server.public)) as model:  # one batch at a time
-            assert model(torch.zeros(2 * server.public.slots, *server.public.input_shape), lanes=2).isfinite().all()
+            assert model(torch.zeros(2 * server.public.slots, *server.public.input_shape), in_flight=2).isfinite().all()
 
 
 # Deaths and limits ----------------------------------------------------------------------------------------------------

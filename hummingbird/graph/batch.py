@@ -1,0 +1,113 @@
+"""The batch's size while a net is traced with an example: an int that knows that it stands for any size.
+
+Products and quotients with whole numbers stay multiples of the batch; they become steps that ask the input for its
+size. Whatever else forward() asks, say `if x.shape[0] == 1`, has an answer for one batch only: then the batch is fixed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from hummingbird.errors import InputError
+
+
+class BatchFixed(InputError):
+    """forward() does something with the batch's size that other sizes may not answer alike."""
+
+
+class Batch:
+    """The batch of a trace; asked: what forward() did with its size that fixes it, even if it caught the error."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.asked: list[str] = []
+
+    def fixed(self, what: str) -> BatchFixed:
+        """The error of this use of the size, which is on record then."""
+        self.asked.append(what)
+        return BatchFixed(f"the batch's size is used in {what!r}")
+
+
+class BatchSize(int):
+    """`factor` times the batch's size."""
+
+    factor: int
+    batch: Batch
+
+    def __new__(cls, factor: int, batch: Batch) -> BatchSize:
+        size = super().__new__(cls, factor * batch.size)
+        size.factor, size.batch = factor, batch
+        return size
+
+    def _times(self, other: Any) -> Any:
+        if not isinstance(other, int):
+            return NotImplemented
+        if isinstance(other, BatchSize) or other < 1:
+            raise self.batch.fixed("*")
+        return BatchSize(self.factor * other, self.batch)
+
+    __mul__ = __rmul__ = _times
+
+    def _plus(self, other: Any) -> Any:
+        if isinstance(other, BatchSize):
+            return BatchSize(self.factor + other.factor, self.batch)
+        if not isinstance(other, int):
+            return NotImplemented
+        if other == 0:
+            return self
+        raise self.batch.fixed("+")
+
+    __add__ = __radd__ = _plus
+
+    def __floordiv__(self, other: Any) -> Any:
+        if isinstance(other, BatchSize) and self.factor % other.factor == 0:
+            return self.factor // other.factor
+        if type(other) is int and other > 0 and self.factor % other == 0:
+            return BatchSize(self.factor // other, self.batch)
+        raise self.batch.fixed("//")
+
+    def __mod__(self, other: Any) -> Any:
+        if type(other) is int and other > 0 and self.factor % other == 0:
+            return 0
+        raise self.batch.fixed("%")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __copy__(self) -> BatchSize:
+        return self
+
+    def __deepcopy__(self, memo: object) -> BatchSize:
+        return self
+
+    __hash__ = int.__hash__
+
+
+def _comparison(name: str, compare: Callable[[Any, Any], bool]) -> Callable[[BatchSize, Any], Any]:
+    def method(self: BatchSize, other: Any) -> Any:
+        if isinstance(other, BatchSize):
+            return compare(self.factor, other.factor)
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        if other < 1:  # a batch has one image or more
+            return compare(1, other)
+        raise self.batch.fixed(name)
+
+    return method
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def method(self: BatchSize, *others: Any) -> Any:
+        if any(not isinstance(other, (int, float)) for other in others):
+            return NotImplemented
+        raise self.batch.fixed(name)
+
+    return method
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(BatchSize, f"__{_name}__", _comparison(_name, getattr(operator, _name)))
+for _name in "sub rsub truediv rtruediv rfloordiv rmod pow rpow divmod rdivmod neg float".split():
+    setattr(BatchSize, f"__{_name}__", _refused(_name))

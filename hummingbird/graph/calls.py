@@ -1,0 +1,99 @@
+"""A call of a converted net: the caller's arguments as the one tensor that its steps begin with, and results as given.
+
+Several inputs are one tensor (batch, values), each image's values in a row, and so are several results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph.run import run_all
+from hummingbird.graph.steps import Step, refs
+from hummingbird.graph.structure import Structure, flatten, rebuild
+
+
+def inputs(
+    steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
+) -> list[Any]:
+    """The private inputs of a call, in order; private: tells them. InputError for a call unlike that of the example."""
+    attrs = next(step.attrs for step in steps if step.op == "input")
+    if "call" not in attrs:
+        if len(args) != 1 or kwargs:
+            hint = "convert the net with example=, a tuple of arguments or a dict of keyword arguments"
+            raise InputError(f"one input, got {len(args)} and {len(kwargs)} by name", where="input", hint=hint)
+        return list(args)
+    structure, found = flatten((tuple(args), kwargs), private)
+    if not _same(structure, attrs["call"]):
+        form = f"the private inputs {', '.join(map(repr, attrs['names']))} in the places that they have in the example"
+        hint = "public arguments are part of the converted net: convert it again to change them"
+        raise InputError(f"expected {form}, and the same public arguments", where="input", hint=hint)
+    sizes = [tuple(x.size()) for x in found]
+    for name, shape, size in zip(attrs["names"], attrs["shapes"], sizes, strict=True):
+        if not size or size[1:] != shape:
+            what = f"{name!r} has shape {size}, expected (batch, {', '.join(map(str, shape))})"
+            raise InputError(what, where="input", hint="inputs have the shapes of the example")
+        if size[0] != sizes[0][0]:
+            what = f"{name!r} is a batch of {size[0]}, and {attrs['names'][0]!r} one of {sizes[0][0]}"
+            raise InputError(what, where="input", hint="the first dimension of every input is the batch")
+    return found
+
+
+def packed_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of inputs of these shapes as the net's one tensor."""
+    if len(shapes) == 1:
+        return tuple(shapes[0])
+    return shapes[0][0], sum(math.prod(shape[1:]) for shape in shapes)
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Several inputs as the net's one tensor."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([x.reshape(len(x), -1) for x in tensors], 1)
+
+
+def unpacked(steps: Sequence[Step], out: Tensor, shapes: Sequence[Sequence[int]], wrap: Callable[[Tensor], Any]) -> Any:
+    """The net's results, each as `wrap` has it, in the structure that forward() gives them in; out: (batch, values).
+
+    shapes: `shapes_for` the input.
+    """
+    structure = steps[-1].attrs.get("structure")
+    if structure is None:
+        return wrap(out)
+    parts = out.split([math.prod(shape[1:]) for shape in shapes], 1)
+    return rebuild(structure, iter([wrap(part.reshape(shape)) for part, shape in zip(parts, shapes, strict=True)]))
+
+
+def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """Shapes of the results that the last step holds, for an input of this shape; [] if it is the result."""
+    if "structure" not in steps[-1].attrs:
+        return []
+    bare = [_on_meta(step) for step in steps]
+    values = run_all(bare, torch.empty(tuple(shape), device="meta"))
+    pack = steps[next(refs(steps[-1].inputs)).index]
+    return [tuple(values[ref.index].shape) for ref in refs(pack.inputs)]
+
+
+def _on_meta(step: Step) -> Step:
+    moved = {key: value.to("meta") for key, value in step.attrs.items() if isinstance(value, Tensor)}
+    return replace(step, attrs=step.attrs | moved)
+
+
+def _same(a: Structure, b: Structure) -> bool:
+    if a[0] != b[0] or a[0] == "tensor":
+        return bool(a[0] == b[0])
+    if a[0] == "constant":
+        return _equal(a[1], b[1])
+    return a[1] == b[1] and len(a[2]) == len(b[2]) and all(_same(x, y) for x, y in zip(a[2], b[2], strict=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b.to(a.device)))
+    equal: Callable[[], Any] = lambda: a == b  # noqa: E731
+    return type(a) is type(b) and bool(equal())

@@ -1,0 +1,166 @@
+"""The inputs that a net is traced with, and what every traced value is for them.
+
+Shapes are then known, so forward() may ask for them. Floating-point tensors are the private inputs; everything else
+(masks, token numbers, flags, None) is public and part of the converted net. To keep the batch free, two batches of
+different sizes are run side by side: a size that differs between them is a multiple of the batch's (batch.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hummingbird.errors import InputError
+from hummingbird.graph.batch import Batch, BatchSize
+from hummingbird.graph.structure import Structure, flatten, rebuild
+
+# Attributes of a tensor that are the same for every image.
+PUBLIC = frozenset(
+    "shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_leaf "
+    "itemsize names is_mps is_xla is_xpu is_mkldnn is_hpu is_ipu is_mtia is_vulkan is_maia is_sparse_csr".split()
+)
+# Functions and methods that give such facts.
+FACTS = frozenset(
+    "getitem size dim ndimension numel nelement stride is_floating_point is_complex is_tensor is_contiguous "
+    "element_size len get_device storage_offset is_signed result_type broadcast_shapes is_same_size".split()
+)
+
+
+class Example:
+    """A call of a net: private tensors, in order, and the structure that they stand in.
+
+    structure: of (arguments, keyword arguments). names: of the private inputs, as forward() calls them.
+    """
+
+    def __init__(self, structure: Structure, leaves: Sequence[Tensor], names: Sequence[str]) -> None:
+        self.structure, self.leaves, self.names = structure, list(leaves), list(names)
+
+    @property
+    def batch(self) -> int:
+        """Number of images."""
+        return int(self.leaves[0].shape[0])
+
+    def of(self, batch: int) -> list[Tensor]:
+        """Tensors of the private inputs' shapes and types with this many images."""
+        return [torch.empty((batch, *x.shape[1:]), dtype=x.dtype, device=x.device) for x in self.leaves]
+
+    def call(self, net: Any, leaves: Sequence[Any]) -> Any:
+        """net(...) on these private tensors."""
+        args, kwargs = rebuild(self.structure, iter(leaves))
+        return net(*args, **kwargs)
+
+
+def given(net: nn.Module, example: Any) -> Example:
+    """The call that `example` stands for: a tensor, a tuple of arguments, or a dict of keyword arguments.
+
+    InputError for anything else, for arguments that forward() does not take, and for tensors of different batches.
+    """
+    kwargs = dict(example) if isinstance(example, dict) else {}
+    args = () if isinstance(example, dict) else tuple(example) if isinstance(example, (tuple, list)) else (example,)
+    structure, leaves = flatten((args, kwargs), is_private)
+    if not leaves:
+        hint = "a tensor, a tuple of arguments, or a dict of keyword arguments; private ones are floating-point tensors"
+        raise InputError(f"no private input in {type(example).__name__}", where="example", hint=hint)
+    try:
+        bound = inspect.signature(net.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            f"forward() {error}", where="example", hint="give the arguments that forward() takes"
+        ) from None
+    names = [name for name, value in bound.arguments.items() for _ in flatten(value, is_private)[1]]
+    for name, x in zip(names, leaves, strict=True):
+        if x.dim() == 0 or not x.numel() or x.shape[0] != leaves[0].shape[0]:
+            what = f"private input {name!r} has shape {tuple(x.shape)}, and the batch {tuple(leaves[0].shape)[:1]}"
+            hint = "the first dimension of every private input is the batch, of one image or more"
+            raise InputError(what, where="example", hint=hint)
+    return Example(structure, [x.detach() for x in leaves], names)
+
+
+def is_private(value: Any) -> bool:
+    """Whether an argument is shared between the parties: a floating-point tensor."""
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+class Running:
+    """Every node's value, without numbers (torch's fake tensors), on the example with these batches, one or two.
+
+    batch: what its sizes are multiples of; None with one batch, whose sizes are numbers.
+    """
+
+    def __init__(self, root: nn.Module, call: Example, sizes: Sequence[int]) -> None:
+        self.root, self.sizes = root, tuple(sizes)
+        self.batch = Batch(self.sizes[0]) if len(self.sizes) > 1 else None
+        self.values: dict[fx.Node, tuple[Any, ...]] = {}
+        self.busy = False  # whether a module is computed, and not traced
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._left = [call.of(size) for size in self.sizes]
+
+    def compute(self, node: fx.Node) -> tuple[Any, ...]:
+        """The node's value in every run."""
+        self.busy = True
+        try:
+            with self._fake:
+                self.values[node] = tuple(self._value(node, run) for run in range(len(self.sizes)))
+        finally:
+            self.busy = False
+        return self.values[node]
+
+    def _value(self, node: fx.Node, run: int) -> Any:
+        if node.op == "placeholder":
+            return self._fake.from_tensor(self._left[run].pop(0))
+        if node.op == "get_attr":
+            value: Any = self.root
+            for name in str(node.target).split("."):
+                value = getattr(value, name)
+            return self._fake.from_tensor(value)
+
+        def actual(value: Any) -> Any:
+            if isinstance(value, fx.Node):
+                return self.values[value][run]
+            return value.factor * self.sizes[run] if isinstance(value, BatchSize) else value
+
+        args, kwargs = plain(fx.node.map_aggregate((node.args, node.kwargs), actual))
+        if node.op == "call_module":
+            return self.root.get_submodule(str(node.target))(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def attribute(self, node: fx.Node, name: str) -> Any:
+        """A public attribute of a tensor: its shape, its type."""
+        return self.same([getattr(value, name) for value in self.values[node]])
+
+    def same(self, values: Sequence[Any]) -> Any:
+        """A fact that holds for every batch; what grows with the batch becomes a BatchSize."""
+        first, last = values[0], values[-1]
+        if isinstance(first, (tuple, list)) and type(first) is type(last) and len(first) == len(last):
+            return type(first)([self.same(pair) for pair in zip(first, last, strict=True)])
+        if type(first) is type(last) and first == last:
+            return first
+        assert self.batch is not None
+        if type(first) is int and type(last) is int and not first % self.sizes[0]:
+            factor = first // self.sizes[0]
+            if factor > 0 and last == factor * self.sizes[1]:
+                return BatchSize(factor, self.batch)
+        raise self.batch.fixed("a fact that depends on it")
+
+
+def leaves(value: Any) -> list[Any]:
+    """Everything in a node's arguments that is no container."""
+    found: list[Any] = []
+    fx.node.map_aggregate(value, found.append)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """fx's immutable lists and dicts as plain ones."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return tuple(plain(item) for item in value) if type(value) is tuple else value

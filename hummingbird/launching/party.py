@@ -1,0 +1,74 @@
+"""The program of one process of a launch: read the call, join the session, run the function, report.
+
+`python -m hummingbird.launching.party FD`: the call comes over stdin, its length first, and stdin stays open for as
+long as the launching process lives: its end ends this process. Over FD go one byte once the call is understood, and at
+the end one report.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, BinaryIO
+
+from hummingbird.errors import HummingbirdError
+
+UP = b"+"  # the call is understood
+LENGTH = 8  # bytes of the call's length, little-endian
+
+
+def main(report: int) -> int:
+    """Run the call that comes over stdin, and tell how it went over the pipe `report`."""
+    os.set_inheritable(report, False)  # neither is for the dealer, nor for what the function starts
+    calls = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    content = calls.read(int.from_bytes(calls.read(LENGTH), "little"))
+    threading.Thread(target=_end_with, args=(calls,), daemon=True).start()
+
+    from hummingbird.launching import sending, values  # after the pipe is read: these take seconds
+    from hummingbird.mpc import launch
+
+    with os.fdopen(report, "wb") as told:
+        try:
+            fn, args, options = sending.unpacked(content)
+            told.write(UP)
+            told.flush()
+            result = values.plain(fn(launch.init(**options), *args))
+            launch.uninit()
+            told.write(values.packed({"result": result}))
+        except BaseException as error:  # noqa: BLE001 - reported, whatever it is
+            # First of all: the others hear of it next, and then fail for that reason.
+            told.write(values.packed({"error": _told(error)}))
+            told.flush()
+            launch.abort(error)
+            return 1
+    return 0
+
+
+def _end_with(calls: BinaryIO) -> None:
+    """End this process when the one that has launched it is gone."""
+    calls.read()
+    os._exit(1)
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """An error for the launching process: type, text, hint, time, and the frames outside of this package."""
+    ours = isinstance(error, HummingbirdError)
+    own = os.path.dirname(__file__)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename) != own]
+    return {
+        "type": type(error).__name__,
+        "text": str(error).partition("\nhint: ")[0] if ours else str(error),
+        "hint": error.hint if isinstance(error, HummingbirdError) else "",
+        "when": time.monotonic(),
+        "frames": [(frame.filename, frame.lineno or 0, frame.name) for frame in frames],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

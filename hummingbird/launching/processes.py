@@ -1,0 +1,225 @@
+"""The processes of one launch: what they print is passed on, each end is noticed, and none is left running.
+
+One loop in the caller's thread reads all pipes, so that Ctrl-C finds it there. The processes have a terminal session of
+their own: a Ctrl-C is for the caller, who ends them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from hummingbird.launching import party, values
+
+_POLL = 0.05  # seconds between two looks at whether a process has ended
+_GRACE = 10.0  # seconds for the others to say why they end, once one has failed
+_LEAVE = 30.0  # seconds for a process to end, once it has reported
+_CLOSE = 5.0  # seconds for one that is told to end, and for what it has started to end with it
+_PIECE = 1 << 16
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Process:
+    """One process: its name in errors, its report, and how it ended."""
+
+    def __init__(self, name: str, call: bytes, environment: dict[str, str]) -> None:
+        self.name = name
+        self.up = False
+        self.late = False  # killed here: it has not started in time
+        self.stopped = False  # told to end here
+        self.ended: float | None = None  # when, of time.monotonic
+        self._reported = 0.0
+        self._content = b""
+        self._report, theirs = os.pipe()
+        try:
+            path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
+            self.popen = subprocess.Popen(
+                [sys.executable, "-u", "-m", party.__name__, str(theirs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs],
+                env={**environment, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._report)
+            raise
+        finally:
+            os.close(theirs)
+        os.set_blocking(self._report, False)
+        threading.Thread(target=self._send, args=(call,), daemon=True).start()
+
+    def _send(self, call: bytes) -> None:
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended, and its report says why
+            self.popen.stdin.write(len(call).to_bytes(party.LENGTH, "little") + call)
+            self.popen.stdin.flush()
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Its stdout and stderr."""
+        assert self.popen.stdout is not None and self.popen.stderr is not None
+        return self.popen.stdout, self.popen.stderr
+
+    def look(self) -> None:
+        """Read what has come of its report, and see whether it has ended, or should have."""
+        ended = self.popen.poll() is not None
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._report, _PIECE):
+                self.up, self._content = True, self._content + piece
+            self._reported = self._reported or time.monotonic()  # its end is closed
+        if ended:
+            self.ended = time.monotonic()
+        elif self._reported and time.monotonic() > self._reported + _LEAVE:
+            self.kill()
+
+    @functools.cached_property
+    def report(self) -> dict[str, Any]:
+        """Its report, to be asked for once it has ended: "result" or "error"; empty if it ended without one."""
+        content = self._content.removeprefix(party.UP)
+        with contextlib.suppress(Exception):  # cut off in the middle
+            return dict(values.unpacked(content)) if content else {}
+        return {}
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, and without a result."""
+        return self.ended is not None and "result" not in self.report
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it, and what it has started in its group, a signal."""
+        if self.popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.popen.pid, number)
+
+    def close(self) -> None:
+        """Close the pipes of a process that has ended."""
+        os.close(self._report)
+        for pipe in (self.popen.stdin, *self.pipes):
+            with contextlib.suppress(OSError):  # what was not sent is not wanted any more
+                if pipe is not None:
+                    pipe.close()
+
+
+class Processes:
+    """All processes of a launch, as a context: when it is left they have ended."""
+
+    def __init__(self, names: Sequence[str], call: bytes, environment: Callable[[int], dict[str, str]]) -> None:
+        self.all: list[Process] = []
+        self._selector = selectors.DefaultSelector()
+        self._lines: list[_Lines] = []
+        try:
+            for rank, name in enumerate(names):
+                self.all.append(Process(name, call, environment(rank)))
+                for pipe, stream in zip(self.all[-1].pipes, ("stdout", "stderr"), strict=True):
+                    os.set_blocking(pipe.fileno(), False)
+                    self._lines.append(_Lines(pipe, stream, f"[{name}] " if rank else ""))
+                    self._selector.register(pipe, selectors.EVENT_READ, self._lines[-1])
+        except BaseException:
+            self._end()
+            raise
+
+    def follow(self, timeout: float) -> None:
+        """Pass on what they print until all have ended; one that fails ends the others.
+
+        timeout: seconds for each to start, imports and the reading of its call included.
+        """
+        begun = time.monotonic()
+        stop = float("inf")
+        while self._running() and time.monotonic() < stop:
+            self._step()
+            if time.monotonic() > begun + timeout:
+                for process in self._running():
+                    if not process.up:
+                        process.late = True
+                        process.kill()
+            if stop == float("inf") and any(process.failed for process in self.all):
+                stop = time.monotonic() + _GRACE
+
+    def _running(self) -> list[Process]:
+        return [process for process in self.all if process.ended is None]
+
+    def _step(self) -> None:
+        for key, _ in self._selector.select(_POLL):
+            if not key.data.read():
+                self._selector.unregister(key.fileobj)
+        for process in self._running():
+            process.look()
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: TracebackType | None) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """End all: they are asked first, and what they have started, the dealer above all, ends with them."""
+        try:
+            for process in self._running():
+                process.stopped = True
+                process.kill(signal.SIGTERM)
+            self._until(lambda: not self._running())
+        finally:
+            for process in self.all:
+                process.kill()
+            for process in self.all:
+                process.popen.wait()
+            try:
+                self._until(lambda: not self._selector.get_map())  # who has inherited a pipe holds it open
+                for lines in self._lines:
+                    lines.flush()
+            finally:
+                self._selector.close()
+                for process in self.all:
+                    process.close()
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _CLOSE
+        while not condition() and time.monotonic() < deadline:
+            self._step()
+
+
+class _Lines:
+    """One process's stdout or stderr on its way to the caller's: whole lines behind a prefix, or as it comes."""
+
+    def __init__(self, pipe: IO[bytes], stream: str, prefix: str) -> None:
+        self._pipe, self._stream, self._prefix = pipe, stream, prefix
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = ""
+
+    def read(self) -> bool:
+        """Pass on what has come; False at the end."""
+        try:
+            piece = os.read(self._pipe.fileno(), _PIECE)
+        except BlockingIOError:
+            return True
+        text = self._begun + self._decoder.decode(piece, final=not piece)
+        if self._prefix:
+            *lines, self._begun = text.split("\n")
+            text = "".join(f"{self._prefix}{line}\n" for line in lines)
+        self._write(text)
+        return bool(piece)
+
+    def flush(self) -> None:
+        """Pass on a last line that has no end."""
+        self._write(f"{self._prefix}{self._begun}\n" if self._begun else "")
+        self._begun = ""
+
+    def _write(self, text: str) -> None:
+        if text:
+            stream = getattr(sys, self._stream)
+            stream.write(text)
+            stream.flush()

@@ -1,0 +1,42 @@
+"""The function that `launch` was given, on its way to the processes that run it.
+
+Functions and nets of a notebook's cells belong to no module that another process could import: cloudpickle sends their
+code. Who loads a pickle runs what its writer says, which is why nothing else here uses one. Here that is the purpose:
+the writer is the process that has started the reader, under the same user, over a pipe that nobody else holds. What
+comes back is data, and is read as data (values.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from hummingbird.errors import InputError
+from hummingbird.mpc.builders import CUSTOM
+
+
+def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> bytes:
+    """A call for other processes, with the registered converters, the folder and the import path.
+
+    Raises InputError for what cannot leave this process.
+    """
+    try:
+        call = cloudpickle.dumps((fn, args, options, CUSTOM))  # together: types that they share stay the same types
+    except Exception as error:  # noqa: BLE001 - a type may refuse in any way
+        what = f"the function, what it uses, or its arguments cannot be sent to another process: {error}"
+        hint = "open files, connections and generators inside the function; give it tensors, nets and plain values"
+        raise InputError(what, where="launch", hint=hint) from error
+    return cloudpickle.dumps((os.getcwd(), sys.path, call))
+
+
+def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """The function, its arguments and the session's options, in a process that `launch` has started."""
+    folder, sys.path[:], call = cloudpickle.loads(content)
+    os.chdir(folder)
+    fn, args, options, converters = cloudpickle.loads(call)
+    CUSTOM.update(converters)
+    return fn, args, options

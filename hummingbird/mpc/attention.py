@@ -1,0 +1,120 @@
+"""Layers of attention between private values: matrix products, einsum, the scale of logits and the causal mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, ring
+from hummingbird.cost import Cost
+from hummingbird.graph.attention import HIDDEN, shown
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.protocols import beaver
+from hummingbird.ring import SCALE
+
+
+class MatMul(Layer):
+    """The product of two private values as matrices, batches broadcast: 64 bits for each of their elements, 1 round."""
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + scales[1]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return FLOOR
+
+    def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Both as stacks of matrices."""
+        return x, y
+
+    def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
+        """The result from the stack of products; x, y: shapes of the layer's inputs."""
+        return out
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        left, right = self.operands(*(torch.empty(spec.shape, device="meta") for spec in inputs))
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        out = math.prod(batch) * left.shape[-2] * right.shape[-1]
+        return cost.product(left.numel(), right.numel(), out, parties)
+
+    def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
+        left, right = self.operands(share_of(x), share_of(y))
+        out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {})
+        return from_share(self.arranged(out, tuple(x.size()), tuple(y.size())), scale_of(x) + scale_of(y))
+
+
+class Einsum(MatMul):
+    """torch.einsum of two private values, every index at most once in each, as one product of stacks of matrices.
+
+    With b the indices of both operands and the result, m and n those of one operand and the result, k those that are
+    summed: (b, m, k) times (b, k, n) gives (b, m, n). Indices of one operand alone are summed first, which is local.
+    """
+
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        terms, _, self.out = equation.partition("->")
+        self.left, _, self.right = terms.partition(",")
+        both = set(self.left) & set(self.right)
+        self.batch = [i for i in self.left if i in both and i in self.out]
+        self.summed = [i for i in self.left if i in both and i not in self.out]
+        self.rows = [i for i in self.left if i not in both and i in self.out]
+        self.columns = [i for i in self.right if i not in both and i in self.out]
+
+    def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        left = self._stacked(x, self.left, self.rows, self.summed)
+        return left, self._stacked(y, self.right, self.summed, self.columns)
+
+    def _stacked(self, x: Tensor, term: str, first: list[str], second: list[str]) -> Tensor:
+        kept = [*self.batch, *first, *second]
+        alone = [place for place, index in enumerate(term) if index not in kept]
+        x = x.sum(alone) if alone else x
+        left = [index for index in term if index in kept]
+        x = x.permute([left.index(index) for index in kept])
+        sizes = list(x.shape)
+        cuts = len(self.batch), len(self.batch) + len(first)
+        return x.reshape(*sizes[: cuts[0]], math.prod(sizes[cuts[0] : cuts[1]]), math.prod(sizes[cuts[1] :]))
+
+    def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
+        size = dict(zip(self.left, x, strict=True)) | dict(zip(self.right, y, strict=True))
+        made = [*self.batch, *self.rows, *self.columns]
+        return out.reshape([size[i] for i in made]).permute([made.index(i) for i in self.out])
+
+    def label(self) -> str:
+        return f"{self.left},{self.right}->{self.out}"
+
+
+class RootScale(Layer):
+    """x times 1 / sqrt(d), d its last dimension's length; the number has 20 bits of fraction."""
+
+    input_limit = 24
+    fraction = 20
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0] + self.fraction
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)
+        number = torch.tensor(share.shape[-1] ** -0.5, dtype=torch.float64)
+        return from_share(share * int(ring.encode(number, self.fraction)), scale_of(x) + self.fraction)
+
+
+class Causal(Layer):
+    """x less 2^12 where a key comes after its query: local."""
+
+    input_limit = MAX_SCALE - SCALE  # 2^12 at this scale is 2^44 in the ring
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return scales[0]
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds[0], ring.exponent_of(HIDDEN)) + 1
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x)
+        if self.session().rank == 0:
+            hidden = ~shown(*share.shape[-2:]).to(share.device)
+            share = share + hidden.long() * (int(HIDDEN) << scale)
+        return from_share(share, scale)

@@ -1,0 +1,151 @@
+"""A norm on statistics of its input: one inverse square root per row, right for all variances that fixed point holds.
+
+With c = x - mean(x) of a row of n values, 16 bits of fraction, S = sum of c^2 + n eps is exact, with 32. A row's result
+is c sqrt(n / S). S may lie anywhere between 2^-20 n and 2^30, so it is first brought to a place of its own, as a
+floating-point number is: comparisons with T_j = T_0 4^j, 1 <= j <= J, where T_0 4^(J + 1) = 2^30, give bits
+b_j = [S >= T_j], and with these, in whole numbers,
+
+    R = 2^J - sum_j b_j 2^(J-j)        R^2 = 4^J - sum_j 3 b_j 4^(J-j)        u = S R^2 2^-30, 1/4 <= u < 1
+
+sqrt(n / u) is a linear spline on [1/4, 1], and sqrt(n / S) = sqrt(n / u) R 2^-15.
+
+*Error.* u is rounded by 2^-16 at most, 2^-14 of itself; the root by half of that and by 2^-14 of the spline; what it is
+multiplied with by less than 2^-15 of itself: a result errs by less than 2^-13 of itself. Besides, x and its mean are
+rounded to 2^-16 each, which moves a result by less than 2^-15 / sqrt(variance + eps).
+
+*Range.* S < 2^30, n times the variance: beyond it a row is noise without notice. If eps is below 2^-20, rows of a
+variance below about 2^-20 are divided by about 2^-10, and by no less: their values were rounded to 2^-16 before, by a
+hundredth of what they differ by, or more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.cost import Cost
+from hummingbird.errors import InputError
+from hummingbird.graph.norms import rows
+from hummingbird.mpc import splines
+from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
+from hummingbird.mpc.arithmetic import Arithmetic
+from hummingbird.mpc.comparing import Prices, Shares
+from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.ring import SCALE
+
+TOP = 30  # sums of squares stay below 2^TOP: 2^62 in the ring
+FLAT = 2.0**-20  # variances are told apart down to here
+LONGEST = 1 << 20  # values in a row
+FRACTION = 30  # bits of fraction of a result beside 16
+_TOLERANCE = 2.0**-14  # of the spline, relative
+_ROOT = 14  # bits of fraction beside 16 of the factor of a row, which is below 2^11
+
+
+class Places(NamedTuple):
+    """Where sums of squares are told apart: the least one, T_0, and J, the number of comparisons."""
+
+    least: float
+    steps: int
+
+
+def places(length: int, eps: float) -> Places:
+    """For rows of `length` values; T_0 is at most `length` times the larger of eps and 2^-20."""
+    count = math.ceil((TOP - math.log2(length * max(eps, FLAT))) / 2) - 1
+    if count < 1:
+        raise InputError(f"a norm over {length} values with eps={eps:g}", hint=f"their product is at most 2^{TOP - 4}")
+    return Places(2.0 ** (TOP - 2 * (count + 1)), count)
+
+
+@functools.cache
+def root(length: int) -> splines.Fit:
+    """sqrt(length / u) on [1/4, 1], within 2^-14 of itself, flat to the left."""
+    u = torch.linspace(-math.log(4.0), 0.0, 4001, dtype=torch.float64).exp()
+    top = math.sqrt(length)
+
+    def function(u: Tensor) -> Tensor:
+        return top * u.rsqrt()
+
+    return splines.fit(function, u, (0.0, -top / 2), _TOLERANCE * function(u))
+
+
+def normed(n: Arithmetic, x: Tensor, eps: float, center: bool) -> Tensor:
+    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16."""
+    length = x.shape[-1]
+    centered = x - n.divided(x.sum(-1, keepdim=True), length) if center else x
+    total = n.shifted_square(centered, 0.0).sum(-1, keepdim=True) + n.constant(length * eps, SCALE)
+    n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
+    least, count = places(length, eps)
+    bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
+    # Whole numbers without a fraction: 16 bits less than a value at rest has.
+    most, most_squared = (n.times(n.units(total.new_tensor(1 << k * count).long()), 1, -SCALE) for k in (1, 2))
+    up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
+    up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
+    (u,) = n.cut(SCALE + TOP, n.times(n.product(total, up_squared), 1, TOP))  # below 2^62: see TOP
+    inverse = splines.evaluate(root(length), u, n)  # below 2^(12 + 32) for the longest rows, for which R is 2^14
+    (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.product(inverse, up), 1, TOP // 2))
+    return n.product(centered, inverse)  # below sqrt(length) 2^(16 + FRACTION)
+
+
+class Norm(Layer):
+    """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/norms.py).
+
+    Nine messages and two comparisons deep: one for the mean, one square and one product per value, and for a row
+    2 J + 28 or so comparisons, J about 20. The price is the formula's. InputError for rows of more than 2^20 values.
+    """
+
+    input_limit = SCALE
+    whole_input = True
+
+    def __init__(self, attrs: dict[str, Any], comparison: Comparison) -> None:
+        super().__init__()
+        self.attrs, self.exact = attrs, comparison
+        self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        """The layer's function of x, in the operations of `n`."""
+        values = rows(self.attrs, x)
+        if not 0 < values.shape[-1] <= LONGEST:
+            raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
+        return normed(n, values, self.attrs["eps"], self.attrs["center"]).reshape(x.shape).to(x.dtype)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        n = Shares(self.session(), self.exact, SCALE)
+        return from_share(self.formula(n, share_of(x)), SCALE + FRACTION)
+
+    def _prices(self, x: Spec, parties: int) -> Prices:
+        prices = Prices(self.exact, SCALE, parties)
+        self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
+        return prices
+
+    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        return self._prices(inputs[0], parties).total
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return SCALE + FRACTION
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return 64
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 64
+
+    def reads(self, later: int | None) -> int | None:
+        return None
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # no result exceeds the root of a row's length
+
+    def constants(self) -> tuple[int, ...]:
+        return () if self.length is None else root(self.length).numbers
+
+    def label(self) -> str:
+        return f"squares of a row, less its mean, below 2^{TOP} together"

@@ -1,0 +1,123 @@
+"""The result of `prepare`, as figures, a table and a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from hummingbird.bits import BitConfig
+from hummingbird.errors import EnvironmentProblem
+from hummingbird.report import Estimate, link_words
+from hummingbird.ring import SCALE
+from hummingbird.table import text_table
+from hummingbird.window_search.problem import ComparingLayer
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Windows that could be taken: accuracy and answers unlike the plain net's, shares of the images that measure.
+
+    costs: of one image through the whole net.
+    """
+
+    name: str
+    bits: BitConfig
+    accuracy: float
+    changed: float
+    costs: Estimate
+
+
+@dataclass(frozen=True, repr=False)
+class Prepared:
+    """A trained net's windows, and what private inference with them costs; `str` of it is a table.
+
+    bits: for `convert_model(net, bits=prepared.bits)`. layers: those that compare, each with the `largest` |x| seen, in
+    ring units (2^16 is one). choices: "exact", "eco", the best window for all layers, and last the windows found.
+    images: how many chose the windows, and how many others measured accuracies. accuracy_plain: of the net itself.
+    """
+
+    bits: BitConfig
+    layers: Sequence[ComparingLayer]
+    choices: Sequence[Choice]
+    images: tuple[int, int]
+    accuracy_plain: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers in private, by the plaintext twin, of images that did not choose the windows."""
+        return self.choices[-1].accuracy
+
+    @property
+    def accuracy_error(self) -> float:
+        """Standard error of an accuracy: how far it may be off on other images of the same kind."""
+        return math.sqrt(self.accuracy_plain * (1 - self.accuracy_plain) / self.images[1])
+
+    @property
+    def costs(self) -> Estimate:
+        """Rounds, bytes and seconds on the wire of one image with these windows, by layer."""
+        return self.choices[-1].costs
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the windows into a file that `convert_model(net, bits=path)` and `--bits` read."""
+        self.bits.save(Path(path))
+
+    def plot(self) -> Any:
+        """Draw accuracy against kB sent online per party and image: a matplotlib figure, which `savefig` writes.
+
+        Raises EnvironmentProblem without matplotlib.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise EnvironmentProblem("a plot needs matplotlib", hint="pip install matplotlib") from None
+        figure = Figure(figsize=(6.5, 4.5), layout="tight")
+        axes = figure.subplots()
+        axes.axhline(100 * self.accuracy_plain, color="black", linewidth=0.5, linestyle=":", label="plain net")
+        for choice in self.choices:
+            place = choice.costs.online_bytes / 1e3, 100 * choice.accuracy
+            axes.errorbar(*place, yerr=100 * self.accuracy_error, marker="o", capsize=3, label=choice.name)
+        axes.set_xlabel("kB sent online per party and image")
+        axes.set_ylabel(f"accuracy, % of {self.images[1]:,} images")
+        axes.set_xlim(left=0)
+        axes.legend(fontsize=8, frameon=False, loc="lower right")
+        return figure
+
+    def __str__(self) -> str:
+        costs, (chose, measured) = self.costs, self.images
+        head = ("windows", "accuracy %", "changed %", "online kB", "rounds", "wire ms", "offline kB")
+        rows = [("plain net", f"{100 * self.accuracy_plain:.2f}", *["-"] * 5)]
+        for choice in self.choices:
+            found = choice.costs
+            figures = (100 * choice.accuracy, 100 * choice.changed)
+            sizes = (f"{found.online_bytes / 1e3:,.1f}", str(found.rounds), f"{1e3 * found.seconds:,.2f}")
+            offline = f"{found.offline_bytes / 1e3:,.1f}"
+            rows.append((choice.name, *(f"{figure:.2f}" for figure in figures), *sizes, offline))
+        error = f"standard error {100 * self.accuracy_error:.2f}"
+        link = link_words(costs.bandwidth, costs.rtt)
+        notes = [
+            f"{chose:,} images chose the windows; accuracy is of {measured:,} others, {error}, by the plaintext twin",
+            f"costs: of each of {costs.parties} parties for one image at a time; {link}, without computation",
+        ]
+        if below := self.bits.provenance.get("below_range"):
+            notes.append(f"the budget forces k below the largest |x| seen in {', '.join(below)}")
+        table = text_table(head, rows)
+        return "\n\n".join([table, layer_table(self.layers, self.bits), "\n".join(notes)])
+
+    __repr__ = __str__
+
+
+def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
+    """The window of every layer, the largest |x| seen, and by how many bits it stays below the window's end."""
+    head = ("layer", "outputs", "largest |x|", "window", "kept", "cut above", "cut below", "margin bits")
+    rows = []
+    for layer in layers:
+        window, most = config.window(layer.name), layer.largest
+        margin = f"{window.k - 1 - math.log2(most):.2f}" if window.k and most else "-"
+        cuts = (window.w, 64 - window.k, window.m) if window.k else (0, 64, 0)
+        texts = (layer.name, f"{layer.outputs:,}", f"{most / 2**SCALE:.3f}", str(window), *map(str, cuts), margin)
+        rows.append(texts)
+    return text_table(head, rows)

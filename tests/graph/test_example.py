@@ -1,0 +1,184 @@
+"""Nets traced with an example: their shapes are known, their batch is free where it can be, and calls are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError, ModelError
+from hummingbird.graph import calls, problems, run, trace
+from hummingbird.graph.example import is_private
+from hummingbird.simulation.simulate import simulate
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+
+class Shapes(nn.Module):
+    """Asks for shapes in every way, and walks over sizes; a token is repeated for every image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(16, 5)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dim() == 4 and x.shape[1] == 3 and isinstance(x, torch.Tensor)
+        batch, _, height, width = x.shape
+        if height != width or x.numel() < batch:
+            raise ValueError("expected square images")
+        y = self.conv(x)
+        for _ in range(x.size(1) - 1):
+            y = F.relu(y)
+        rows = y.float().flatten(2)
+        assert len(rows[0]) == 4 and rows.shape[-1] == self.fc.in_features
+        assert (batch, 4) == tuple(rows.shape[:2]) and rows.shape[0] > 0
+        y = torch.cat([self.token.expand(batch, -1, -1), *rows.chunk(2, 1)], 1)
+        return self.fc(y).view(batch, 5 * y.shape[1])
+
+
+def test_a_net_that_asks_for_shapes_is_the_same_at_every_batch_size() -> None:
+    net = Shapes().eval()
+    assert any("convert_model(net, example=x)" in problem.hint for problem in problems(net))
+    steps = trace(net, example=torch.randn(1, 3, 4, 4))
+    for batch in (1, 2, 5):
+        x = torch.randn(batch, 3, 4, 4)
+        assert torch.equal(run(steps, x), net(x))
+    with pytest.raises(InputError, match=r"expected an input of shape \(batch, 3, 4, 4\), got \(2, 3, 6, 6\)"):
+        run(steps, torch.randn(2, 3, 6, 6))
+
+
+FIXED: dict[str, Callable[[Tensor], Tensor]] = {
+    "a branch": lambda x: x.relu() if x.shape[0] == 2 else -x,
+    "a branch whose error is caught": lambda x: caught(x),
+    "a loop": lambda x: torch.stack([x[i] for i in range(x.shape[0])]) * x.shape[0],
+    "a hidden loop": lambda x: x + sum(x[i : i + 1] for i in range(int(x.shape[0]))),
+    "a constant of its size": lambda x: x + torch.ones(x.size(0), 1),
+    "len": lambda x: x * (1.0 if len(x) > 1 else 3.0),
+    "its root": lambda x: x * x.shape[0] ** 0.5,
+    "rows": lambda x: torch.cat([row.unsqueeze(0) for row in x]),
+}
+
+
+def caught(x: Tensor) -> Tensor:
+    """A branch on the batch's size, behind a handler."""
+    try:
+        return x * 2 if x.shape[0] > 1 else x
+    except Exception:
+        return x * 3
+
+
+class Call(nn.Module):
+    """A function as a net."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("function", FIXED.values(), ids=FIXED.keys())
+def test_a_net_that_uses_the_batchs_size_runs_with_the_examples_alone(function: Callable[[Tensor], Tensor]) -> None:
+    net, x = Call(function), torch.randn(2, 3)
+    steps = trace(net, example=torch.zeros(2, 3))
+    assert torch.allclose(run(steps, x), net(x))
+    with pytest.raises(InputError, match=r"expected an input of shape \(2, 3\), got \(3, 3\)"):
+        run(steps, torch.randn(3, 3))
+
+
+VALUES: dict[str, Callable[[Tensor], Any]] = {
+    "a branch": lambda x: x if x.sum() > 0 else -x,
+    "a number": lambda x: x * x.max().item(),
+    "a list": lambda x: x * x[0].tolist()[0],
+    "a test of all": lambda x: x if torch.equal(x, x) else -x,
+    "nonzero": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("function", VALUES.values(), ids=VALUES.keys())
+def test_control_flow_on_private_values_is_refused(function: Callable[[Tensor], Any]) -> None:
+    found = problems(Call(function), example=torch.ones(2, 3))
+    assert found and found[0].hint
+
+
+@dataclass
+class Output:
+    """As a Hugging Face net returns it."""
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    loss: Tensor | None = None
+
+
+class Several(nn.Module):
+    """Two private inputs, a public mask and a flag; a dataclass of results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None, double: bool = False) -> Output:
+        if mask is not None:
+            x = x * 0.5 + mask
+        if double:
+            y = y * 2
+        joined = torch.cat([x, y.flatten(1)], 1)
+        return Output(self.fc(joined), (joined, y.relu()))
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_several_inputs_and_results_keep_their_structure(mode: str) -> None:
+    net, x, y = Several().eval(), torch.randn(3, 2), torch.randn(3, 2, 2)
+    mask = torch.tensor([0, 1])
+    example = {"x": x[:1], "y": y[:1], "mask": mask, "double": True}
+    twin = simulate(net, mode=mode, example=example)
+    with torch.no_grad():
+        got, expected = twin(x=x, y=y, mask=mask, double=True), net(x, y, mask, True)
+    assert got.loss is None and list(got) == ["logits", "hidden", "loss"] and isinstance(got.hidden, tuple)
+    for a, b in zip([got.logits, *got["hidden"]], [expected.logits, *expected.hidden], strict=True):
+        assert a.shape == b.shape and float((a - b).abs().max()) < 2.0**-12
+    for wrong, words in {
+        "public": ({"x": x, "y": y, "mask": mask + 1, "double": True}, "same public arguments"),
+        "missing": ({"x": x, "mask": mask, "double": True}, "same public arguments"),
+        "batch": ({"x": x[:2], "y": y, "mask": mask, "double": True}, "'y' is a batch of 3, and 'x' one of 2"),
+        "shape": ({"x": x, "y": y[:, :1], "mask": mask, "double": True}, "'y' has shape"),
+    }.values():
+        with pytest.raises(InputError, match=words):
+            twin(**wrong)
+
+
+def test_structures_without_an_example() -> None:
+    net = Call(lambda x: {"a": x.relu(), "b": [x.sum(1), None, "name"]})
+    x = torch.randn(2, 3)
+    steps = trace(net)
+    out = calls.unpacked(steps, run(steps, x), calls.shapes_for(steps, x.shape), lambda part: part)
+    assert torch.equal(out["a"], x.relu()) and torch.equal(out["b"][0], x.sum(1)) and out["b"][1:] == [None, "name"]
+    assert calls.inputs(steps, (x,), {}, is_private)[0] is x
+    with pytest.raises(InputError, match="one input, got 2"):
+        calls.inputs(steps, (x, x), {}, is_private)
+    with pytest.raises(InputError, match="whose first dimension is the batch"):
+        run(trace(Call(lambda x: (x, x.sum()))), x)
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        (torch.ones(2, dtype=torch.long), "no private input"),
+        ((torch.ones(2, 2), torch.ones(2, 2), None, True, 3), "too many"),
+        ({"x": torch.ones(2, 2), "z": 3}, "missing a required argument"),
+        ((torch.ones(2, 2), torch.ones(3, 2, 2)), r"'y' has shape \(3, 2, 2\)"),
+    ],
+)
+def test_an_example_that_does_not_fit_is_refused(example: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        trace(Several(), example=example)
+    with pytest.raises(ModelError, match="reduction dim|cannot be multiplied"):
+        trace(Several(), example=(torch.ones(2, 9), torch.ones(2, 2, 2)))

@@ -1,0 +1,120 @@
+"""Nets that mix the images of a batch are found, whatever their shapes; those that do not are known to be rowwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.errors import InputError
+from hummingbird.graph import run, trace
+from hummingbird.graph.rowwise import rowwise
+from tests.support.operations import Function, SelfAttention, cases
+
+
+class Attend(nn.Module):
+    """Attention over dimension 0: the batch, unless `batch_first`."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, x, x)[0]
+        return out
+
+
+def windows(x: Tensor) -> Tensor:
+    """Pairs of rows as images of their own, as Swin has windows, and back."""
+    parts = x.view(x.size(0), 2, 2, x.size(2)).reshape(-1, 2, x.size(2))
+    mixed = F.softmax(parts @ parts.transpose(1, 2), -1) @ parts
+    return mixed.reshape(x.size(0), 4, x.size(2))
+
+
+SQUARE = (4, 4)  # as many images as features
+CUBE = (4, 4, 4)
+MIXED: dict[str, tuple[Callable[[Tensor], Tensor] | nn.Module, tuple[int, ...]]] = {
+    "x x": (lambda x: x @ x, SQUARE),
+    "x x^T": (lambda x: x @ x.transpose(0, 1), SQUARE),
+    "x^T x": (lambda x: x.transpose(0, 1) @ x, SQUARE),
+    "x (x^T x)": (lambda x: x @ (x.transpose(0, 1) @ x), (4, 6)),
+    "softmax over the batch": (lambda x: F.softmax(x, 0), SQUARE),
+    "softmax behind a transpose": (lambda x: F.softmax(x.transpose(0, 1), 1).transpose(0, 1), SQUARE),
+    "swapped axes": (lambda x: x.transpose(0, 1), SQUARE),
+    "swapped axes, and a layer": (lambda x: F.relu(x.permute(1, 0, 2)) + x, CUBE),
+    "outer difference": (lambda x: (x.unsqueeze(1) - x.unsqueeze(0)).sum(1), SQUARE),
+    "sum over the batch": (lambda x: x - x.sum(0, keepdim=True), SQUARE),
+    "mean over all": (lambda x: x * x.mean(), SQUARE),
+    "einsum over the batch": (lambda x: x + torch.einsum("bi,bj->ij", x, x), SQUARE),
+    "einsum of two batches": (lambda x: torch.einsum("ai,bi->ab", x, x), SQUARE),
+    "einsum that swaps": (lambda x: torch.einsum("bij,bjk->ibk", x, x), CUBE),
+    "products over the batch": (lambda x: (x.permute(1, 0, 2) @ x.permute(1, 2, 0)).permute(1, 0, 2), CUBE),
+    "norm over the batch": (lambda x: F.layer_norm(x.transpose(0, 1), (4,)).transpose(0, 1), SQUARE),
+    "norm over everything": (lambda x: F.layer_norm(x, (4, 4)), SQUARE),
+    "attention over the batch": (Attend(False), CUBE),
+    "flattened batch": (lambda x: x.flatten(0, 1).unsqueeze(0) * torch.ones(1), (3, 5)),
+    "a linear layer on the batch": (nn.Sequential(Function(lambda x: x.transpose(0, 1)), nn.Linear(4, 4)), SQUARE),
+    "the first image alone": (lambda x: torch.cat([x[:1] * 2.0, x[1:]]), SQUARE),
+    "the first five": (lambda x: x[:5], (6, 4)),
+    "the first one everywhere": (lambda x: x + x[0], SQUARE),
+    "images in another order": (lambda x: torch.cat([x[2:], x[:2]]), SQUARE),
+    "groups across images": (lambda x: F.softmax(x.reshape(-1, 12), 1).reshape(-1, 4), (6, 4)),
+    "fixed rows": (lambda x: F.softmax(x.reshape(6, -1), 1).reshape(x.size(0), -1), (6, 12)),
+    "zeros below": (lambda x: F.pad(x, (0, 0, 1, 0))[:-1], SQUARE),
+}
+MIXED["a factor for each place"] = (
+    nn.Sequential(
+        Function(lambda x: x.transpose(0, 1)), nn.BatchNorm1d(4).eval(), Function(lambda x: x.transpose(0, 1))
+    ),
+    CUBE,
+)
+APART: dict[str, tuple[Callable[[Tensor], Tensor] | nn.Module, tuple[int, ...]]] = {
+    "x x^T of each": (lambda x: x @ x.transpose(1, 2), CUBE),
+    "windows": (windows, (3, 4, 4)),
+    "there and back": (lambda x: F.relu(x.transpose(0, 1)).transpose(0, 1), SQUARE),
+    "tokens first": (lambda x: F.softmax(x.transpose(0, 1), 0).transpose(0, 1), CUBE),
+    "attention": (Attend(True), CUBE),
+    "attention of rows": (SelfAttention(), (2, 3, 8)),
+    "einsum": (lambda x: torch.einsum("bij,bkj->bik", x, x), CUBE),
+    "the first token": (lambda x: x[:, 0], CUBE),
+    "norm": (nn.LayerNorm(4), CUBE),
+    "flattened": (lambda x: F.relu(x.flatten(0, 1)).reshape(x.size(0), -1), CUBE),
+}
+
+
+def net_of(what: Callable[[Tensor], Tensor] | nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return (what if isinstance(what, nn.Module) else Function(what)).eval()
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_net_that_mixes_images_is_not_rowwise(name: str) -> None:
+    what, shape = MIXED[name]
+    steps = trace(net_of(what))
+    x = torch.randn(shape)
+    whole, halves = run(steps, x), None
+    try:
+        halves = torch.cat([run(steps, x[:1]), run(steps, x[1:])])
+    except (InputError, RuntimeError, IndexError, ValueError):
+        pass
+    # Slices would indeed give something else, or nothing.
+    assert halves is None or halves.shape != whole.shape or not torch.allclose(halves, whole, atol=1e-6)
+    assert not rowwise(steps, [shape])
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_net_that_keeps_images_apart_is_rowwise(name: str) -> None:
+    what, shape = APART[name]
+    steps = trace(net_of(what))
+    x = torch.randn(shape)
+    assert torch.allclose(torch.cat([run(steps, x[:1]), run(steps, x[1:])]), run(steps, x), atol=1e-6)
+    assert rowwise(steps, [shape])
+
+
+def test_every_operation_of_images_is_rowwise() -> None:
+    for name, case in cases().items():
+        known = rowwise(trace(case.net.eval()), [tuple(case.x.shape)])
+        assert known == (name != "argmax behind a layer"), name  # which goes along the batch

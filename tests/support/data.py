@@ -1,0 +1,18 @@
+"""The folder of data sets, for tests that need real ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+
+def data_folder(name: str) -> Path:
+    """The folder that holds `name`/: HUMMINGBIRD_DATA, else shared/data beside the repository; skips without."""
+    folder = Path(os.environ.get("HUMMINGBIRD_DATA") or ROOT.parent / "shared" / "data")
+    if not (folder / name).is_dir():
+        pytest.skip(f"no {name}/ in {folder}: set HUMMINGBIRD_DATA to a folder with it (scripts/data.py)")
+    return folder

@@ -1,0 +1,47 @@
+"""The oldest Python that setup.py promises is the one that the tools check, and every file is in its language."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.test_floors import tracked
+
+
+def stated(name: str, pattern: str) -> tuple[int, int]:
+    """The one version that a file of the project's root states in that place."""
+    ((major, minor),) = re.findall(pattern, (ROOT / name).read_text(), re.MULTILINE)
+    return int(major), int(minor)
+
+
+OLDEST = stated("setup.py", r'python_requires=">=(\d+)\.(\d+)"')
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("pyproject.toml", r'^python_version = "(\d+)\.(\d+)"'),  # mypy: names and syntax of the package
+        ("pyproject.toml", r'^target-version = "py(\d)(\d+)"'),  # ruff: what it proposes
+        ("Makefile", r"sys\.version_info < \((\d+), (\d+)\)"),
+    ],
+    ids=["mypy", "ruff", "make"],
+)
+def test_tools_check_the_oldest_python(name: str, pattern: str) -> None:
+    assert stated(name, pattern) == OLDEST
+
+
+def newer(source: str) -> bool:
+    """Whether a source has syntax that the oldest Python lacks; names of its library are mypy's to check."""
+    try:
+        ast.parse(source, feature_version=OLDEST)
+    except SyntaxError:
+        return True
+    return False
+
+
+def test_every_file_is_in_the_language_of_the_oldest_python() -> None:
+    assert not [path for path in tracked() if path.suffix == ".py" and newer(path.read_text())]
+    assert newer("try:\n    f()\nexcept* OSError:\n    pass")  # 3.11

@@ -1,0 +1,87 @@
+"""Options that programs share: what they read, and what they refuse."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hummingbird.errors import InputError
+from hummingbird.wire import options
+from hummingbird.wire.service import Tls
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (options.positive, {"0.5": 0.5, "1e9": 1e9}, ["0", "-1", "inf", "nan", "x", ""]),
+        (options.count, {"1": 1, "16": 16}, ["0", "-1", "1.5", "x", "", "1e3"]),
+        (options.shape, {"3x32x32": (3, 32, 32), "3,4": (3, 4), "7": (7,)}, ["3x0x1", "-3x4", "3xx4", "x", ""]),
+    ],
+)
+def test_numbers(kind: object, good: dict[str, object], bad: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--it", type=kind)  # type: ignore[arg-type]
+    for text, value in good.items():
+        assert parser.parse_args([f"--it={text}"]).it == value
+    for text in bad:
+        with pytest.raises(SystemExit):
+            parser.parse_args([f"--it={text}"])
+        assert repr(text) in capsys.readouterr().err
+
+
+def test_certificates_are_three_or_none() -> None:
+    parser = argparse.ArgumentParser()
+    options.add_tls(parser, ca="the authority's")
+    assert "the authority's" in parser.format_help()
+
+    def read(*given: str) -> Tls | None:
+        return options.tls_of(parser.parse_args([f"--tls-{name}={name}.pem" for name in given]))
+
+    assert read() is None
+    assert read("cert", "key", "ca") == Tls(Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
+    for given, missing in ((["cert"], "no --tls-key and no --tls-ca"), (["ca", "key"], "there is no --tls-cert")):
+        with pytest.raises(InputError, match=missing):
+            read(*given)
+
+
+def images_of(folder: Path, *words: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    parser = argparse.ArgumentParser()
+    options.add_images(parser, "logits")
+    return options.images_of(parser.parse_args(["--images", str(folder / "x.npy"), *words]))
+
+
+def test_images_and_labels(tmp_path: Path) -> None:
+    x, y = np.arange(6, dtype=np.uint8).reshape(2, 3), np.array([2, 0])
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    images, labels = images_of(tmp_path)
+    assert images.dtype == torch.float32 and images.tolist() == x.tolist() and labels is None
+    _, labels = images_of(tmp_path, "--labels", str(tmp_path / "y.npy"), "--out", str(tmp_path / "new.npy"))
+    assert labels is not None and labels.tolist() == [2, 0]
+    assert options.accuracy(images, labels) == "accuracy 50.00 %, 1 of 2"
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--images", "none.npy"], "cannot read .*none.npy: .*at --images"),
+        (["--images", "text.npy"], "cannot read .*text.npy"),
+        (["--images", "words.npy"], "holds no array of numbers"),
+        (["--images", "empty.npy"], "holds no array of numbers"),
+        (["--images", "number.npy"], "holds no array of numbers"),
+        (["--labels", "x.npy"], r"labels are \(2, 3\), expected \(2,\)"),
+        (["--labels", "none.npy"], "at --labels"),
+        (["--out", "none/y.npy"], "there is no folder .*none"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, words: list[str], what: str) -> None:
+    (tmp_path / "text.npy").write_text("1 2 3")
+    for name, array in {"x": np.zeros((2, 3)), "words": np.array(["a"]), "empty": np.zeros(0), "number": 1.0}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    option, file = words
+    with pytest.raises(InputError, match=what):
+        images_of(tmp_path, option, str(tmp_path / file))
