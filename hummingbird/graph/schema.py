@@ -1,5 +1,5 @@
-"""What a step of each operation may hold, for steps that come from a file: operations are a closed list, and so are the
-names and kinds of their inputs and attributes.
+"""Checks of steps that come from a file: operations are a closed list, and so are the names and kinds of their inputs
+and attributes.
 
 A step that is not written here is no step of a saved net: "custom", which holds code, and "elementwise", which has no
 private form.

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird import convert, graph
+from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import SavedNet
 from hummingbird.mpc.session import Session
 from hummingbird.saving.folder import NET
 from tests.support.parties import run, succeed
-from tests.support.saved import files, secret
+from tests.support.saved import CODE, files, secret
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 BITS = BitConfig(BitWindow(24, 2), {"prelu": BitWindow(20, 4)}, {"found": [1, "x"]}, 8.0)
@@ -141,6 +142,24 @@ def test_the_parties_of_a_session(tmp_path: Path, alone: Session) -> None:
     with pytest.raises(InputError, match="party 5 does not have the weights of party 0"):
         hummingbird.save(net, tmp_path / "other", weights=0)
     alone.rank = 0
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "saved_net.py").write_text(CODE + "\n\ndef get_model():\n    return Secret()\n")
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", "saved_net"]
+    assert main(["save", *options, "--owner", "1", "--out", "saved"]) == 0
+    assert "give saved/net.json to every party, and party-1.safetensors to party 1 alone" in capsys.readouterr().out
+    assert main(["estimate", *options, "--private-weights", "--input", "2x3x6x6"]) == 0
+    table = capsys.readouterr().out
+    (tmp_path / "saved" / "party-1.safetensors").unlink()
+    assert main(["estimate", "--saved", "saved", "--input", "2x3x6x6"]) == 0
+    assert capsys.readouterr().out == table
+    assert main(["save", *options, "--out", "saved"]) == 1 and "there already" in capsys.readouterr().err
+    assert main(["estimate", "--saved", "saved", "--input", "2x3x6x6", "--protocol", "gmw"]) == 1
+    assert "--protocol beside --saved" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["infer", "--saved", "saved", *options, "--data", "x"])
 
 
 # What is refused ------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def stores(root: Path) -> dict[str, Parser]:
 
 
 def saved_nets(root: Path) -> dict[str, Parser]:
-    """net.json, as it is and with its digest made right, converted at a party without the weights; a file of weights."""
+    """net.json, as it is and with its digest made right, converted without the weights; their file."""
     made, small = root / "saved", nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten())
     save(nn.Sequential(small, nn.Linear(8, 3), nn.Hardtanh()), made, BitWindow(20, 4))
     text, weights = (made / "net.json").read_bytes(), made / "weights.safetensors"
@@ -159,12 +159,11 @@ def saved_nets(root: Path) -> dict[str, Parser]:
             return convert(json.dumps({**whole, "digest": _digest(fields)}).encode())
         return convert(data)
 
+    read = _file(root / "w", lambda path: saved_weights.read(path, known))
     return {
         "saved net": Parser([text], convert),
         "saved net, signed": Parser([json.dumps(json.loads(text)["net"]).encode()], signed),
-        "saved weights": Parser(
-            [weights.read_bytes()], _file(root / "w", lambda path: saved_weights.read(path, known))
-        ),
+        "saved weights": Parser([weights.read_bytes()], read),
     }
 
 
