@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from torch import nn
+
 from hummingbird.bits import BitConfig
 from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
@@ -24,14 +26,22 @@ def add_arguments(parser: argparse.ArgumentParser, shape_help: str) -> None:
     parser.add_argument("--protocol", help="masked (default) or gmw")
 
 
-def private_net(args: argparse.Namespace) -> PrivateNet:
-    """The net that the options describe, converted; errors of `net_of`, `load` and `convert_model`.
+Planned = tuple[nn.Module, BitConfig | None, str | int, str]
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """The net that the options describe, and how it is converted; errors of `net_of` and `load`.
 
     Private weights are not read, saved or not: no price depends on them.
     """
     if folder := saved_of(args):
         saved = description(folder)
-        return convert_model(read_net(folder, saved, weights=saved.owner is None), *saved.arguments)
+        return read_net(folder, saved, weights=saved.owner is None), *saved.arguments
     # The net may have no trained weights, so that the windows, given alone, are not held against it.
     bits = BitConfig.load(args.bits).windows if args.bits else None
-    return convert_model(net_of(args), bits, 0 if args.private_weights else "public", args.protocol or "masked")
+    return net_of(args), bits, 0 if args.private_weights else "public", args.protocol or "masked"
+
+
+def private_net(args: argparse.Namespace) -> PrivateNet:
+    """The net that the options describe, converted; errors of `planned` and `convert_model`."""
+    return convert_model(*planned(args))
