@@ -12,7 +12,7 @@ READY := .venv/.ready-$(shell cat setup.py pyproject.toml | cksum | cut -d' ' -f
 NATIVE := build/.native
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all lint bench clean
+.PHONY: help demo test test-slow test-all test-sanitized lint bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /make \1: /p' Makefile
@@ -27,6 +27,17 @@ test-slow: $(NATIVE)  ## run the tests marked slow
 	@$(VENV) -m pytest -q -n 2 --dist load -m slow
 
 test-all: test test-slow  ## run all tests
+
+# A build of its own: the ordinary one stays where it is. The runtimes come first in a process that did not link them.
+SANITIZED := build/sanitized
+SANITIZERS := -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+test-sanitized: $(NATIVE)  ## run the kernels' tests with their C++ under ASan and UBSan (gcc; slow)
+	@CC=gcc CXX=g++ CFLAGS="$(SANITIZERS)" CXXFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" \
+	    $(VENV) setup.py --quiet build_ext --build-lib $(SANITIZED) --build-temp $(SANITIZED)/objects
+	@LD_PRELOAD="$$(for name in asan ubsan stdc++; do gcc -print-file-name=lib$$name.so; done | tr '\n' ' ')" \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    HUMMINGBIRD_KERNELS="$$(echo $(SANITIZED)/hummingbird/kernels/cpu/_native*.so)" \
+	    $(VENV) -m pytest -q --capture=sys -m "not slow and not gpu" tests/kernels
 
 lint: $(NATIVE)  ## ruff and mypy
 	@$(VENV) -m ruff check .

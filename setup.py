@@ -66,6 +66,8 @@ setup(
             "ruff",
             "mypy",
             "setuptools>=77",
+            "timm",
+            "transformers",
         ],
     },
     classifiers=[

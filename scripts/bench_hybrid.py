@@ -78,7 +78,7 @@ def _link(args: argparse.Namespace) -> Link:
 
 
 def _shaped(args: argparse.Namespace) -> Link:
-    """What tc makes of the link: all but a relay's delay."""
+    """The part of the link that tc makes: all but a relay's delay."""
     return _link(args).with_round_trip(0.0) if args.relay else _link(args)
 
 

@@ -1,9 +1,10 @@
 """Random nets for two parties without a dealer, by `hummingbird.hybrid` and by torch: `scripts.fuzz_nets --two-party`.
 
 Chains of the phrases of scripts/fuzz_grammar.py that `hybrid` converts, with sums, branches and now and then what it
-refuses; windows [k:m) of 17 to 19 bits, some with an m of its own for every layer; either side garbles. The answer is
-that of ideal parts (`hybrid.ideal`), under masks that are drawn, and every `REALLY`-th net also runs between its two
-sides, in this process: bit for bit the same. The bounds are those of scripts/fuzz_cut.py.
+refuses; either side garbles. Windows [k:m) have up to 19 bits, some an m of its own for every layer, some the least k
+that holds all values, so that a bit that lacks shows. The answer is that of ideal parts (`hybrid.ideal`), under masks
+that are drawn, and every `REALLY`-th net also runs between its two sides, in this process: bit for bit the same. The
+bounds are those of scripts/fuzz_cut.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.errors import HummingbirdError, ModelError
+from hummingbird.errors import ConfigError, HummingbirdError, ModelError
 from hummingbird.hybrid import ideal
 from hummingbird.hybrid.convert import RANGE, TracedNet, convert_model
 from hummingbird.hybrid.encrypted import mask_seed
@@ -34,6 +35,7 @@ from scripts.fuzz_run import Result, refusal
 REALLY = 60  # one net in so many runs between two sides, too
 TRIES = 8
 SEED = bytes(16)
+LEAST_K = 10  # of a window
 _TORCH = 1e-5  # of the largest output: float64 against the float32 of folded norms
 
 
@@ -70,19 +72,37 @@ _FIRST = ("conv", "conv", "branches", "linear", "batch_norm", "max_pool", "avg_p
 
 @dataclass
 class Windowed(Recipe):
-    """A net with the window of all its layers. own: whether every ReLU has an m of its own."""
+    """A net with the window of all its layers. own: whether every ReLU has an m of its own. tight: k is the least."""
 
     window: BitWindow = BitWindow(21, 5)
     own: bool = False
+    tight: bool = False
     garbler: str = GARBLERS[0]
 
-    def bits(self, traced: TracedNet) -> BitConfig:
-        """The windows of a net's layers."""
+    def bits(self, traced: TracedNet, k: int) -> BitConfig:
+        """The windows of a net's layers, up to bit k."""
+        default = BitWindow(k, self.window.m)
         if not self.own:
-            return BitConfig(self.window)
+            return BitConfig(default)
         rng = random.Random(self.number)
         names = [step.name for step in traced.steps if step.op in ("relu", "leaky_relu", "hardtanh")]
-        return BitConfig(self.window, {name: BitWindow(self.window.k, rng.randint(4, 6)) for name in names})
+        return BitConfig(default, {name: BitWindow(k, rng.randint(4, 6)) for name in names})
+
+    def planned(self, traced: TracedNet, x: Tensor) -> tuple[BitConfig, Model, Cut, Tensor, Tensor]:
+        """Windows, the model, and the result that it bounds, with the bound; ConfigError as of `make_plan`."""
+        for k in range(LEAST_K if self.tight else self.window.k, self.window.k + 1):
+            config = self.bits(traced, k)
+            try:
+                model = traced.plan(config, self.garbler)
+            except ConfigError:
+                if k == self.window.k:
+                    raise
+                continue
+            known = Cut(traced.steps, model, config)
+            expected, bound = known.walk(x)
+            if not known.outside:
+                break
+        return config, model, known, expected, bound
 
 
 def recipe(number: int) -> Windowed:
@@ -107,6 +127,7 @@ def _drawn(rng: random.Random, number: int) -> Windowed:
             growing.last = rng.choice(list(growing.values))
         _one_of(growing, rng.choices(kinds, weights, k=3))
     made.body.append(f"return {growing.last}")
+    made.tight = rng.random() < 0.4
     return made
 
 
@@ -138,7 +159,8 @@ def judge(number: int) -> Result:
     """The verdict on net `number`."""
     made = recipe(number)
     result = Result(number, "raw", protocol=made.protocol, parties=2, weights=f"{made.garbler} garbles")
-    result.kinds, result.windows = made.kinds, f"{made.window}{', own m' if made.own else ''}"
+    result.kinds = made.kinds
+    result.windows = f"{made.window}{', own m' if made.own else ''}{', least k' if made.tight else ''}"
     try:
         _judge(made, result)
     except Promise as error:
@@ -154,10 +176,7 @@ def _judge(made: Windowed, result: Result) -> None:
     net, x = made.build()
     shape = tuple(x.shape[1:])
     traced = TracedNet(net, shape)
-    config = made.bits(traced)
-    model = traced.plan(config, made.garbler)
-    known = Cut(traced.steps, model, config)
-    expected, bound = known.walk(x)
+    config, model, known, expected, bound = made.planned(traced, x)
     with torch.no_grad():
         own, theirs = graph.run(traced.steps, x), copy.deepcopy(net).double()(x.double().clone())
     if known.outside:
@@ -212,10 +231,14 @@ def details(number: int) -> str:
     lines = [made.source, f"# windows {result.windows}, {result.weights}", str(result)]
     try:
         traced = TracedNet(net, tuple(x.shape[1:]))
-        config = made.bits(traced)
-        model = traced.plan(config, made.garbler)
-        expected, bound = Cut(traced.steps, model, config).walk(x)
-        lines += [str(model.plan), f"torch, weights as held: {expected}", f"bound: {bound}", f"{answer(model, x)}"]
+        config, model, _, expected, bound = made.planned(traced, x)
+        lines += [
+            str(config),
+            str(model.plan),
+            f"torch, weights as held: {expected}",
+            f"bound: {bound}",
+            f"{answer(model, x)}",
+        ]
     except (HummingbirdError, Promise) as error:
         lines.append(f"{type(error).__name__}: {error}")
     return "\n".join(lines)

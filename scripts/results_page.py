@@ -34,6 +34,14 @@ NOTE_CIFAR100 = """
 figures and the paper's are of different tasks; compare along a row.
 """
 
+# Charts beside the tables of this net; `python -m scripts.figures` draws them from the page, and they stay where it is.
+_DRAWN = "resnet18-cifar10"
+_ACCURACY = """
+![Accuracy against bits kept, with windows by layer and one for all, and against kB sent](figures/accuracy.svg)
+"""
+_LAYERS = """![KB that a party sends for an image, by stage, exact and with 8 bits of 64](figures/layers.svg)
+"""
+
 
 def page(rows: Sequence[Row], command: str) -> str:
     """The whole page in Markdown."""
@@ -92,6 +100,7 @@ def _accuracy(rows: Sequence[Row], nets: Sequence[str]) -> str:
         + f"\nAnswers, of {some['images']:,}, that differ from those of the plain net with the same weights, and the\n"
         "same for the best single window within the budget, chosen on the same validation images:\n\n"
         + table(head, windows)
+        + (_ACCURACY if _DRAWN in nets else "")
         + note
     )
 
@@ -166,4 +175,6 @@ def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
             )
         head = ("", "private %", "twin %", "ms/image", "faster", "kB/image", "fewer", "offline kB", "rounds/batch")
         parts.append(f"{_name(net).removesuffix(' (1)')}, {found[0]['images']:,} images:\n\n" + table(head, lines))
+        if net == _DRAWN:
+            parts.append(_LAYERS)
     return "\n".join(parts)

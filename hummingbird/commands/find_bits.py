@@ -124,7 +124,7 @@ def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> 
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
     lines = [
         ("accuracy", _accuracies(said)),
-        ("", f"of {said['samples']} images of {source}{_agreeing(said)}"),
+        ("", f"of {said['samples']} images of {source}, which chose the windows{_agreeing(said)}"),
         ("budget", f"{budget}, cost {shown(objective.name, said['cost'])} {_PAID[objective.name]}"),
         ("online", wire),
         ("search", f"{said['seconds']:.1f} s, {said['evaluations']} windows tried"),

@@ -44,6 +44,8 @@ NOTES = (
 --out-folder gets a file for every budget that windows meet: 6-64.json, and uniform-6-64.json with --uniform. Every
 search keeps its answers in a .state beside it until all have ended. After Ctrl-C or a kill the same command with
 --resume ends as it would have.
+
+Windows are those of inference with a dealer. For gc-server, two parties without one: find-bits --cut, at each budget.
 """
     + RANKS
 )

@@ -9,7 +9,7 @@ seeds have a mean with a standard error of s / sqrt(R), s their standard deviati
 Images beyond the range that the windows were made for (`input_range`) are told: their values may leave the windows.
 
 A sign is right as long as |x| < 2^(k-1), in ring units (2^16 is one). A layer's margin is log2(2^(k-1) / largest |x|),
-of x compared with the windows in place.
+of x compared with the windows in place; with --cut, of the net without windows.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird import ranks
-from hummingbird.bits import BitConfig
+from hummingbird.bits import EXACT, BitConfig
 from hummingbird.commands.accuracy import predict
 from hummingbird.commands.files import check_writable, write_json
 from hummingbird.commands.program import machine
 from hummingbird.commands.ranked import NOTES, agree_on, end_ranked
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import InputError
+from hummingbird.hybrid.convert import PROTOCOL
 from hummingbird.ring import SCALE
 from hummingbird.simulation.observe import magnitudes
 from hummingbird.table import text_table
@@ -64,6 +65,11 @@ def add_parser(commands: Any) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options but those of the net and its images."""
     parser.add_argument("--bits", required=True, type=Path, metavar="FILE", help="the windows")
+    parser.add_argument(
+        "--cut",
+        action="store_true",
+        help="as two parties without a dealer compute it (gc-server), in whole numbers; for windows of find-bits --cut",
+    )
     parser.add_argument(
         "--repeat", type=int, default=5, metavar="R", help="runs with different seeds (default: %(default)s)"
     )
@@ -118,9 +124,10 @@ class Room:
 def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Outcome:
     """Predictions of the net, and of `args.repeat` twins of different seeds, with tqdm's bar. Errors of `simulate`."""
     net, images, labels = subject.net, subject.images, subject.labelled
-    hummingbird.simulate(net, config, args.protocol, args.parties)  # warns of another protocol
+    hummingbird.simulate(net, config, args.protocol, args.parties, cut=args.cut)  # warns of another protocol
+    windows = config if args.cut else config.windows  # whole numbers are as long as `input_range` lets them become
     runs = [
-        hummingbird.simulate(net, config.windows, args.protocol, args.parties, seed=args.seed + run)
+        hummingbird.simulate(net, windows, args.protocol, args.parties, seed=args.seed + run, cut=args.cut)
         for run in range(args.repeat)
     ]
     bar = tqdm([net, *runs], desc="runs", unit="run", leave=False)
@@ -138,6 +145,21 @@ def outcome(subject: Subject, config: BitConfig, args: argparse.Namespace) -> Ou
         sum(int((right & (found != labels)).sum()) for found in predicted) / len(runs),
         sum(int((~right & (found == labels)).sum()) for found in predicted) / len(runs),
     )
+
+
+def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> dict[str, int]:
+    """The largest |x| by layer, in ring units, with tqdm's bar: of layers with a window of their own, with --cut."""
+    options = {"protocol": args.protocol, "parties": args.parties, "seed": args.seed}
+    with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
+        found = magnitudes(
+            subject.net,
+            subject.images,
+            None if args.cut else config.windows,
+            **options,
+            progress=lambda done, _: bar.update(done - bar.n),
+        )
+    # A max pooling before a ReLU takes its window from the ReLU's.
+    return {name: most for name, most in found.items() if not args.cut or config.window(name) != EXACT}
 
 
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[Room]:
@@ -202,16 +224,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
     subject = load()
     ranks.agree(lambda: {**subject.facts(), "--bits": config})
     result = outcome(subject, config, args)
-    with tqdm(total=len(subject.images), desc="magnitudes", unit="image", leave=False) as bar:
-        largest = magnitudes(
-            subject.net,
-            subject.images,
-            config.windows,
-            protocol=args.protocol,
-            parties=args.parties,
-            seed=args.seed,
-            progress=lambda done, _: bar.update(done - bar.n),
-        )
+    largest = reached(subject, config, args)
     if not ranks.first():
         return
     found = rooms(largest, config, args.margin)
@@ -223,6 +236,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
             **subject.names,
             **{key: getattr(args, key) for key in ("protocol", "parties", "seed")},
         }
+        if args.cut:
+            labelled["protocol"] = PROTOCOL
         labelled |= {"input_range": config.input_range, "largest_input": float(subject.images.abs().max())}
         write_json(args.json, [{**labelled, **asdict(result), **asdict(room), **machine()} for room in found])
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from hummingbird.graph.build import Unsupported
 
-VIEWS = frozenset("flatten reshape permute transpose squeeze unsqueeze unflatten chunk split getitem".split())
+VIEWS = frozenset("flatten reshape permute transpose squeeze unsqueeze unflatten unbind chunk split getitem".split())
 
 
 class Aliases:

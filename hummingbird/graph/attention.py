@@ -24,14 +24,14 @@ HIDDEN = -(2.0**12)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
-    """Of two values, as torch broadcasts them; or of a value and a constant matrix, a linear layer."""
+    """A product of two values, as torch broadcasts them; or of a value and a constant matrix, a linear layer."""
     if b.kind(input) and b.kind(other):
         return b.emit("matmul", b.tensor(input), b.tensor(other, "the other factor"))
     return layer.matmul(b, input, other)
 
 
 def bmm(b: Builder, input: Any, mat2: Any) -> Ref:
-    """Of batches of matrices."""
+    """A product of batches of matrices."""
     return matmul(b, input, mat2)
 
 
@@ -43,8 +43,18 @@ def baddbmm(b: Builder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alp
     return b.emit("add", _times(b, b.tensor(input), beta, ".input"), product)
 
 
+def addmm(b: Builder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
+    """A constant row plus a value times a constant matrix: a linear layer."""
+    if b.kind(input) or (beta, alpha) != (1, 1) or not isinstance(input, Tensor) or input.dim() != 1:
+        raise Unsupported("addmm of anything but a constant row and matrix", "write it as a product and a sum")
+    if b.kind(mat2) or not isinstance(mat2, Tensor) or mat2.dim() != 2:
+        raise Unsupported("addmm with a matrix that is no constant", "write it as a product and a sum")
+    weight = b.weight(mat2, "matrix").t().contiguous()
+    return b.emit("linear", b.tensor(mat1), weight=weight, bias=b.weight(input, "bias"))
+
+
 def einsum(b: Builder, equation: Any, *operands: Any) -> Ref:
-    """Of two values of the net, with an arrow, and every index at most once in each operand."""
+    """A product of two values of the net, with an arrow, and every index at most once in each operand."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2:

@@ -10,7 +10,7 @@ from torch import nn
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
 _LOG = "drop it at inference: the order of the logits is the same; apply it to the opened result"
 _RESIZE = "no private resizing: use a ConvTranspose2d, or resize before the net"
-_ATTENTION = "needs private products of private values inside a softmax: use a convolutional net"
+_ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
 _TABLE = "needs a private table look-up: look the rows up outside the net and give it the vectors"
 _RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
 _COMPARE = "needs a comparison whose result is used as data: use max_pool, relu or clamp"
@@ -34,9 +34,7 @@ _MODULES: dict[type[Any], str] = {
     nn.PixelShuffle: _RESIZE,
     nn.PixelUnshuffle: _RESIZE,
     nn.Transformer: _ATTENTION,
-    nn.TransformerEncoder: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
-    nn.TransformerEncoderLayer: _ATTENTION,
     nn.TransformerDecoderLayer: _ATTENTION,
     nn.Embedding: _TABLE,
     nn.EmbeddingBag: _TABLE,
@@ -98,7 +96,6 @@ _FUNCTIONS = {
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort", "maximum", "minimum"), _COMPARE),
     **dict.fromkeys(("where", "gt", "lt", "ge", "le", "eq", "ne", "abs", "sign", "masked_fill"), _COMPARE),
-    "addmm": _PRODUCT,
     **dict.fromkeys(("conv3d", "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"), _3D),
     "reciprocal": "needs a private reciprocal: divide by a constant, or fold the scale into a layer",
     "expand_as": "leave it out: x * y broadcasts by itself",
@@ -108,7 +105,6 @@ _FUNCTIONS = {
     **dict.fromkeys(("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"), _ONE_TYPE),
     **dict.fromkeys(("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"), _FILL),
     **dict.fromkeys(("rand_like", "randn_like", "bernoulli", "randint_like", "normal"), RANDOM),
-    "unbind": "index the rows one by one: x[:, 0], x[:, 1]",
     "t": "x.transpose(0, 1)",
     "repeat": "torch.cat([x, x], dim)",
     "clamp_max": "clamp with two numbers",

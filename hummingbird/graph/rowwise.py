@@ -113,7 +113,7 @@ def _layout(
 
 
 def _tensors(inputs: Any) -> Iterator[_Known]:
-    """What is known of a step's tensors, through nested tuples."""
+    """The known facts of a step's tensors, through nested tuples."""
     if isinstance(inputs, _Known):
         if isinstance(inputs.value, Tensor):
             yield inputs
@@ -301,6 +301,10 @@ def _indexed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sh
     raise Mixed
 
 
+def _unbound(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    return _reduced({"dim": a["dim"], "keepdim": False}, where, shapes, out)
+
+
 def _padded(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
     layout = _one(where)
     place = 2 * (len(out) - 1 - layout.axis)
@@ -359,6 +363,7 @@ _RULES: dict[str, Rule] = {
     "stack": _stacked,
     "chunk": _apart(axis=lambda a, shape: (a["dim"],)),
     "split": _apart(axis=lambda a, shape: (a["dim"],)),
+    "unbind": _unbound,
     "getitem": _indexed,
     "pad": _padded,
 }

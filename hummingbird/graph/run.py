@@ -218,6 +218,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
     "unsqueeze": lambda a, x: x.unsqueeze(a["dim"]),
     "chunk": lambda a, x: x.chunk(a["chunks"], a["dim"]),
+    "unbind": lambda a, x: x.unbind(a["dim"]),
     "split": lambda a, x: x.split(a["sizes"], a["dim"]),
     "getitem": lambda a, x: x[a["index"]],
     "pad": lambda a, x: F.pad(x, a["pads"], value=a["value"]),

@@ -75,9 +75,14 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
 
 
 def power(b: Builder, input: Any, exponent: Any) -> Ref:
-    if not (isinstance(exponent, (int, float)) and exponent == 2 and isinstance(input, Ref)):
-        raise Unsupported(f"a power other than x ** 2, exponent {b._show(exponent)}", "write products of x")
-    return b.emit("square", b.tensor(input))
+    """x ** 2, 3 and 4, as squares and products."""
+    if not (isinstance(exponent, (int, float)) and exponent in (2, 3, 4) and isinstance(input, Ref)):
+        raise Unsupported(f"a power other than x ** 2, 3 and 4, exponent {b._show(exponent)}", "write products of x")
+    x = b.tensor(input)
+    if exponent == 2:
+        return b.emit("square", x)
+    squared = b.emit("square", x, suffix=".square")
+    return b.emit("mul", squared, x) if exponent == 3 else b.emit("square", squared)
 
 
 def square(b: Builder, input: Any) -> Ref:
@@ -165,6 +170,11 @@ def unsqueeze(b: Builder, input: Any, dim: int) -> Ref:
 
 def chunk(b: Builder, input: Any, chunks: int, dim: int = 0) -> Ref:
     return b.emit("chunk", b.tensor(input), kind=TUPLE, chunks=b.ints(chunks, 1, "chunks")[0], dim=dim)
+
+
+def unbind(b: Builder, input: Any, dim: int = 0) -> Ref:
+    """All slices along a dimension."""
+    return b.emit("unbind", b.tensor(input), kind=TUPLE, dim=dim)
 
 
 def split(b: Builder, input: Any, split_size: Any, dim: int = 0) -> Ref:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hummingbird.graph import attention, norms
+from hummingbird.graph import attention, encoder, norms
 from hummingbird.graph import layer_rules as layer
 from hummingbird.graph import shape_rules as shape
 
@@ -30,6 +30,7 @@ _NORM = "running_mean running_var weight bias eps"
 _INSTANCE = "track_running_stats weight bias eps"
 _ATTENTION = "num_heads batch_first in_proj_weight in_proj_bias q_proj_weight k_proj_weight v_proj_weight"
 _ATTENTION += " bias_k bias_v add_zero_attn out_proj"
+_ENCODER_LAYER = "self_attn linear1 linear2 norm1 norm2 norm_first activation"
 _POOL = "kernel_size stride padding ceil_mode"
 
 _ACTIVATIONS: dict[str, Rule] = {
@@ -70,6 +71,8 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.AdaptiveMaxPool1d: (partial(layer.adaptive_max_pool, n=1), "output_size return_indices"),
     nn.AdaptiveMaxPool2d: (partial(layer.adaptive_max_pool, n=2), "output_size return_indices"),
     nn.MultiheadAttention: (attention.multihead, _ATTENTION),
+    nn.TransformerEncoderLayer: (encoder.encoder_layer, _ENCODER_LAYER),
+    nn.TransformerEncoder: (encoder.encoder, "layers norm"),
     nn.Flatten: (shape.flatten, "start_dim end_dim"),
     nn.ZeroPad1d: (shape.zero_pad, "padding"),
     nn.ZeroPad2d: (shape.zero_pad, "padding"),
@@ -98,6 +101,7 @@ NAMES: dict[str, Rule] = {
     "matmul": attention.matmul,
     "mm": attention.matmul,
     "bmm": attention.bmm,
+    "addmm": attention.addmm,
     "baddbmm": attention.baddbmm,
     "einsum": attention.einsum,
     "scaled_dot_product_attention": attention.scaled_dot_product_attention,
@@ -161,6 +165,7 @@ NAMES: dict[str, Rule] = {
     "unsqueeze": shape.unsqueeze,
     "chunk": shape.chunk,
     "split": shape.split,
+    "unbind": shape.unbind,
     "pad": shape.pad,
     "size": shape.size,
 }

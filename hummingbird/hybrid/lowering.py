@@ -148,16 +148,20 @@ def _relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
 
 
 def _hardtanh(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:
-    """low + relu(x - low) - relu(x - high), on the same numbers."""
+    """low + relu(x - low) - relu(x - high), on the same numbers; both ReLUs are one gate's, for one round trip."""
     window, drafts, name = to.config.window(step.name), to.drafts, step.name
     low, high = step.attrs["low"], step.attrs["high"]
-    cut, gates = drafts.cut(f"{name}.cut", x, window), []
+    cut, count, shifted = drafts.cut(f"{name}.cut", x, window), x.shape[0], []
     for what, bound in (("low", low), ("high", high)):
         scale = cut.scale.times(1.0)
-        shifted = drafts.weighted(f"{name}.{what}", [cut], scale, signs=(1,), real=-bound) if bound else cut
-        gates.append(drafts.gate(f"{name}.above_{what}", shifted, "relu", window))
-    scale, limit = gates[0].scale.times(1.0), max(abs(low), abs(high))
-    return drafts.weighted(name, gates, scale, signs=(1, -1), real=low, limit=limit)
+        shifted.append(drafts.weighted(f"{name}.{what}", [cut], scale, signs=(1,), real=-bound) if bound else cut)
+    gate = drafts.gate(f"{name}.above", drafts.concatenated(f"{name}.both", shifted), "relu", window)
+    above = [
+        drafts.local(f"{name}.above_{what}", "rows", gate, x.shape, {"start": start, "stop": start + count})
+        for what, start in (("low", 0), ("high", count))
+    ]
+    scale, limit = gate.scale.times(1.0), max(abs(low), abs(high))
+    return drafts.weighted(name, above, scale, signs=(1, -1), real=low, limit=limit)
 
 
 def _leaky_relu(to: Lowering, number: int, step: NetStep, x: Draft) -> Draft:

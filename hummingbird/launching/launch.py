@@ -141,11 +141,13 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
     return LaunchError("\n".join(filter(None, lines)), told, hint=hint)
 
 
-def _order(process: Process) -> tuple[bool, float]:
-    """Causes first, in the order of time: a lost party, and a process that was told to end, are consequences."""
+def _order(process: Process) -> tuple[bool, bool, float]:
+    """Causes first: a lost party, and a process that was told to end, are consequences. A death without a word, which
+    is noticed a little late, goes before errors, and those are in the order of time.
+    """
     error = process.report.get("error")
     consequence = process.stopped if error is None else error["type"] == "PeerError"
-    return consequence, error["when"] if error else process.ended or 0.0
+    return consequence, error is not None, error["when"] if error else process.ended or 0.0
 
 
 def _told(process: Process, timeout: float) -> str:

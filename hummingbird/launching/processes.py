@@ -41,7 +41,7 @@ class Process:
         self.stopped = False  # told to end here
         self.ended: float | None = None  # when, of time.monotonic
         self._reported = 0.0
-        self._content = b""
+        self._content = bytearray()
         self._report, theirs = os.pipe()
         try:
             path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))
@@ -74,14 +74,24 @@ class Process:
         assert self.popen.stdout is not None and self.popen.stderr is not None
         return self.popen.stdout, self.popen.stderr
 
-    def look(self) -> None:
-        """Read what has come of its report, and see whether it has ended, or should have."""
-        ended = self.popen.poll() is not None
+    def fileno(self) -> int:
+        """The pipe of its report, for a selector."""
+        return self._report
+
+    def read(self) -> bool:
+        """Read what has come of its report; False at the end."""
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._report, _PIECE):
-                self.up, self._content = True, self._content + piece
-            self._reported = self._reported or time.monotonic()  # its end is closed
-        if ended:
+                self.up = True
+                self._content += piece
+            self._reported = self._reported or time.monotonic()
+            return False
+        return True
+
+    def look(self) -> None:
+        """See whether it has ended, or should have."""
+        if self.popen.poll() is not None:
+            self.read()  # what it has written last
             self.ended = time.monotonic()
         elif self._reported and time.monotonic() > self._reported + _LEAVE:
             self.kill()
@@ -89,7 +99,7 @@ class Process:
     @functools.cached_property
     def report(self) -> dict[str, Any]:
         """Its report, to be asked for once it has ended: "result" or "error"; empty if it ended without one."""
-        content = self._content.removeprefix(party.UP)
+        content = bytes(self._content.removeprefix(party.UP))
         with contextlib.suppress(Exception):  # cut off in the middle
             return dict(values.unpacked(content)) if content else {}
         return {}
@@ -124,6 +134,7 @@ class Processes:
         try:
             for rank, name in enumerate(names):
                 self.all.append(Process(name, call, environment(rank)))
+                self._selector.register(self.all[-1], selectors.EVENT_READ, self.all[-1])
                 for pipe, stream in zip(self.all[-1].pipes, ("stdout", "stderr"), strict=True):
                     os.set_blocking(pipe.fileno(), False)
                     self._lines.append(_Lines(pipe, stream, f"[{name}] " if rank else ""))

@@ -201,7 +201,7 @@ BUILDERS: dict[str, Build] = {
     "constant": lambda step, comparison, owner: Constant(_constant(step)),
     "pad": _pad,
     **dict.fromkeys(
-        "flatten expand reshape permute transpose squeeze unsqueeze unflatten chunk split".split(), _defined
+        "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined
     ),
 }
 # Ops without a layer.

@@ -96,7 +96,7 @@ class Norm(Layer):
     """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/norms.py).
 
     Nine messages and two comparisons deep: one for the mean, one square and one product per value, and for a row
-    2 J + 28 or so comparisons, J about 20. The price is the formula's. InputError for rows of more than 2^20 values.
+    2 J + 56 comparisons, J about 20. The price is the formula's. InputError for rows of more than 2^20 values.
     """
 
     input_limit = SCALE

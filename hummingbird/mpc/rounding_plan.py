@@ -49,7 +49,9 @@ class _Narrow(Exception):
 
 
 _FORMS = "as it is", "local", "whole"
-_NO_TENSOR = frozenset({"size", "int", "chunk", "split"})  # and what makes several, of which each reader takes one
+_NO_TENSOR = frozenset(
+    {"size", "int", "chunk", "split", "unbind"}
+)  # and what makes several, of which each reader takes one
 
 
 class Planner:

@@ -21,6 +21,8 @@ net.py          layers, prices and limits
 images.py       validation images, however they come
 cached.py       an evaluator that runs only what a window changes
 study.py        all of it in one object: `Study(net, images, labels).search(8 / 64)`
+bars.py         a study and a search behind progress bars
+prepare.py      `prepare(net, loader)`: a search, accuracy on other images, and costs; prepared.py is its result
 """
 
 from hummingbird.window_search.evaluator import Evaluator, Score

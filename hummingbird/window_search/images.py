@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
 from hummingbird.errors import InputError
 
@@ -21,8 +22,8 @@ def gathered(
 ) -> tuple[Tensor, Tensor | None]:
     """The first `most` images (N, ...), None: all, and their labels int64 (N,), None where there are none.
 
-    They are held in memory; no further batch is read. Raises InputError for batches that are neither, or that do not
-    fit each other, and for labels given twice.
+    They are held in memory; no further batch is read; a bar appears after two seconds. Raises InputError for batches
+    that are neither, or that do not fit each other, and for labels given twice.
     """
     if isinstance(images, Tensor):
         return images[:most], None if labels is None else labels[:most]
@@ -94,7 +95,7 @@ def fingerprint(*tensors: Tensor) -> str:
 def _batches(images: Iterable[Any]) -> Iterator[Any]:
     """The batches; InputError for images of a data set that make none, for they differ in shape."""
     try:
-        yield from images
+        yield from tqdm(images, desc="images", unit="batch", mininterval=1, delay=2, leave=False)
     except RuntimeError as problem:  # of torch's default_collate, in this process or a worker
         if "stack expects each tensor to be equal size" not in str(problem):
             raise

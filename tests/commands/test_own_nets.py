@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hummingbird import hybrid
+from hummingbird import hybrid, simulate
 from hummingbird.__main__ import COMMANDS, main, parser
 from hummingbird.bits import BitConfig
 from hummingbird.commands.accuracy import evaluate, predict
@@ -45,7 +45,8 @@ def test_windows_are_found_used_trained_with_and_measured(folder: Path, capsys: 
     assert said["command"].startswith("python -m hummingbird find-bits --model my_net:net --weights net.pt --data ")
     assert said["exact_accuracy"] == said["accuracy"] > 0.9
     text = capsys.readouterr().out
-    assert "of 48 images of my_data:images validation; 100.00 % of the answers" in text and "saved bits.json" in text
+    assert "of 48 images of my_data:images validation, which chose the windows; 100.00 % of the answers" in text
+    assert "saved bits.json" in text
 
     assert main(["find-bits", *NET, "--data", "my_data:images", "--budget", "4/64", "--out", "small.json"]) == 0
     assert 0 < BitConfig.load("small.json").provenance["cost"] <= 4 / 64
@@ -109,6 +110,32 @@ def test_find_bits_for_two_parties_without_a_dealer(capsys: pytest.CaptureFixtur
     assert config.provenance["protocol"] == "cut"
     sent = [sum(found(plan).values()) / 1e6 for found in (prices.online, prices.offline)]
     assert "{:,.2f} MB, offline {:,.2f} MB".format(*sent) in capsys.readouterr().out
+
+
+def test_validate_for_two_parties_without_a_dealer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures are those of the twin that cuts, of each seed."""
+    words = ["--data", "my_data:images", "--cut", "--budget", "8/64", "--widths", "8", "--out", "bits.json"]
+    assert main(["find-bits", *NET, *words]) == 0
+    given = ["validate", *NET, "--bits", "bits.json", "--data", "my_data:images"]  # within the range of the windows
+    assert main([*given, "--cut", "--repeat", "3", "--seed", "5", "--json", "rows.json"]) == 0
+    (row,) = json.loads(Path("rows.json").read_text())
+    config, net = BitConfig.load("bits.json"), net_of_folder()
+    images, labels = importlib.import_module("my_data").images()
+    plain = predict(net, images)
+    runs = [predict(simulate(net, config, cut=True, seed=seed), images) for seed in (5, 6, 7)]
+    assert row["accuracy"] == pytest.approx(sum(float((run == labels).double().mean()) for run in runs) / 3)
+    assert row["changed"] == pytest.approx(sum(int((run != plain).sum()) for run in runs) / 3)
+    assert (row["protocol"], row["layer"], row["k"] - row["m"]) == ("cut", "1", 8)
+    largest = float(net[0](images).detach().abs().max())
+    assert row["largest"] == pytest.approx(largest, abs=1e-3) and row["margin_bits"] < 2
+
+    capsys.readouterr()
+    for more, message in (
+        (["--cut", "--protocol", "gmw"], "leave out protocol"),
+        (["--cut", "--data", "my_data:bright"], "beyond"),
+    ):
+        assert main([*given, *more]) == 1
+        assert message in capsys.readouterr().err
 
 
 def net_of_folder() -> torch.nn.Module:

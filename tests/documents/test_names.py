@@ -27,11 +27,12 @@ import scripts.bench_resnet
 import scripts.bench_simulate
 import scripts.crypten_baseline
 import scripts.demo
+import scripts.figures
 import scripts.fuzz_nets
 import scripts.gpu
+import scripts.net_table
 import scripts.recommend
 import scripts.results
-import scripts.torchvision_table
 import scripts.train
 import scripts.train_lstm
 import scripts.train_recommender
@@ -86,6 +87,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.figures": lambda: scripts.figures.parser().format_help(),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
@@ -97,7 +99,7 @@ HELP: dict[str, Callable[[], str]] = {
     "search.frontier": lambda: search.frontier.parser().format_help(),
     "search.pir_plan": lambda: help_of(search.pir_plan.main),
     "search.validate": lambda: search.validate.parser().format_help(),
-    "scripts.torchvision_table": lambda: help_of(scripts.torchvision_table.main),
+    "scripts.net_table": lambda: help_of(scripts.net_table.main),
 }
 
 
@@ -221,6 +223,6 @@ def test_citation_and_licence() -> None:
     assert f"## {VERSION}" in text_of(ROOT / "CHANGELOG.md")
 
 
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != "torchvision.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if p.name != "nets.md"], ids=lambda path: path.name)
 def test_no_address_and_no_path_of_a_machine(path: Path) -> None:
     assert not re.search(r"[\w.]+@[\w-]+\.\w|/(home|root|work|tmp)/", text_of(path))

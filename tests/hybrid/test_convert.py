@@ -74,6 +74,14 @@ def test_a_relu_goes_behind_its_max_pooling_on_shares_cut_before() -> None:
     assert [gate.ring for gate in plan.gates.values()] == [17, 16, plan.steps[-1].ring]
 
 
+@pytest.mark.parametrize("clamp", [nn.ReLU6(), nn.Hardtanh(-1.0, 2.0)], ids=["relu6", "hardtanh"])
+def test_both_ends_of_a_clamp_are_one_gate(clamp: nn.Module) -> None:
+    """One message each way online, as for a ReLU, of twice as many numbers."""
+    net = exact(nn.Sequential(nn.Conv2d(1, 3, 3), clamp, nn.Flatten(), nn.Linear(48, 5)))
+    (gate,) = make_plan(net, (1, 6, 6), WIDE).plan.gates.values()
+    assert gate.kind == "relu" and gate.count == 2 * 48
+
+
 def test_windows_follow_the_unit_that_holds_the_weights() -> None:
     """Weights half as large take a bit more of fraction, and a ring that is a bit larger; the gate stays."""
     net = exact(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)))

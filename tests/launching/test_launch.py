@@ -53,11 +53,17 @@ def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest
         print("no line's end", end="", file=sys.stderr)
         private = hummingbird.convert_model(net)
         shared = hummingbird.cryptensor(images * scale if session.rank == 0 else None, src=0)
-        return {"logits": private(shared).get_plain_text(dst=0), "rank": [session.rank, (os.getpid(), None)]}
+        large = torch.arange(1 << 22)
+        return {
+            "large": large,
+            "logits": private(shared).get_plain_text(dst=0),
+            "rank": [session.rank, (os.getpid(), None)],
+        }
 
     first, second = hummingbird.launch(infer, net, 0.5, timeout=NEVER)
     with torch.no_grad():
         assert (first["logits"] - net(images * 0.5)).abs().max() < 1e-3
+    assert torch.equal(first["large"], torch.arange(1 << 22)) and torch.equal(second["large"], first["large"])
     assert second["logits"] is None and (first["rank"][0], second["rank"][0]) == (0, 1)
     assert {os.getpid(), first["rank"][1][0], second["rank"][1][0]} == {*pids(first, second), os.getpid()}
     out, err = capsys.readouterr()
@@ -111,6 +117,18 @@ def test_a_party_that_fails_is_named_first(how: str, told: str) -> None:
 
 
 @SLOW
+def test_a_death_of_party_0_which_takes_the_dealer_along_is_the_first_cause() -> None:
+    def dies(session: Any) -> None:
+        if session.rank == 0:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        private = hummingbird.convert_model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval())
+        private(hummingbird.cryptensor(torch.rand(1, 4) if session.rank == 1 else None, src=1))
+
+    with pytest.raises(LaunchError, match="^party 0 failed: it was killed by SIGSEGV\nthen party 1: "):
+        hummingbird.launch(dies, timeout=NEVER)
+
+
+@SLOW
 def test_what_cannot_come_back_and_who_does_not_start() -> None:
     with pytest.raises(LaunchError, match=r"InputError: the result\['net'\]\[0\] is a torch.nn.modules.linear.Linear"):
         hummingbird.launch(lambda session: {"net": [torch.nn.Linear(1, 1)]}, timeout=NEVER)
@@ -155,7 +173,8 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_caller_ends_its_parties(tmp_path: Path, number: signal.Signals) -> None:
     """SIGINT is what Ctrl-C sends; the dealer goes as well. A script needs no guard of its main part."""
     (tmp_path / "script.py").write_text(SCRIPT)

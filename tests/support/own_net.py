@@ -33,6 +33,10 @@ def four():
     return images()[0], torch.arange(48) % 4
 
 
+def bright():
+    return images()[0] * 5, images()[1]
+
+
 def bare():
     return images("validation")[0]
 

@@ -1,7 +1,8 @@
 """The shared library of the kernels in C++ (csrc/*.cpp): found, loaded with ctypes, its functions' types set.
 
 The library is optional: without it, or with HUMMINGBIRD_KERNELS=torch in the environment, `available` is false and the
-torch reference runs. It picks the widest vector instructions of the processor by itself. It checks no arguments.
+torch reference runs. HUMMINGBIRD_KERNELS=PATH names another build of it, which then must load (`make test-sanitized`).
+It picks the widest vector instructions of the processor by itself. It checks no arguments.
 """
 
 from __future__ import annotations
@@ -68,15 +69,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 def _load() -> Any:
     wanted = os.environ.get("HUMMINGBIRD_KERNELS", "")
-    if wanted not in ("", "torch"):
+    if wanted == "torch":
+        return None
+    if wanted and not Path(wanted).is_file():
         raise EnvironmentProblem(
-            f"HUMMINGBIRD_KERNELS is {wanted!r}, which is no known choice",
+            f"HUMMINGBIRD_KERNELS is {wanted!r}, which is neither torch nor a file",
             where="kernels",
             hint="set it to torch for the plain torch kernels, or unset it for the fastest ones",
         )
     paths = [Path(__file__).with_name("_native" + suffix) for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in paths if path.exists()), None)
-    if path is None or wanted:
+    path = Path(wanted).resolve() if wanted else next((path for path in paths if path.exists()), None)
+    if path is None:
         return None
     try:
         library = ctypes.CDLL(str(path))
@@ -86,6 +89,9 @@ def _load() -> Any:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
+        if wanted:
+            hint = "build it again from these sources, or unset HUMMINGBIRD_KERNELS"
+            raise EnvironmentProblem(f"not usable kernels: {error}", where=wanted, hint=hint) from None
         # Slower, but right: the reference takes over.
         message = f"the native kernels are not used, install the package again: {error}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)

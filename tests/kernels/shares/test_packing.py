@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hummingbird import kernels
-from hummingbird.errors import InputError
+from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.cpu import shares as cpu
 from hummingbird.kernels.reference.shares import opening, packing
@@ -193,7 +193,11 @@ def test_library_is_built_where_a_compiler_is() -> None:
     assert kernels.active() in library.ISAS
 
 
-@pytest.mark.parametrize(("value", "expected"), [("torch", "torch"), ("fast", "EnvironmentProblem")])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("torch", "torch"), ("fast", "neither torch nor a file"), (__file__, "not usable kernels")],
+    ids=["torch", "absent", "no library"],
+)
 def test_environment_variable(value: str, expected: str) -> None:
     program = "from hummingbird import kernels; print(kernels.active())"
     environment = os.environ | {"HUMMINGBIRD_KERNELS": value}
@@ -205,9 +209,17 @@ def test_environment_variable(value: str, expected: str) -> None:
 def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.available():
         pytest.skip("the native library is not built")
+    path = library.handle()._name
     monkeypatch.setattr(library, "_ABI", -1)
+    monkeypatch.delenv("HUMMINGBIRD_KERNELS", raising=False)
     with pytest.warns(RuntimeWarning, match="another version"):
         assert library._load() is None
+    monkeypatch.setenv("HUMMINGBIRD_KERNELS", path)  # one that is asked for must load
+    with pytest.raises(EnvironmentProblem, match="another version"):
+        library._load()
+    monkeypatch.undo()
+    monkeypatch.setenv("HUMMINGBIRD_KERNELS", path)
+    assert library._load()._name == path
 
 
 # ---- errors

@@ -1,4 +1,4 @@
-"""The page of torchvision's nets: images, calibrated norms, rows from private runs, going on where it stopped."""
+"""The page of nets: images, calibrated norms, rows from private runs, going on where it stopped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 pytest.importorskip("torchvision")
 
 from PIL import Image
 
 from hummingbird.errors import InputError
-from scripts import torchvision_table as table
+from scripts import net_table as table
+from scripts.net_catalogue import NETS, Entry, prepared
 from scripts.torchvision_images import ARCHIVE, calibrate, photographs, random_images
 
 
@@ -60,21 +61,46 @@ def test_photographs_come_from_the_archive(tmp_path: Path, monkeypatch: pytest.M
         photographs(3, 32, tmp_path)
 
 
-def test_a_row_comes_from_a_private_run() -> None:
-    row = table.measure("squeezenet1_1", 2, None, 8.0)
-    assert not row.reason and row.side == 64 and row.images == 2
-    # Weights of deviation 0.01 or more, wrong by 2^-17: 0.08 % in each of 26 layers
-    assert row.kept == 2 and 0 < row.error < 2
-    assert str(row).startswith("| squeezenet1_1 | 64 | 29 |")
+class Words(nn.Module):
+    """A transformer's layer on four words, as a library returns its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, inputs_embeds: Tensor) -> dict[str, Tensor]:
+        x = self.norm(inputs_embeds)
+        return {"logits": self.head(self.attention(x, x, x)[0].mean(1))}
 
 
-def test_sizes_and_reasons() -> None:
-    row = table.describe("vgg11", table.skeleton("vgg11"))
-    assert row.side == 224, "its adaptive pool to 7 x 7 must divide the map"
-    row = table.describe("vit_b_16", table.skeleton("vit_b_16"))
-    assert "method expand" in row.reason and "more)" in row.reason
-    row = table.measure("vgg11", 1, None, 0.1)
-    assert "not run: 5 GiB" in str(row)
+TINY = {
+    "words": Entry("torch", Words, tokens=(4, 8), keyword="inputs_embeds"),
+    "images": Entry("torch", lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), 8),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_row_comes_from_a_private_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HUMMINGBIRD_DATA", raising=False)
+    row = table.measured(name, TINY[name], 2, None, 8.0)
+    assert not row.reason and not row.note and 0 < row.error < 1 and row.kept > 0.99
+    assert row.rounds > 1 and 0 < row.online < row.offline
+    shape = "4 x 8" if name == "words" else "3 x 8 x 8"
+    assert str(row).startswith(f"| {name} | torch | {shape} | {row.error:.2g} | ")
+    assert "not run" in str(table.measured(name, TINY[name], 1, None, 0.0))
+
+
+def test_a_net_that_does_not_convert_has_a_reason() -> None:
+    row = table.measured("lstm", NETS["lstm"], 1, None, 8.0)
+    assert "LSTM" in row.reason and "`layer`" in str(row)
+
+
+def test_the_catalogue_has_forty_nets_and_no_head_of_zeros() -> None:
+    assert len(NETS) >= 40
+    net = prepared(Words())
+    assert bool(net.head.weight.any()) and not net.training
 
 
 def test_an_interrupted_run_goes_on(
@@ -84,22 +110,22 @@ def test_an_interrupted_run_goes_on(
     done: list[str] = []
 
     def apart(name: str, *_: object) -> table.Row:
-        if name == "resnet34" and len(done) == 1:
+        if name == "resnet50" and len(done) == 1:
             done.append("interrupted")
             raise KeyboardInterrupt
         done.append(name)
-        return table.Row(name, side=64, error=0.5, kept=4, images=4, reason="no" if name == "vit_b_16" else "")
+        return table.Row(name, "torchvision", "3", error=0.5, kept=1.0, reason="no" if name == "vit_b_16" else "")
 
     monkeypatch.setattr(table, "apart", apart)
     rows, out = tmp_path / "rows.json", tmp_path / "page.md"
-    command = ["--nets", "resnet18", "resnet34", "vit_b_16", "--json", str(rows), "--out", str(out)]
+    command = ["--nets", "resnet18", "resnet50", "vit_b_16", "--json", str(rows), "--out", str(out)]
     assert table.main(command) == 130 and not out.exists()
     assert table.main([*command, "--resume"]) == 0
-    assert done == ["resnet18", "interrupted", "resnet34", "vit_b_16"]
+    assert done == ["resnet18", "interrupted", "resnet50", "vit_b_16"]
     text = out.read_text()
-    assert "2 of\n3 nets convert" in text and "| resnet34 | 64 | 0 | 0.00 | 0.5 | 4 of 4 |" in text
-    assert "| vit_b_16 | no |" in text
-    assert [row["name"] for row in json.loads(rows.read_text())["rows"]] == ["resnet18", "resnet34", "vit_b_16"]
+    assert "2 of 3 nets convert" in text and "| resnet50 | torchvision | 3 | 0.5 | 100 % | 0 | 0 | 0 |" in text
+    assert "| vit_b_16 | torchvision | no |" in text
+    assert [row["name"] for row in json.loads(rows.read_text())["rows"]] == ["resnet18", "resnet50", "vit_b_16"]
     assert table.main([*command, "--resume", "--images", "5"]) == 1
     assert "leave --resume out" in capsys.readouterr().err
 

@@ -1,0 +1,60 @@
+"""The tutorials run, and show what they showed: committed outputs are those of a whole run, without warnings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.documents.test_names import anchors
+from tests.support.notebooks import TUTORIALS, executed, pictures, texts
+from tests.support.pages import text_of
+from tests.support.paths import ROOT
+
+AGREEMENTS = {"1": 1, "2": 2}  # shares of answers that a tutorial shows
+PLACES = re.compile(r"(?<![\w.:/])/(?:tmp|home|root|usr|work|Users|opt)/|0x[0-9a-f]{6}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.name.startswith("1") else pytest.mark.slow) for path in TUTORIALS],
+    ids=lambda path: path.stem,
+)
+def test_a_tutorial_runs_anew(path: Path, tmp_path: Path) -> None:
+    """In a folder without files, so that it needs nothing of a checkout; an error in a cell fails the test."""
+    found, committed = executed(path, tmp_path), nbformat.read(path, as_version=4)
+    assert pictures(found) == pictures(committed)
+    told = "\n".join(texts(found))
+    assert "stderr: " not in told, told
+    agreements = [float(number) for number in re.findall(r"in the clear: +([\d.]+)%", told)]
+    assert all(number >= 95 for number in agreements) and len(agreements) == AGREEMENTS.get(path.name[0], 0)
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_what_a_tutorial_shows_is_committed(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+    shown = [*texts(notebook)]
+    assert shown and pictures(notebook) and not [text for text in shown if text.startswith("stderr: ")]
+    assert not [text for text in (*shown, *(cell.source for cell in notebook.cells)) if PLACES.search(text)]
+    assert path.stat().st_size < 1 << 18 and set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert PLACES.search("at /tmp/x.py") and PLACES.search("<Server at 0x7fbb8b3a90d0>")  # it can fail
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_links_of_a_tutorial_lead_somewhere(path: Path) -> None:
+    pages = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    links = re.findall(r"\]\(([^)#]+)(#([\w-]+))?\)", "\n".join(pages))
+    assert links
+    for target, _, heading in links:
+        assert (there := (path.parent / target).resolve()).is_file(), target
+        assert not heading or heading in anchors(there), heading
+    assert f"tutorials/{path.name}" in text_of(ROOT / "docs/index.md")
+
+
+def test_there_are_tutorials() -> None:
+    assert [path.name[0] for path in TUTORIALS] == ["1", "2", "3", "4"]

@@ -1,0 +1,95 @@
+"""Transformers and modern convolutional nets, as their libraries write them: private results are torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird.convert import build
+
+torchvision = pytest.importorskip("torchvision")
+torch.set_num_threads(1)
+
+
+def vit() -> tuple[nn.Module, Any]:
+    sizes = {"image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 32}
+    return torchvision.models.VisionTransformer(num_classes=5, **sizes), torch.randn(2, 3, 16, 16)
+
+
+def convnext() -> tuple[nn.Module, Any]:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    blocks = [CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)]
+    return ConvNeXt(blocks, num_classes=7, layer_scale=0.5), torch.randn(2, 3, 16, 16)
+
+
+def encoder() -> tuple[nn.Module, Any]:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True, activation="gelu")
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(16), enable_nested_tensor=False), torch.randn(2, 5, 16)
+
+
+def bert() -> tuple[nn.Module, Any]:
+    transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=100, num_labels=3
+    )
+    return transformers.BertForSequenceClassification(config), {"inputs_embeds": torch.randn(2, 6, 16)}
+
+
+def timm_net(name: str, side: int, **options: Any) -> Callable[[], tuple[nn.Module, Any]]:
+    def make() -> tuple[nn.Module, Any]:
+        timm = pytest.importorskip("timm", reason="timm is not installed")
+        return timm.create_model(name, num_classes=5, **options), torch.randn(2, 3, side, side)
+
+    return make
+
+
+NETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+    "torchvision ViT": vit,
+    "torchvision ConvNeXt": convnext,
+    "torch's encoder": encoder,
+    "BERT": bert,
+    "timm ViT": timm_net("vit_tiny_patch16_224", 32, img_size=32, depth=1, embed_dim=16, num_heads=2),
+    "timm ConvNeXt": timm_net("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)),
+}
+
+
+def named(name: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    net, x = NETS[name]()
+    for value in net.parameters():  # heads begin with zeros, and layer scales next to them
+        if float(value.detach().abs().max()) < 1e-3:
+            nn.init.normal_(value, std=0.3)
+    return net.eval(), x
+
+
+def logits(net: nn.Module, x: Any) -> Tensor:
+    with torch.no_grad():
+        result = net(**x) if isinstance(x, dict) else net(x)
+    found: Tensor = result if isinstance(result, Tensor) else result["logits"]
+    return found
+
+
+@pytest.mark.parametrize("name", [*list(NETS)[:-1], pytest.param("timm ConvNeXt", marks=pytest.mark.slow)])
+def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
+    net, x = named(name)
+    wanted = logits(net, x)
+    assert float(wanted.abs().max()) > 2.0**-8 and float((wanted[0] - wanted[1]).abs().max()) > 0
+    got = logits(hummingbird.simulate(net, mode="exact", example=x), x)
+    # Weights of a softmax err by 2^-7 of themselves, and mix values that are much alike in nets without training.
+    assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
+    assert torch.equal(got.argmax(1), wanted.argmax(1))
+
+
+@pytest.mark.parametrize("name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "timm ViT"])
+def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
+    net, x = named(name)
+    private = build(net, example=x)
+    assert private.rowwise(x.shape)
+    one, two = (sum(step.cost.bits for step in private.costs((n, *x.shape[1:]), 2)) for n in (1, 2))
+    assert one < two < 2 * one  # frames have headers
