@@ -51,6 +51,7 @@ setup(
         "cryptography",
         "grpcio",
         "cloudpickle",
+        "safetensors",
     ],
     extras_require={
         "test": [

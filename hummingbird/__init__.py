@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hummingbird.mpc.launch import init, uninit
     from hummingbird.mpc.sharing import cryptensor
     from hummingbird.report import estimate
+    from hummingbird.saving import load, load_net, save
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
@@ -39,9 +40,12 @@ _HOMES = {
     "estimate": "report",
     "init": "mpc.launch",
     "launch": "launching.launch",
+    "load": "saving",
+    "load_net": "saving",
     "meter": "wire.meter",
     "prepare": "window_search.prepare",
     "register_converter": "convert",
+    "save": "saving",
     "search_bits": "window_search",
     "simulate": "simulation.simulate",
     "uninit": "mpc.launch",
@@ -58,9 +62,12 @@ __all__ = [
     "estimate",
     "init",
     "launch",
+    "load",
+    "load_net",
     "meter",
     "prepare",
     "register_converter",
+    "save",
     "search_bits",
     "simulate",
     "uninit",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hummingbird.errors import HummingbirdError
 
 COMMANDS = (
-    *("info", "check", "estimate", "infer", "deal", "dealer"),
+    *("info", "check", "estimate", "save", "infer", "deal", "dealer"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server"),
     *("gc-server", "gc-prepare", "gc-client", "gc-proxy"),

@@ -23,7 +23,7 @@ FLOORS = [
     {"wire", "ranks"},
     {"mpc", "he", "pir", "gc"},
     {"hybrid"},
-    {"convert", "report", "simulation", "window_search", "lookup", "launching"},
+    {"convert", "saving", "report", "simulation", "window_search", "lookup", "launching"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir", "gc"}  # never import each other

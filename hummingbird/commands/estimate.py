@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hummingbird.commands.planned import add_arguments
-from hummingbird.commands.sources import net_of
+from hummingbird.commands.planned import add_arguments, planned
 from hummingbird.report import BANDWIDTH, RTT, estimate
 from hummingbird.wire.options import count, positive
 
@@ -36,12 +35,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table of a net's costs."""
+    net, bits, weights, protocol = planned(args)
     found = estimate(
-        net_of(args),
+        net,
         args.input,
-        args.bits,
-        weights=0 if args.private_weights else "public",
-        protocol=args.protocol,
+        bits,
+        weights=weights,
+        protocol=protocol,
         parties=args.parties,
         bandwidth=args.bandwidth,
         rtt=args.rtt,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 import hummingbird
@@ -22,13 +23,15 @@ from hummingbird.bits import BitWindow
 from hummingbird.commands.figures import Run, figures, show
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
-from hummingbird.commands.sources import add_images_argument, add_model_arguments, images_of, net_of
+from hummingbird.commands.sources import add_images_argument, add_net_arguments, images_of, net_of, saved_of
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
+from hummingbird.saving import read_net
+from hummingbird.saving.folder import description
 
 HELP = "Run a net on images that no other party reads, under torchrun."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
@@ -44,6 +47,9 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     torchrun --standalone --nproc_per_node=4 -m hummingbird infer --lanes 2 --model my_net:net --weights net.pt \\
         --data my_data:images test
 
+  a net that was saved, with its windows, at parties without its code (`python -m hummingbird save`):
+    torchrun --standalone --nproc_per_node=2 -m hummingbird infer --saved saved --data my_data:images test
+
 my_net.net() returns the net, my_data.images("test") images (N, ...), or a pair of images and labels (N,); a data
 set or a DataLoader will do.
 """
@@ -58,8 +64,8 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    group = sub.add_argument_group("net and images")
-    add_model_arguments(group)
+    add_net_arguments(sub, "owner", "bits", "window", "protocol")
+    group = sub.add_argument_group("images")
     add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
     text = "the party whose secret the weights are (default: they are public, and every party has them)"
@@ -72,7 +78,6 @@ def add_parser(commands: Any) -> None:
     windows.add_argument("--window", metavar="K:M", help="one window for all layers instead, e.g. 20:12")
     sub.add_argument(
         "--protocol",
-        default="masked",
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
     )
     sub.add_argument("--layers", action="store_true", help="print the meter's table layer by layer")
@@ -88,10 +93,7 @@ def run(args: argparse.Namespace) -> None:
     if os.environ.get("RANK", "0") == "0":  # the party that writes
         check_outputs(args)
     session = launch.init(**session_options(args))
-    torch.manual_seed(0)  # a net that comes without weights must be the same at every party
-    net = net_of(args, weights=args.owner in (None, session.rank))
-    owner = "public" if args.owner is None else args.owner
-    private = hummingbird.convert_model(net, _windows(args), owner, args.protocol)
+    net, private = _nets(args, session.rank)
     private.images_per_slice = args.batch
     images, labels = torch.empty(0), None
     if session.rank == 0:
@@ -138,6 +140,21 @@ def run(args: argparse.Namespace) -> None:
     show(found, merged, args.layers)
     if args.json:
         write_json(args.json, found)
+
+
+def _nets(args: argparse.Namespace, rank: int) -> tuple[nn.Module, PrivateNet]:
+    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol."""
+    folder = saved_of(args, rank)
+    if folder is not None:
+        saved = description(folder)
+        args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
+        saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
+        return saved_net, hummingbird.convert_model(saved_net, *saved.arguments)
+    torch.manual_seed(0)  # a net that comes without weights must be the same at every party
+    net = net_of(args, weights=args.owner in (None, rank))
+    args.protocol = args.protocol or "masked"
+    owner = "public" if args.owner is None else args.owner
+    return net, hummingbird.convert_model(net, _windows(args), owner, args.protocol)
 
 
 def _advance(bar: Any, done: int) -> None:

@@ -5,25 +5,43 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from torch import nn
+
 from hummingbird.bits import BitConfig
-from hummingbird.commands.sources import add_model_arguments, net_of
+from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.mpc.net import PrivateNet
+from hummingbird.saving import read_net
+from hummingbird.saving.folder import description
 from hummingbird.wire.options import count, shape
 
 
 def add_arguments(parser: argparse.ArgumentParser, shape_help: str) -> None:
     """--model to --protocol, which `private_net` reads."""
-    add_model_arguments(parser)
+    add_net_arguments(parser, "bits", "private_weights", "protocol")
     parser.add_argument("--input", required=True, type=shape, metavar="BxCxHxW", help=shape_help)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    parser.add_argument("--protocol", default="masked", help="masked (default) or gmw")
+    parser.add_argument("--protocol", help="masked (default) or gmw")
+
+
+Planned = tuple[nn.Module, BitConfig | None, str | int, str]
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """The net that the options describe, and how it is converted; errors of `net_of` and `load`.
+
+    Private weights are not read, saved or not: no price depends on them.
+    """
+    if folder := saved_of(args):
+        saved = description(folder)
+        return read_net(folder, saved, weights=saved.owner is None), *saved.arguments
+    # The net may have no trained weights, so that the windows, given alone, are not held against it.
+    bits = BitConfig.load(args.bits).windows if args.bits else None
+    return net_of(args), bits, 0 if args.private_weights else "public", args.protocol or "masked"
 
 
 def private_net(args: argparse.Namespace) -> PrivateNet:
-    """The net that the options describe, converted; errors of `net_of` and `convert_model`."""
-    # The net may have no trained weights, so that the windows, given alone, are not held against it.
-    bits = BitConfig.load(args.bits).windows if args.bits else None
-    return convert_model(net_of(args), bits, 0 if args.private_weights else "public", args.protocol)
+    """The net that the options describe, converted; errors of `planned` and `convert_model`."""
+    return convert_model(*planned(args))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hummingbird import ranks
 from hummingbird.commands.checkpoint import read_weights
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError
 
 _WORDS = ("MODULE:FUNCTION", "ARGUMENT")
 
@@ -31,6 +31,36 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--model", required=True, nargs="+", metavar=_WORDS, help=text)
     text = "its trained weights, a state dict of torch.save (default: those that the function gives it)"
     parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
+
+
+def add_net_arguments(parser: argparse.ArgumentParser, *settings: str) -> None:
+    """--model and --weights, or --saved in their place, which `saved_of` reads.
+
+    settings: the command's other options that a saved net brings with it, as their names in the parsed arguments.
+    """
+    group = parser.add_argument_group("net")
+    source = group.add_mutually_exclusive_group(required=True)
+    text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
+    source.add_argument("--model", nargs="+", metavar=_WORDS, help=text)
+    text = (
+        "in place of these: a folder that `hummingbird.save` or the command `save` wrote, with its windows, protocol "
+    )
+    text += "and owner; it needs no code of the net ({rank} is replaced by the party's)"
+    source.add_argument("--saved", metavar="DIR", help=text)
+    text = "the weights of --model, a state dict of torch.save (default: those that the function gives it)"
+    group.add_argument("--weights", type=Path, metavar="FILE", help=text)
+    parser.set_defaults(saved_settings=("weights", *settings))
+
+
+def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
+    """The folder that --saved names for a party, None without; ConfigError beside options that it brings with it."""
+    if args.saved is None:
+        return None
+    if given := [name for name in args.saved_settings if getattr(args, name)]:
+        option = "--" + given[0].replace("_", "-")
+        hint = f"leave {option} out, or name the net by --model"
+        raise ConfigError(f"{option} beside --saved, which brings its own", where="--saved", hint=hint)
+    return Path(args.saved.replace("{rank}", str(rank)))
 
 
 def add_images_argument(parser: argparse._ActionsContainer, option: str, what: str, *, required: bool = True) -> None:

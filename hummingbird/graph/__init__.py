@@ -2,19 +2,22 @@
 
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.run import OPS, run, run_all
+from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, fingerprint
-from hummingbird.graph.trace import problems, trace
+from hummingbird.graph.trace import problems, trace, unfolded
 from hummingbird.graph.unwrap import unwrapped
 
 __all__ = [
     "OPS",
     "Interpreter",
     "Ref",
+    "SavedNet",
     "Step",
     "fingerprint",
     "problems",
     "run",
     "run_all",
     "trace",
+    "unfolded",
     "unwrapped",
 ]

@@ -111,11 +111,16 @@ def batch_norm(
             "use running statistics: track_running_stats=True, training=self.training",
         )
     mean, var = b.weight(running_mean, "running_mean"), b.weight(running_var, "running_var")
-    if not var.is_meta and not bool((var.double() + eps > 0).all()):
-        raise Unsupported("running_var + eps is not positive", "train again, or raise eps")
+    check_variance(var, eps)
     scale = None if weight is None else b.weight(weight)
     shift = None if bias is None else b.weight(bias, "bias")
     return b.emit("batch_norm", b.tensor(input), mean=mean, var=var, weight=scale, bias=shift, eps=b.number(eps, "eps"))
+
+
+def check_variance(var: torch.Tensor, eps: float) -> None:
+    """Unsupported for a running variance that has no inverse root."""
+    if not var.is_meta and not bool((var.double() + eps > 0).all()):
+        raise Unsupported("running_var + eps is not positive", "train again, or raise eps")
 
 
 def max_pool(

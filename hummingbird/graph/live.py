@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, ModelError
 from hummingbird.graph.batch import BatchSize
+from hummingbird.graph.calls import packed
 from hummingbird.graph.capture import capture, is_leaf
-from hummingbird.graph.steps import Step
+from hummingbird.graph.saved import SavedNet
+from hummingbird.graph.steps import Step, map_refs
 from hummingbird.graph.structure import TENSOR, Structure, rebuild
-from hummingbird.graph.trace import walk
+from hummingbird.graph.trace import problems, walk
 from hummingbird.graph.unwrap import plain_copy, submodule, unwrapped
 
 
@@ -99,7 +101,7 @@ class LiveNet:
         args, kwargs = (fx.node.map_aggregate(part, actual) for part in given)
         if node.op == "output":
             return args[0]
-        module = submodule(net, path) if node.op == "call_module" else None
+        module = _module(net, path) if node.op == "call_module" else None
         if call.step is not None and call.step.name in instead:
             if call.step.op in _OF_TWO:
                 return _compared(call.step, instead[call.step.name], args, kwargs)
@@ -129,6 +131,10 @@ def _compared(step: Step, twin: Callable[..., Any], args: Any, kwargs: Any) -> A
     return out.bool() if step.op == "greater" else out
 
 
+def _module(net: nn.Module, path: str) -> nn.Module:
+    return net.step(path) if isinstance(net, SavedNet) else submodule(net, path)
+
+
 def _attribute(net: nn.Module, path: str) -> Any:
     home, _, name = path.rpartition(".")
     return getattr(submodule(net, home), name)
@@ -136,6 +142,8 @@ def _attribute(net: nn.Module, path: str) -> Any:
 
 def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> LiveNet:
     """The calls of a net that `trace` accepts; the net is not touched. Raises ModelError as `trace` does."""
+    if isinstance(saved := unwrapped(net), SavedNet):
+        return _saved(saved)
     walked = walk(net, custom=custom, example=example)
     nodes, graph = walked.live, walked.captured.graph
     assert graph is not None
@@ -166,6 +174,41 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
     )
     steps = tuple(step for made in walked.builder.steps if (step := _without_weights(made)) is not None)
     return LiveNet(calls, wrapped, training is not None, constants, steps, walked.captured.structure)
+
+
+class _SavedLive(LiveNet):
+    """A saved net has one input, which holds all."""
+
+    def run(self, net: nn.Module, inputs: Sequence[Any], instead: Mapping[str, Callable[..., Any]]) -> Any:
+        return super().run(net, [packed(inputs)], instead)
+
+
+def _saved(net: SavedNet) -> LiveNet:
+    """The calls of a saved net: its steps are its modules."""
+    if found := problems(net):
+        raise ModelError(found)
+    graph, nodes = fx.Graph(), list[fx.Node]()
+    steps = net.steps
+    for step in steps:
+        inputs = step.inputs
+        if "structure" in step.attrs:  # the results one by one, in place of one tensor that holds them all
+            inputs = steps[inputs[0].index].inputs
+        arguments = map_refs(inputs, lambda ref: nodes[ref.index])
+        kind = {"input": "placeholder", "output": "output"}.get(step.op, "call_module")
+        nodes.append(graph.create_node(kind, step.name, arguments))
+    last = {source: node for node in nodes for source in node.all_input_nodes}
+    calls = tuple(
+        Call(
+            node,
+            _without_weights(step),
+            (),
+            (node.args, node.kwargs),
+            tuple(source for source in node.all_input_nodes if last[source] is node),
+        )
+        for node, step in zip(nodes, steps, strict=True)
+    )
+    bare = tuple(made for step in steps if (made := _without_weights(step)) is not None)
+    return _SavedLive(calls, False, True, {}, bare, steps[-1].attrs.get("structure", TENSOR))
 
 
 def _without_weights(step: Step | None) -> Step | None:

@@ -10,10 +10,11 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import elementwise
@@ -26,9 +27,11 @@ from hummingbird.graph.chance import Chance
 from hummingbird.graph.example import leaves, plain
 from hummingbird.graph.fold import fold
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
-from hummingbird.graph.steps import Ref, Step
+from hummingbird.graph.layer_rules import check_variance
+from hummingbird.graph.saved import SavedNet
+from hummingbird.graph.steps import Ref, Step, compact
 from hummingbird.graph.structure import TENSOR
-from hummingbird.graph.unwrap import plain_copy
+from hummingbird.graph.unwrap import plain_copy, unwrapped
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 
 
@@ -52,6 +55,14 @@ def trace(
     return fold(steps)
 
 
+def unfolded(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> list[Step]:
+    """The steps of `trace` before batch norms are folded, "batch_norm" among them: a `SavedNet`. Raises as `trace`."""
+    steps, found = _convert(net, custom, False, example)
+    if found:
+        raise ModelError(found)
+    return compact(steps)
+
+
 def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> list[Problem]:
     """Every reason, by qualified name, why `trace` would refuse the net; empty if it would not."""
     return _convert(net, custom, False, example)[1]
@@ -68,8 +79,29 @@ def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: A
 def _convert(
     net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any
 ) -> tuple[list[Step], list[Problem]]:
+    if isinstance(unwrapped(net), SavedNet):
+        return _saved(net)
     walked, found = _walk(net, custom, elementwise, example)
     return ([] if walked is None else walked.builder.steps), found
+
+
+def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
+    """The steps of a `SavedNet`, whose tensors are held to what the rules ask of a net's own."""
+    twin = plain_copy(net)
+    assert isinstance(twin, SavedNet)
+    builder, steps, found = Builder(twin), [], _around(twin)
+    for step in twin.steps:
+        attrs = dict(step.attrs)
+        try:
+            if _hooked(twin.step(step.name)):
+                raise Unsupported("a forward hook here would be lost", _UNHOOK)
+            attrs |= {key: builder.weight(value, key) for key, value in attrs.items() if isinstance(value, Tensor)}
+            if step.op == "batch_norm":
+                check_variance(attrs["var"], attrs["eps"])
+        except Unsupported as problem:
+            found.append(Problem(step.name, problem.what, problem.hint))
+        steps.append(replace(step, attrs=attrs))
+    return steps, found
 
 
 def _walk(

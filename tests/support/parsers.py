@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hummingbird import ledger
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.checkpoint import load_checkpoint
+from hummingbird.convert import build
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc import meeting, rendezvous
 from hummingbird.mpc.correlations.masked import MaskedOpening
@@ -42,6 +44,10 @@ from hummingbird.pir.integrity import Identity, Statement, public_key
 from hummingbird.pir.serving.auditing import audit
 from hummingbird.pir.serving.command import _key
 from hummingbird.prg import CIPHERS
+from hummingbird.saving import folder as saved_folder
+from hummingbird.saving import read_net, save
+from hummingbird.saving import weights as saved_weights
+from hummingbird.saving.description import Description, _digest
 from hummingbird.version import VERSION
 from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
@@ -129,6 +135,35 @@ def stores(root: Path) -> dict[str, Parser]:
         "ledger": Parser([used], _file(place / folder.LEDGER, lambda path: ledger.Ledger(path, set_id).close())),
         "store header": Parser([header.read_bytes()], read),
         "store header, signed": Parser([header.read_bytes()], lambda data: read(signed(data))),
+    }
+
+
+def saved_nets(root: Path) -> dict[str, Parser]:
+    """net.json, as it is and with its digest made right, converted without the weights; their file."""
+    made, small = root / "saved", nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten())
+    save(nn.Sequential(small, nn.Linear(8, 3), nn.Hardtanh()), made, BitWindow(20, 4))
+    text, weights = (made / "net.json").read_bytes(), made / "weights.safetensors"
+    known = saved_folder.description(made)
+
+    def convert(data: bytes) -> object:
+        saved = Description.from_json(data, "net.json")
+        if sum(tensor.numel() for tensor in saved.tensors.values()) > 1 << 20:
+            return None  # as many weights as the net says: another test has little memory
+        net = read_net(root / "none", saved, weights=False)
+        return build(net, *saved.arguments)
+
+    def signed(data: bytes) -> object:
+        with contextlib.suppress(ValueError, RecursionError, TypeError):
+            fields = json.loads(data)
+            whole = {"format": "hummingbird-net", "version": 1, "hummingbird": VERSION, "net": fields}
+            return convert(json.dumps({**whole, "digest": _digest(fields)}).encode())
+        return convert(data)
+
+    read = _file(root / "w", lambda path: saved_weights.read(path, known))
+    return {
+        "saved net": Parser([text], convert),
+        "saved net, signed": Parser([json.dumps(json.loads(text)["net"]).encode()], signed),
+        "saved weights": Parser([weights.read_bytes()], read),
     }
 
 
@@ -366,6 +401,7 @@ def all_parsers(root: Path) -> dict[str, Parser]:
         **bits(root),
         **checkpoints(root),
         **stores(root),
+        **saved_nets(root),
         **dealers(),
         **tables(root),
         **lookups(),

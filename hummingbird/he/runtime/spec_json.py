@@ -1,31 +1,29 @@
 """The JSON of a client's description: nothing in a text is believed, as it may come from anybody.
 
-Tuples, references, slices, "..." and infinities have objects of their own; a tensor has none. Readers raise one of
-`MALFORMED` for what `client_spec.Public` cannot hold; whether the parts fit together is for `Public.check`.
+Steps are written as `graph.step_json` has it, and none holds a tensor. Readers raise one of `MALFORMED` for what
+`client_spec.Public` cannot hold; whether the parts fit together is for `Public.check`.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from hummingbird.errors import InputError
-from hummingbird.graph import OPS, Ref, Step
+from hummingbird.graph import OPS, Step
+from hummingbird.graph.step_json import MALFORMED, check_name, check_text, plain, read, whole
 from hummingbird.graph.steps import refs
 from hummingbird.he.runtime.rounds import MOST_SCALE, Return, Send, Turn
 
+__all__ = ["MALFORMED", "load", "read_step", "read_turn", "step_fields", "turn_fields", "whole", "wholes", "word"]
+
 VERSION = 2
 REMOTE = "server"  # the op of a step whose value the server computes
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
 # The largest net in the benchmarks, MobileNetV2 at 224 x 224, has some 200 steps in 200 kB of text.
 _MOST_TEXT = 4 << 20  # bytes
-_MOST_DEPTH = 32  # of nested lists and objects
 _MOST_STEPS = 1 << 12
-_MOST_NAME = 512  # characters
 _MOST_DIMS = 16
 _MOST_PRIMES = 65
 _MOST_DIGITS = 4096  # of a unit's numerator or denominator
@@ -35,25 +33,13 @@ _SERVERS = frozenset(("conv", "conv_transpose", "linear", "affine", "batch_norm"
 
 def load(text: str | bytes) -> dict[str, Any]:
     """The fields of a description, no list longer than a net needs; InputError for one of another version."""
-    _check_text(text)
+    check_text(text, _MOST_TEXT)
     fields: dict[str, Any] = json.loads(text)
     if fields["version"] != VERSION:
         what = f"a plan of version {str(fields['version'])[:32]}, this is {VERSION}"
         raise InputError(what, where="public", hint="use the same release of hummingbird on both sides")
     _check_lists(fields)
     return fields
-
-
-def _check_text(text: str | bytes) -> None:
-    """ValueError for a text that is too long, or nested too deeply."""
-    if len(text) > _MOST_TEXT:
-        raise ValueError(f"{len(text)} bytes")
-    depth = 0
-    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text if isinstance(text, str) else text.decode())
-    for bracket in re.findall(r"[\[\]{}]", bare):
-        depth += 1 if bracket in "[{" else -1
-        if depth > _MOST_DEPTH:
-            raise ValueError(f"nested more than {_MOST_DEPTH} deep")
 
 
 def _check_lists(fields: Any) -> None:
@@ -71,55 +57,15 @@ def _check_lists(fields: Any) -> None:
 
 def step_fields(step: Step) -> list[Any]:
     """A step as JSON has it; TypeError for one that holds a tensor."""
-    return [step.name, step.op, _plain(step.inputs), _plain(step.attrs)]
-
-
-def _plain(value: Any) -> Any:
-    """A value of a step as JSON has it; TypeError for a tensor."""
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(item) for item in value]}
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, Ref):
-        return {"ref": value.index}
-    if isinstance(value, slice):
-        return {"slice": [value.start, value.stop, value.step]}
-    if value is Ellipsis:
-        return {"ellipsis": True}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"{type(value).__name__} is not for clients")
-
-
-def _value(data: Any) -> Any:
-    """The value of a step that `plain` has written."""
-    if not isinstance(data, dict):
-        if data is None or isinstance(data, (bool, int, float, str)):
-            return data
-        raise ValueError("a list")
-    ((kind, content),) = data.items()
-    if kind == "tuple":
-        return tuple(_value(item) for item in content)
-    if kind == "ref":
-        return Ref(whole(content))
-    if kind == "slice":
-        return slice(*(None if part is None else int(part) for part in content))
-    if kind == "float":
-        return float(content)
-    if kind == "ellipsis":
-        return Ellipsis
-    raise ValueError(f"an object of kind {kind[:32]!r}")
+    return [step.name, step.op, plain(step.inputs), plain(step.attrs)]
 
 
 def read_step(number: int, name: Any, op: Any, inputs: Any, attrs: Any) -> Step:
     """A step of the client, or one of the server without what it is; it reads earlier steps only."""
     if op not in OPS and op != REMOTE or op in _SERVERS:
         raise ValueError(f"step {number} is {str(op)[:32]!r}")
-    if not isinstance(name, str) or len(name) > _MOST_NAME or not name.isprintable():
-        raise ValueError(f"the name of step {number}")
-    step = Step(name, op, _value(inputs), {str(key): _value(item) for key, item in attrs.items()})
+    name = check_name(name, number)
+    step = Step(name, op, read(inputs), {str(key): read(item) for key, item in attrs.items()})
     if not isinstance(step.inputs, tuple):
         raise ValueError(f"the inputs of step {number}")
     if any(not 0 <= ref.index < number for ref in refs(step.inputs)):
@@ -166,13 +112,6 @@ def _return(
     return Return(
         value, wholes(shape), rows, places, tile, last, size, primes, fraction, wholes(gains), one_gain, *errors
     )
-
-
-def whole(value: Any) -> int:
-    """A whole number, 0 or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{str(value)[:32]!r} is no whole number")
-    return value
 
 
 def wholes(values: Any) -> tuple[int, ...]:

@@ -1,0 +1,52 @@
+"""`save`: a net as data in a folder, for parties that have no code of it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hummingbird.commands.sources import add_model_arguments, net_of
+from hummingbird.saving import save
+from hummingbird.saving.folder import NET, check_free
+from hummingbird.saving.weights import name_of
+
+HELP = "Write a net as data to a folder, for parties that have no code of it."
+_DESCRIPTION = """Write a net as data to a new folder, with its windows, its protocol and the owner of its weights:
+parties that have the folder need no code of the net. net.json is for every party. Public weights are in
+weights.safetensors, for every party, too; with --owner they are in party-RANK.safetensors, for that party alone."""
+_EPILOG = """example, with my_net.py in the current folder:
+  python -m hummingbird save --model my_net:net --weights net.pt --bits bits.json --out saved
+  torchrun --standalone --nproc_per_node=2 -m hummingbird infer --saved saved --data my_data:images test
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "save",
+        help=HELP,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_model_arguments(sub)
+    text = "windows per layer (docs/bit-config.md); default: exact comparisons"
+    sub.add_argument("--bits", type=Path, metavar="FILE", help=text)
+    text = "the party whose secret the weights are (default: they are public, and every party has them)"
+    sub.add_argument("--owner", type=int, metavar="RANK", help=text)
+    sub.add_argument("--protocol", default="masked", help="masked (default) or gmw")
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help="a new folder")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Save the net that the options describe."""
+    check_free(args.out)
+    save(net_of(args), args.out, args.bits, "public" if args.owner is None else args.owner, args.protocol)
+    weights = name_of(args.owner)
+    if args.owner is None:
+        print(f"saved: give every party {args.out}, with {NET} and {weights}")
+    else:
+        print(f"saved: give {args.out / NET} to every party, and {weights} to party {args.owner} alone")
+    return 0

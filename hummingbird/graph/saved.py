@@ -1,0 +1,101 @@
+"""A net as data: the steps that a net was traced to, before batch norms are folded, as a module of its own.
+
+It has no code of the net that it was made from, computes what that net computes at inference, and is traced to the same
+steps, names included. So whatever takes a net takes this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird.graph import calls
+from hummingbird.graph.example import is_private
+from hummingbird.graph.interpreter import Interpreter
+from hummingbird.graph.run import OPS
+from hummingbird.graph.schema import check
+from hummingbird.graph.steps import Step
+
+
+class SavedStep(nn.Module):
+    """One operation, and its tensors as buffers under the names that they have among its attributes."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.name, self.op, self.inputs = step.name, step.op, step.inputs
+        self._attrs = {name: None if isinstance(value, Tensor) else value for name, value in step.attrs.items()}
+        for name, value in step.attrs.items():
+            if isinstance(value, Tensor):
+                self.register_buffer(name, value)
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes, with the tensors as they are now."""
+        return {name: self._buffers.get(name, value) for name, value in self._attrs.items()}
+
+    def forward(self, *values: Any) -> Any:
+        """The operation, as `hummingbird.graph.run` has it."""
+        return _batch_norm(self.attrs, *values) if self.op == "batch_norm" else OPS[self.op](self.attrs, *values)
+
+    def extra_repr(self) -> str:
+        return self.op
+
+
+class SavedNet(nn.Module):
+    """The net of these steps; InputError for steps that no net has (`schema.check`).
+
+    steps: as traced, before batch norms are folded. Modules have the names of the steps, and no parameters: it is for
+    inference, in eval mode whatever its mode says.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__()
+        check(steps)
+        self._by_name = {step.name: SavedStep(step) for step in steps}
+        for name, module in self._by_name.items():
+            _attach(self, name, module)
+        self.eval()
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps, with the tensors as they are now."""
+        return [Step(step.name, step.op, step.inputs, step.attrs) for step in self._by_name.values()]
+
+    def step(self, name: str) -> SavedStep:
+        """The module of the step of this name."""
+        return self._by_name[name]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The net's result, for the arguments of the net that was saved; errors of `hummingbird.graph.run`."""
+        steps, shapes = self.steps, list[tuple[int, ...]]()
+
+        def compute(number: int, step: SavedStep, arguments: tuple[Any, ...]) -> Any:
+            if step.op == "pack":
+                shapes[:] = [tuple(part.shape) for part in arguments[0]]
+            return step(*arguments)
+
+        net = Interpreter(tuple(self._by_name.values()))
+        values = net.start(calls.packed(calls.inputs(steps, inputs, named, is_private)))
+        net.run(values, compute)
+        return calls.unpacked(steps, values[len(steps) - 1], shapes, lambda part: part)
+
+
+def _batch_norm(a: dict[str, Any], x: Tensor) -> Tensor:
+    mean, var, weight, bias = (None if a[name] is None else a[name].to(x) for name in ("mean", "var", "weight", "bias"))
+    return F.batch_norm(x, mean, var, weight, bias, False, 0.0, a["eps"])
+
+
+def _attach(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Register a module under its qualified name; a container on the way gives its place, and its children, to it."""
+    *path, leaf = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root._modules[part] = nn.Module()
+        root = root._modules[part]  # type: ignore[assignment]
+    before = root._modules.get(leaf)
+    if before is not None:
+        module._modules.update(before._modules)
+    root._modules[leaf] = module

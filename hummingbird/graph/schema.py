@@ -1,0 +1,291 @@
+"""Checks of steps that come from a file: operations are a closed list, and so are the names and kinds of their inputs
+and attributes.
+
+A step that is not written here is no step of a saved net: "custom", which holds code, and "elementwise", which has no
+private form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.graph.build import INT, SIZE, TENSOR, TUPLE
+from hummingbird.graph.steps import Ref, Step
+
+_MOST = 1 << 31  # what sizes and positions stay below
+
+# Operation -> kinds of its inputs, and its attributes as NAME=KIND, with "?" where they may be missing. An input is "x"
+# (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "size" (a number or a step that makes one);
+# "x?" may be missing, "size*" may repeat.
+OPERATIONS: dict[str, tuple[str, str]] = {
+    "input": ("", "rank?=positive shape?=shape names?=words shapes?=shapes call?=structure"),
+    "output": ("x", "structure?=structure"),
+    "constant": ("", "value=tensor"),
+    "pack": ("xs", ""),
+    "conv": ("x", "weight=tensor bias=tensor|none stride=positives padding=wholes dilation=positives groups=positive"),
+    "conv_transpose": (
+        "x",
+        "weight=tensor bias=tensor|none stride=positives padding=wholes output_padding=wholes dilation=positives "
+        "groups=positive",
+    ),
+    "linear": ("x", "weight=tensor bias=tensor|none"),
+    "batch_norm": ("x", "mean=tensor var=tensor weight=tensor|none bias=tensor|none eps=number"),
+    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none"),
+    "affine": ("x", "scale=tensor shift=tensor"),
+    "scale_last": ("x", "scale=tensor shift=tensor"),
+    "root_scale": ("x", ""),
+    "causal": ("x", ""),
+    "matmul": ("x x", ""),
+    "einsum": ("x x", "equation=equation"),
+    "relu": ("x", ""),
+    "leaky_relu": ("x", "slope=number"),
+    "prelu": ("x", "weight=tensor"),
+    "hardtanh": ("x", "low=number high=number"),
+    "sigmoid": ("x", ""),
+    "hardsigmoid": ("x", ""),
+    "tanh": ("x", ""),
+    "silu": ("x", ""),
+    "hardswish": ("x", ""),
+    "gelu": ("x", "approximate=gelu"),
+    "softmax": ("x", "dim=int"),
+    "argmax": ("x", "dim=int keepdim=bool"),
+    "max_pool": ("x", "kernel=positives stride=positives padding=wholes dilation=positives ceil_mode=bool"),
+    "avg_pool": (
+        "x",
+        "kernel=positives stride=positives padding=wholes ceil_mode=bool count_include_pad=bool divisor=positive|none",
+    ),
+    "adaptive_avg_pool": ("x", "output_size=positives"),
+    "adaptive_max_pool": ("x", "output_size=positives"),
+    "mean": ("x", "dims=ints|none keepdim=bool"),
+    "sum": ("x", "dims=ints|none keepdim=bool"),
+    "add": ("x x?", "value?=number|tensor"),
+    "sub": ("x x?", "value?=number|tensor reversed?=bool"),
+    "mul": ("x x?", "value?=number|tensor"),
+    "neg": ("x", ""),
+    "square": ("x", ""),
+    "cat": ("xs", "dim=int"),
+    "stack": ("xs", "dim=int"),
+    "expand": ("x size*", ""),
+    "unflatten": ("x", "dim=int sizes=ints"),
+    "unbind": ("x", "dim=int"),
+    "flatten": ("x", "start=int end=int"),
+    "reshape": ("x size*", ""),
+    "permute": ("x", "dims=ints"),
+    "transpose": ("x", "dim0=int dim1=int"),
+    "squeeze": ("x", "dim=int|ints|none"),
+    "unsqueeze": ("x", "dim=int"),
+    "chunk": ("x", "chunks=positive dim=int"),
+    "split": ("x", "sizes=positive|wholes dim=int"),
+    "getitem": ("x|tuple", "index=index"),
+    "pad": ("x", "pads=ints value=number"),
+    "size": ("x", "dim=int|none"),
+    "int": ("size size?", "function=arithmetic index?=int|slice"),
+}
+
+
+def _is_int(value: Any, least: int = -_MOST) -> bool:
+    return type(value) is int and least <= value < _MOST
+
+
+def _all_ints(value: Any, least: int = -_MOST) -> bool:
+    return type(value) is tuple and bool(value) and all(_is_int(item, least) for item in value)
+
+
+def _is_slice(value: Any) -> bool:
+    parts = (value.start, value.stop, value.step) if isinstance(value, slice) else ("",)
+    return all(part is None or _is_int(part) for part in parts) and (not isinstance(value, slice) or value.step != 0)
+
+
+def _is_index(value: Any) -> bool:
+    parts = value if type(value) is tuple else (value,)
+    return bool(parts) and all(x is None or x is Ellipsis or _is_int(x) or _is_slice(x) for x in parts)
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether these are sizes, of which the first, the batch, may be open."""
+    return type(value) is tuple and bool(value) and (value[0] is None or _is_int(value[0])) and _sizes(value[1:])
+
+
+def _sizes(value: Any) -> bool:
+    return type(value) is tuple and all(_is_int(size, 0) for size in value)
+
+
+def _all_words(value: Any) -> bool:
+    return type(value) is tuple and all(type(word) is str for word in value)
+
+
+def _is_structure(value: Any) -> bool:
+    """Whether it is one of `graph.structure`, with constants that are numbers, words, True, False or None."""
+    if type(value) is not tuple or not value:
+        return False
+    if value[0] == "tensor":
+        return len(value) == 1
+    if value[0] == "constant":
+        return len(value) == 2 and (value[1] is None or type(value[1]) in (bool, int, float, str))
+    if len(value) != 3 or value[0] not in ("tuple", "list", "dict", "object"):
+        return False
+    kind, keys, parts = value
+    named = type(keys) is tuple and all(type(key) in (str, int) for key in keys) and len(set(keys)) == len(keys)
+    count = type(parts) is tuple and len(keys) == (len(parts) if kind in ("dict", "object") else 0) if named else False
+    return count and all(_is_structure(part) for part in parts)
+
+
+def _is_equation(value: Any) -> bool:
+    """Whether it is an equation of einsum for two values: "bij,bjk->bik"."""
+    left, arrow, out = value.partition("->") if type(value) is str else ("", "", "")
+    first, comma, second = left.partition(",")
+    terms = (first, second, out)
+    fine = all(len(set(term)) == len(term) <= 16 and (term.isalpha() or not term) for term in terms)
+    return bool(arrow and comma and fine and value.isascii() and set(out) <= set(first) | set(second))
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "none": lambda value: value is None,
+    "bool": lambda value: type(value) is bool,
+    "int": _is_int,
+    "ints": _all_ints,
+    "whole": lambda value: _is_int(value, 0),
+    "wholes": lambda value: _all_ints(value, 0),
+    "positive": lambda value: _is_int(value, 1),
+    "positives": lambda value: _all_ints(value, 1),
+    "number": lambda value: type(value) in (int, float) and abs(value) < math.inf,
+    "tensor": lambda value: isinstance(value, Tensor),
+    "slice": _is_slice,
+    "index": _is_index,
+    "shape": _is_shape,
+    "shapes": lambda value: type(value) is tuple and all(_sizes(shape) for shape in value),
+    "words": _all_words,
+    "structure": _is_structure,
+    "equation": _is_equation,
+    "gelu": lambda value: value in ("none", "tanh"),
+    "arithmetic": lambda value: value in ("add", "sub", "mul", "floordiv", "getitem"),
+}
+
+
+def check(steps: Sequence[Step]) -> None:
+    """InputError, naming the step, for steps that no net has: what they read and hold is checked, no value computed."""
+    kinds: list[str] = []
+    names: set[str] = set()
+    for number, step in enumerate(steps):
+        try:
+            if step.name in names or not all(step.name.split(".")):
+                raise ValueError("a name that is empty, or that another step has")
+            names.add(step.name)
+            if step.op not in OPERATIONS:
+                raise ValueError(f"the operation {step.op[:32]!r} is not in the vocabulary of saved nets")
+            if (step.op == "output") != (number == len(steps) - 1):
+                raise ValueError("a net ends with its one output")
+            _check_inputs(step, kinds)
+            _check_attributes(step)
+            _check_shapes(step)
+        except ValueError as error:
+            raise InputError(str(error), where=step.name) from None
+        kinds.append(_kind(step, kinds))
+    if not any(step.op == "input" for step in steps):
+        raise InputError("a net has an input, and an output that ends it")
+
+
+def _kind(step: Step, kinds: Sequence[str]) -> str:
+    """The kind of a step's value."""
+    if step.op in ("chunk", "split", "unbind"):
+        return TUPLE
+    if step.op == "size":
+        return SIZE if step.attrs["dim"] is None else INT
+    if step.op == "int":
+        return SIZE if isinstance(step.attrs.get("index"), slice) else INT
+    return TENSOR
+
+
+def _check_inputs(step: Step, kinds: Sequence[str]) -> None:
+    wanted = OPERATIONS[step.op][0].split()
+    given = list(step.inputs) if type(step.inputs) is tuple else [None]
+    for want in wanted:
+        name, needed = want.rstrip("?*"), not want.endswith(("?", "*"))
+        if not given and not needed:
+            break
+        while given:
+            if not _is_input(step, given.pop(0), name, kinds):
+                raise ValueError(f"{step.op} reads what it cannot take, expected {name}")
+            needed = False
+            if not want.endswith("*"):
+                break
+        if needed:
+            raise ValueError(f"{step.op} reads too little")
+    if given:
+        raise ValueError(f"{step.op} reads too much")
+    if step.op in ("add", "sub", "mul") and (len(step.inputs) == 2) == ("value" in step.attrs):
+        raise ValueError(f"{step.op} takes another value or a constant")
+    if step.op == "int" and (len(step.inputs) == 2) == ("index" in step.attrs):
+        raise ValueError("arithmetic on sizes takes two, an element one and a position")
+
+
+def _is_input(step: Step, value: Any, want: str, kinds: Sequence[str]) -> bool:
+    if want == "xs":
+        return type(value) is tuple and bool(value) and all(_is_input(step, item, "x", kinds) for item in value)
+    if isinstance(value, Ref):
+        if not 0 <= value.index < len(kinds):
+            raise ValueError(f"{step.op} reads a step that does not come before it")
+        whole = SIZE if step.op in ("reshape", "expand") or "index" in step.attrs else INT
+        known = {"x": (TENSOR,), "x|tuple": (TENSOR, TUPLE), "size": (INT, whole)}[want]
+        if step.op == "getitem" and kinds[value.index] == TUPLE and not _is_int(step.attrs.get("index")):
+            return False
+        return kinds[value.index] in known
+    return want == "size" and _is_int(value) and "index" not in step.attrs
+
+
+def _check_attributes(step: Step) -> None:
+    known = dict(word.split("=") for word in OPERATIONS[step.op][1].split())
+    names = {name.rstrip("?"): kind.split("|") for name, kind in known.items()}
+    missing = [name for name in known if not name.endswith("?") and name not in step.attrs]
+    if missing or set(step.attrs) - set(names):
+        extra = sorted(set(step.attrs) - set(names))
+        raise ValueError(f"{step.op} without {missing}" if missing else f"{step.op} has no {str(extra)[:80]}")
+    for name, value in step.attrs.items():
+        if not any(KINDS[kind](value) for kind in names[name]):
+            raise ValueError(f"{name} of {step.op} must be {' or '.join(names[name])}")
+
+
+def _check_shapes(step: Step) -> None:
+    """ValueError unless what belongs to one layer has one number of dimensions and channels."""
+    a = step.attrs
+    names = ("kernel", "stride", "padding", "dilation", "output_padding", "output_size")
+    space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}
+    if len(space) > 1 or not space <= {1, 2}:
+        raise ValueError(f"{step.op} has one or two spatial dimensions, the same for all of its attributes")
+    if step.op == "pad" and len(a["pads"]) % 2:
+        raise ValueError("pads come in pairs")
+    if "index" in a and step.op == "int" and (a["function"] != "getitem"):
+        raise ValueError("a position is for getitem")
+    if step.op in ("conv", "conv_transpose", "linear"):
+        weight, bias = a["weight"], a["bias"]
+        dims = 2 + len(a.get("stride", ()))
+        outputs = 1 if step.op == "conv_transpose" else 0
+        groups = a.get("groups", 1)
+        if weight.dim() != dims or 0 in weight.shape or weight.shape[0] % groups:
+            raise ValueError(f"a weight of shape {tuple(weight.shape)} for {dims} dimensions and {groups} group(s)")
+        channels = weight.shape[outputs] * (groups if outputs else 1)
+        if bias is not None and tuple(bias.shape) != (channels,):
+            raise ValueError(f"a bias of shape {tuple(bias.shape)} for {channels} channels")
+    if step.op == "batch_norm":
+        shapes = {tuple(a[name].shape) for name in ("mean", "var", "weight", "bias") if a[name] is not None}
+        if len(shapes) > 1 or any(len(shape) != 1 or 0 in shape for shape in shapes):
+            raise ValueError(f"a norm with tensors of shapes {sorted(shapes)}")
+    if step.op == "input" and len({"names" in a, "shapes" in a, "call" in a, "shape" in a}) > 1:
+        raise ValueError("an input of a call has a shape, and names, shapes and a structure of its parts")
+    if step.op == "norm" and (
+        (a["last"] is None) == (a["groups"] is None) or (a["last"] is None) != (a["sizes"] is None)
+    ):
+        raise ValueError("a norm is over the last dimensions, of known sizes, or over groups of channels")
+    if step.op in ("affine", "scale_last") and a["scale"].shape != a["shift"].shape:
+        raise ValueError("a factor and a shift of different shapes")
+    if step.op == "affine" and a["scale"].dim() != 1:
+        raise ValueError("a factor for each channel")
+    if step.op == "hardtanh" and a["low"] > a["high"]:
+        raise ValueError("the lower bound is above the upper one")
+    if step.op == "prelu" and (a["weight"].dim() != 1 or not len(a["weight"])):
+        raise ValueError(f"a PReLU's weight of shape {tuple(a['weight'].shape)}")

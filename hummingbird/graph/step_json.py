@@ -1,0 +1,90 @@
+"""Steps as JSON: tuples, references, slices, "..." and infinities have objects of their own; a tensor has a name.
+
+Nothing in a text is believed, as it may come from anybody: readers raise one of `MALFORMED` for what no step holds.
+Whether the parts of a step fit together is for others to say (`schema.check`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hummingbird.graph.steps import Ref
+
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, ZeroDivisionError)
+MOST_DEPTH = 32  # of nested lists and objects
+MOST_NAME = 512  # characters
+
+
+def check_text(text: str | bytes, most: int) -> None:
+    """ValueError for a text of more than `most` bytes, or nested too deeply: said before it is parsed."""
+    if len(text) > most:
+        raise ValueError(f"{len(text)} bytes, {most} are the most")
+    depth = 0
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text if isinstance(text, str) else text.decode())
+    for bracket in re.findall(r"[\[\]{}]", bare):
+        depth += 1 if bracket in "[{" else -1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"nested more than {MOST_DEPTH} deep")
+
+
+def check_name(name: Any, number: int) -> str:
+    """The name of step `number`; ValueError for one that cannot be shown."""
+    if not isinstance(name, str) or len(name) > MOST_NAME or not name.isprintable():
+        raise ValueError(f"the name of step {number}")
+    return name
+
+
+def plain(value: Any, tensor: Callable[[Tensor], str] | None = None) -> Any:
+    """A value of a step as JSON has it; `tensor`: gives a tensor's name, without it a tensor is a TypeError."""
+    if isinstance(value, tuple):
+        return {"tuple": [plain(item, tensor) for item in value]}
+    if isinstance(value, dict):
+        return {key: plain(item, tensor) for key, item in value.items()}
+    if isinstance(value, Ref):
+        return {"ref": value.index}
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor) and tensor is not None:
+        return {"tensor": tensor(value)}
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def read(data: Any, tensor: Callable[[str], Any] | None = None) -> Any:
+    """The value that `plain` has written; `tensor`: gives what a tensor's name stands for."""
+    if not isinstance(data, dict):
+        if data is None or isinstance(data, (bool, int, float, str)):
+            return data
+        raise ValueError("a list")
+    ((kind, content),) = data.items()
+    if kind == "tuple":
+        return tuple(read(item, tensor) for item in content)
+    if kind == "ref":
+        return Ref(whole(content))
+    if kind == "slice":
+        start, stop, step = (None if part is None else int(part) for part in content)
+        return slice(start, stop, step)
+    if kind == "float":
+        return float(content)
+    if kind == "ellipsis":
+        return Ellipsis
+    if kind == "tensor" and tensor is not None:
+        return tensor(content)
+    raise ValueError(f"an object of kind {kind[:32]!r}")
+
+
+def whole(value: Any) -> int:
+    """A whole number, 0 or more."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{str(value)[:32]!r} is no whole number")
+    return value

@@ -1,0 +1,149 @@
+"""A net saved once, and loaded at parties that have no Python code of it: `save`, `load`, `load_net`.
+
+    hummingbird.save(net, "saved", bits="bits.json", weights=1)     # at the owner of the weights; no session is needed
+    private = hummingbird.load("saved")                             # at every party: what convert_model returns
+
+What is saved is not the private net, whose tensors belong to one session, but the net as data (`graph.SavedNet`): the
+steps that it is traced to, of a closed list of operations, before batch norms are folded, with its own parameters.
+Loading makes a module of them and converts it as any other net: `load(folder)` is `convert_model` of what `load_net`
+gives, with the windows, owner and protocol that were saved; so there is one way from a net to a private one, and
+`simulate`, `validate_model` and the searches take a loaded net, too. Names, fingerprints, windows, costs and answers
+are those of the net itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hummingbird import convert, graph
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.errors import InputError, ModelError, Problem
+from hummingbird.graph import SavedNet, Step
+from hummingbird.graph.schema import check
+from hummingbird.mpc import builders
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.prg import new_seed
+from hummingbird.saving import folder as folders
+from hummingbird.saving import weights as files
+from hummingbird.saving.description import Description
+
+__all__ = ["Description", "load", "load_net", "save"]
+
+
+def save(
+    net: nn.Module,
+    folder: str | PathLike[str],
+    bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
+    weights: str | int = "public",
+    protocol: str = "masked",
+    example: Any = None,
+) -> None:
+    """Write a net, and how it is converted, to a new folder: `load` gives there what `convert_model` gives here.
+
+    The arguments, but for `folder`, are those of `convert_model`, and so are the errors; no session is needed. Private
+    weights (`weights=RANK`) go to a file of their own, `party-RANK.safetensors`, which no other party may have. Raises
+    ModelError for layers that only code can express (`register_converter`), and InputError for a folder that is there
+    already or cannot be written, and for a party that does not have the weights.
+
+        hummingbird.save(net, "saved", bits="bits.json")
+    """
+    place = Path(fspath(folder))
+    if isinstance(net, PrivateNet):
+        hint = "save the net it was made from: hummingbird.save(net, folder, bits=..., weights=...)"
+        raise InputError("a private net holds shares and belongs to a session", where="save", hint=hint)
+    folders.check_free(place)
+    config, owner = BitConfig.of(bits), convert.owner_of(weights)
+    if owner is not None and sessions.is_initialized() and sessions.current().rank != owner:
+        what = f"party {sessions.current().rank} does not have the weights of party {owner}"
+        hint = f"party {owner} saves the net, and gives net.json to the others"
+        raise InputError(what, where="save", hint=hint)
+    convert.build(net, config, weights, protocol, example=example)  # raises whatever convert_model raises
+    steps, tensors = _named(_savable(net, example))
+    if owner is not None:
+        config.check_use(lambda: graph.fingerprint(graph.trace(net, example=example)), protocol, None)
+        # How windows were found may tell of the weights, which they have just been compared with.
+        known = {key: config.provenance[key] for key in ("protocol", "parties") if key in config.provenance}
+        config = BitConfig(config.default, config.layers, known, config.input_range)
+    salt = b"" if owner is None else new_seed(32)
+    seal = files.seal(tensors, salt)
+    saved = Description(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)
+    text = saved.to_json().encode()
+    Description.from_json(text, str(place / folders.NET))  # what this release cannot read, it does not write
+    with folders.written(place) as draft:
+        (draft / folders.NET).write_bytes(text)
+        path = draft / files.name_of(owner)
+        files.write(path, saved, tensors, salt)
+        path.chmod(0o644 if owner is None else 0o600)
+
+
+def load(folder: str | PathLike[str]) -> PrivateNet:
+    """The private net of a folder that `save` wrote, as `convert_model` gave it, with no code of the net.
+
+    At another party than the owner of private weights the folder holds net.json alone. Raises InputError for a folder
+    that is no saved net, or not a whole one, for changed, foreign and other parties' files, AgreementError if, after
+    `init`, the parties have loaded different nets, and what else `convert_model` raises.
+
+        private = hummingbird.load("saved")
+    """
+    saved = folders.description(Path(fspath(folder)))
+    rank = sessions.current().rank if sessions.is_initialized() else None
+    net = read_net(folder, saved, weights=rank is None or saved.owner in (None, rank))
+    return convert.convert_model(net, *saved.arguments)
+
+
+def load_net(folder: str | PathLike[str]) -> SavedNet:
+    """The net of a folder that `save` wrote, on plain tensors: for `simulate`, `validate_model`, other windows.
+
+    It computes what the net does at inference. Raises InputError as `load` does, and for private weights that the
+    folder does not hold.
+    """
+    return read_net(folder, folders.description(Path(fspath(folder))))
+
+
+def read_net(folder: str | PathLike[str], saved: Description, *, weights: bool = True) -> SavedNet:
+    """`load_net` of a description that is read already; without `weights`, zeros in their place."""
+    place = Path(fspath(folder))
+    rank = sessions.current().rank if sessions.is_initialized() else None
+    folders.check_strangers(place, saved, rank)
+    tensors = files.read(place / files.name_of(saved.owner), saved) if weights else files.zeros(saved)
+    given = {id(meta): tensors[name] for name, meta in saved.tensors.items()}
+    return SavedNet([_with(step, given) for step in saved.steps])
+
+
+def _with(step: Step, tensors: dict[int, Tensor]) -> Step:
+    """The step with other tensors, by the identity of its own."""
+    attrs = {key: tensors[id(value)] if isinstance(value, Tensor) else value for key, value in step.attrs.items()}
+    return replace(step, attrs=attrs)
+
+
+def _savable(net: nn.Module, example: Any) -> list[Step]:
+    """The net's steps; ModelError with all those that only code can express."""
+    steps = graph.unfolded(net, custom=tuple(builders.CUSTOM), example=example)
+    hint = "write it with layers of torch.nn and known functions, or convert the net where its code is"
+    own = [
+        Problem(step.name, f"{type(step.attrs['module']).__name__}, a layer of register_converter, is code", hint)
+        for step in steps
+        if step.op == "custom"
+    ]
+    if own:
+        raise ModelError(own, hint="a saved net is data: it holds no code")
+    check(steps)
+    return steps
+
+
+def _named(steps: list[Step]) -> tuple[list[Step], dict[str, Tensor]]:
+    """The steps, and their tensors by name; a tensor that several steps have is named once."""
+    tensors: dict[str, Tensor] = {}
+    known: set[int] = set()
+    for step in steps:
+        for key, value in step.attrs.items():
+            if isinstance(value, Tensor) and id(value) not in known:
+                known.add(id(value))
+                tensors[f"{step.name}.{key}"] = value
+    return steps, tensors

@@ -1,0 +1,89 @@
+"""A saved net's folder: there as a whole or not at all, and never written over.
+
+net.json                 for every party: the net as data
+weights.safetensors      public weights, for every party;  or
+party-1.safetensors      those of party 1, mode 0600, for it alone
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hummingbird.errors import InputError
+from hummingbird.saving import weights
+from hummingbird.saving.description import Description
+
+NET = "net.json"
+
+
+def check_free(folder: Path) -> None:
+    """InputError, said before any work, unless a folder of this name can be made."""
+    if folder.exists() or folder.is_symlink():
+        hint = "name a new folder, or remove this one: nothing is written over"
+        raise InputError("the folder is there already", where=str(folder), hint=hint)
+    if not folder.parent.is_dir() or not os.access(folder.parent, os.W_OK):
+        raise InputError(f"no folder {folder.parent} that can be written", where=str(folder), hint="make it first")
+
+
+@contextmanager
+def written(folder: Path) -> Iterator[Path]:
+    """A new folder to write into, which takes its name, `folder`, once all is on the disk. Errors of `check_free`."""
+    check_free(folder)
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # mode 0700
+        try:
+            yield draft
+            for path in draft.iterdir():
+                _on_disk(path)
+            mask = os.umask(0)
+            os.umask(mask)
+            draft.chmod(0o777 & ~mask)
+            check_free(folder)  # another one may have come meanwhile
+            os.rename(draft, folder)
+            _on_disk(folder.parent)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        hint = "name a folder on a disk with room"
+        raise InputError(f"cannot write: {error.strerror or error}", where=str(folder), hint=hint) from None
+
+
+def _on_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def description(folder: Path) -> Description:
+    """The content of a folder's net.json; InputError for a folder that holds none, and of `Description.from_json`."""
+    path = folder / NET
+    try:
+        with open(path, "rb") as file:
+            text = file.read((16 << 20) + 1)
+    except OSError as error:
+        what = f"no saved net: cannot read {NET}: {error.strerror}"
+        raise InputError(what, where=str(folder), hint="the folder that hummingbird.save wrote") from None
+    return Description.from_json(text, str(path))
+
+
+def check_strangers(folder: Path, saved: Description, rank: int | None) -> None:
+    """InputError for weights of another party that this one can read, or that the net does not have.
+
+    rank: this party's; None: no party's, but of whoever owns the weights.
+    """
+    for path in sorted(folder.glob("party-*.safetensors")):
+        if path.name != weights.name_of(saved.owner):
+            whose = "public weights" if saved.owner is None else f"weights of party {saved.owner}"
+            hint = "each party's folder holds net.json and at most its own file"
+            raise InputError(f"a file of another party: the net has {whose}", where=str(path), hint=hint)
+        if rank is not None and rank != saved.owner and os.access(path, os.R_OK):
+            what = f"party {rank} can read the private weights of party {saved.owner}"
+            hint = f"give the other parties a folder with {NET} alone"
+            raise InputError(what, where=str(path), hint=hint)

@@ -1,0 +1,122 @@
+"""Files of weights: safetensors, which hold tensors and no code, bound to one net.json and it to them.
+
+A file names the digest of its net.json, which holds the file's seal: SHA-256 of a salt and of all tensors. Public
+weights have no salt. Those of a party have 32 random bytes, in its file alone, so that the seal, which every party
+gets, confirms no guess of the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hummingbird.errors import InputError
+from hummingbird.saving.description import Description
+
+_OWN = "hummingbird"  # one entry of the file's metadata, which has no order: equal nets are equal files
+FORMAT, VERSION = "hummingbird-weights", "1"
+
+
+def name_of(owner: int | None) -> str:
+    """The name of the file of public weights, or of those of a party."""
+    return "weights.safetensors" if owner is None else f"party-{owner}.safetensors"
+
+
+def seal(tensors: Mapping[str, Tensor], salt: bytes) -> str:
+    """SHA-256 (hex) of a salt and of names, types, shapes and values: the same on every machine."""
+    digest = hashlib.sha256(b"hummingbird-weights-1" + len(salt).to_bytes(8, "little") + salt)
+    for name, tensor in sorted(tensors.items()):
+        head = f"{name}\0{tensor.dtype} {tuple(tensor.shape)}".encode()
+        digest.update(len(head).to_bytes(8, "little") + head)
+        array = tensor.detach().cpu().contiguous().reshape(-1).numpy()
+        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).data)
+    return digest.hexdigest()
+
+
+def write(path: Path, saved: Description, tensors: Mapping[str, Tensor], salt: bytes) -> None:
+    """Write the file of a net's weights."""
+    words = {"format": FORMAT, "version": VERSION, "net": saved.digest, "party": str(saved.weights), "salt": salt.hex()}
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(content, path, {_OWN: json.dumps(words)})
+
+
+def read(path: Path, saved: Description) -> dict[str, Tensor]:
+    """The weights of `saved`, by name; InputError for a file that is missing, not whole, changed, or another net's."""
+    again = "copy it again from where the net was saved"
+    if not path.is_file():
+        whose = "its public weights" if saved.owner is None else f"the private weights of party {saved.owner}"
+        hint = f"{path.name} belongs to net.json" + ("" if saved.owner is None else ", at that party alone")
+        raise InputError(f"the net's folder lacks {whose}", where=str(path), hint=hint)
+    try:
+        with safe_open(path, "pt") as file:
+            words = _words(file.metadata() or {})
+            _check_words(words, saved, path)
+            _check_header(file, saved, path)
+            tensors = {name: file.get_tensor(name).clone() for name in saved.tensors}
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        what = f"not a whole safetensors file: {str(error)[:200]}"
+        raise InputError(what, where=str(path), hint=again) from None
+    try:
+        salt = bytes.fromhex(words.get("salt", "-"))
+    except ValueError:
+        salt = b"-"
+    if seal(tensors, salt) != saved.seal:
+        raise InputError("the weights have changed since they were saved", where=str(path), hint=again)
+    return tensors
+
+
+def zeros(saved: Description) -> dict[str, Tensor]:
+    """Tensors in place of another party's weights: shapes and types alone matter."""
+    return {name: torch.zeros((), dtype=x.dtype).expand(x.shape) for name, x in saved.tensors.items()}
+
+
+def _words(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The file's words on itself; none for another program's."""
+    try:
+        words = json.loads(metadata.get(_OWN, "{}"))
+    except RecursionError:
+        words = {}
+    return {key: str(value) for key, value in words.items()} if isinstance(words, dict) else {}
+
+
+def _check_words(words: Mapping[str, str], saved: Description, path: Path) -> None:
+    if words.get("format") != FORMAT:
+        hint = f"hummingbird.save writes {path.name}; weights of other origin go into the net before it is saved"
+        raise InputError("weights that hummingbird did not save", where=str(path), hint=hint)
+    if words.get("version") != VERSION:
+        what = f"saved in version {words.get('version', '')[:32]} of the format, this release reads version {VERSION}"
+        raise InputError(what, where=str(path), hint="save the net again with this release")
+    if words.get("party") != str(saved.weights):
+        what = f"weights of {_whose(words.get('party', ''))}, and the net is for those of {_whose(str(saved.weights))}"
+        raise InputError(what, where=str(path), hint="each party has its own file and no other's")
+    if words.get("net") != saved.digest:
+        what = f"weights of net {words.get('net', '')[:16]}, and this net.json is {saved.digest[:16]}"
+        raise InputError(what, where=str(path), hint="net.json and the weights come from one call of hummingbird.save")
+
+
+def _whose(party: str) -> str:
+    return "all parties" if party == "public" else f"party {party[:16]}"
+
+
+def _check_header(file: Any, saved: Description, path: Path) -> None:
+    """Types and shapes, before anything is read."""
+    names = set(file.keys())
+    wrong = sorted(names ^ set(saved.tensors))
+    if wrong:
+        kind = "unknown" if wrong[0] in names else "missing"
+        what = f"{len(wrong)} tensor(s) more or less than in net.json; {kind}: {wrong[0][:80]!r}"
+        raise InputError(what, where=str(path))
+    for name, tensor in saved.tensors.items():
+        part = file.get_slice(name)
+        got = f"{part.get_dtype()} {tuple(part.get_shape())}"
+        wanted = f"F{8 * tensor.dtype.itemsize} {tuple(tensor.shape)}"
+        if got != wanted:
+            raise InputError(f"{name} is {got}, net.json has {wanted}", where=str(path))

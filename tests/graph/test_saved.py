@@ -1,0 +1,82 @@
+"""A net as data: traced to the same steps, and the same outputs, for nets of the whole vocabulary."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hummingbird
+from hummingbird import graph
+from hummingbird.errors import HummingbirdError
+from hummingbird.graph import OPS, SavedNet
+from hummingbird.graph.schema import KINDS, OPERATIONS
+from scripts.fuzz_make import recipe
+
+ROUNDED = {"scale", "scale_tensor", "matmul"}  # divisions, and products with constant matrices: steps of another form
+
+
+def test_every_operation_can_be_saved() -> None:
+    assert OPERATIONS.keys() >= (OPS.keys() | {"batch_norm"}) - {"custom", "elementwise"}
+    named = {
+        kind for _, attrs in OPERATIONS.values() for word in attrs.split() for kind in word.split("=")[1].split("|")
+    }
+    assert named == KINDS.keys()
+
+
+def compare(number: int) -> bool:
+    """Whether net `number` can be traced; then the saved net is the same."""
+    made = recipe(number)
+    net, x = made.build()
+    try:
+        steps = graph.unfolded(net)
+    except HummingbirdError:
+        return False
+    saved = SavedNet(steps)
+    assert graph.fingerprint(graph.trace(net)) == graph.fingerprint(graph.trace(saved)), number
+    with torch.no_grad():
+        before, after = net(x.clone()), saved(x.clone())
+    if ROUNDED & set(made.kinds):
+        assert float((before - after).abs().max()) <= 1e-4 * max(1.0, float(before.abs().max())), number
+    else:
+        assert torch.equal(before, after), number
+    return True
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(48, marks=pytest.mark.slow)])
+def test_random_nets_compute_the_same(first: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        numbers = range(first, 1000 if first else 48)
+        assert sum(map(compare, numbers)) > len(numbers) // 2
+
+
+class Several(nn.Module):
+    """Two inputs and nested results, a product of two values, and norms on statistics of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+        self.maps = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.BatchNorm2d(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, object]:
+        w = self.rows(x)
+        z = self.head((w @ w.transpose(1, 2)).softmax(-1) @ w).mean(1)
+        return {"a": z, "b": (self.maps(y).mean((2, 3)), z * 2)}
+
+
+def test_several_inputs_and_results(tmp_path) -> None:
+    torch.manual_seed(0)
+    net, example = Several().eval(), (torch.randn(2, 5, 8), torch.randn(2, 3, 4, 4))
+    hummingbird.save(net, tmp_path / "saved", example=example, weights=1)
+    plain = hummingbird.load_net(tmp_path / "saved")
+    assert hummingbird.load(tmp_path / "saved").facts == hummingbird.convert_model(net, None, 1, example=example).facts
+    with torch.no_grad():
+        before, after = net(*example), plain(*example)
+        assert isinstance(after["b"], tuple) and torch.allclose(before["b"][0], after["b"][0], atol=1e-5)
+        twins = [hummingbird.simulate(net, example=example, seed=1), hummingbird.simulate(plain, seed=1)]
+        one, other = (twin(*example) for twin in twins)
+        assert torch.equal(one["a"], other["a"]) and torch.equal(one["b"][1], other["b"][1])
+    assert torch.allclose(twins[1](*example)["a"], before["a"], atol=0.01), "with gradients: the calls one by one"
