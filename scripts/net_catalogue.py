@@ -28,7 +28,7 @@ class Entry:
     classes: int = 1
 
     def example(self, images: Callable[[int], Tensor], batch: int) -> Any:
-        """The arguments that the net is called with; images: gives a batch of images of a side."""
+        """Arguments of the net; images: gives a batch of images of a side."""
         if self.side:
             x = images(self.side)[:batch]
         else:

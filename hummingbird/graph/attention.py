@@ -31,7 +31,7 @@ def matmul(b: Builder, input: Any, other: Any) -> Ref:
 
 
 def bmm(b: Builder, input: Any, mat2: Any) -> Ref:
-    """Products of batches of matrices."""
+    """A product of batches of matrices."""
     return matmul(b, input, mat2)
 
 
@@ -54,7 +54,7 @@ def addmm(b: Builder, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: An
 
 
 def einsum(b: Builder, equation: Any, *operands: Any) -> Ref:
-    """A sum of products of two values of the net, with an arrow, and every index at most once in each operand."""
+    """A product of two values of the net, with an arrow, and every index at most once in each operand."""
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = tuple(operands[0])
     if not isinstance(equation, str) or len(operands) != 2:

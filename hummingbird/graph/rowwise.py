@@ -113,7 +113,7 @@ def _layout(
 
 
 def _tensors(inputs: Any) -> Iterator[_Known]:
-    """All that is known of a step's tensors, through nested tuples."""
+    """The known facts of a step's tensors, through nested tuples."""
     if isinstance(inputs, _Known):
         if isinstance(inputs.value, Tensor):
             yield inputs

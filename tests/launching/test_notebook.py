@@ -41,7 +41,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def messages(client: Any, until: str) -> Iterator[dict[str, Any]]:
-    """What the kernel says, to the first message of this type; AssertionError if it does not come."""
+    """Messages of the kernel, to the first of this type; AssertionError if it does not come."""
     deadline = time.monotonic() + HANG
     while time.monotonic() < deadline:
         try:
