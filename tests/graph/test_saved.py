@@ -14,8 +14,10 @@ from hummingbird.errors import HummingbirdError
 from hummingbird.graph import OPS, SavedNet
 from hummingbird.graph.schema import KINDS, OPERATIONS
 from scripts.fuzz_make import recipe
+from tests.support.operations import cases
 
-ROUNDED = {"scale", "scale_tensor", "matmul"}  # divisions, and products with constant matrices: steps of another form
+# Divisions, products with constant matrices, and choices: steps of another form.
+ROUNDED = {"scale", "scale_tensor", "matmul", "where"}
 
 
 def test_every_operation_can_be_saved() -> None:
@@ -30,6 +32,7 @@ def compare(number: int) -> bool:
     """Whether net `number` can be traced; then the saved net is the same."""
     made = recipe(number)
     net, x = made.build()
+    net.requires_grad_(False)  # torch multiplies with weights that have gradients in another order
     try:
         steps = graph.unfolded(net)
     except HummingbirdError:
@@ -51,6 +54,19 @@ def test_random_nets_compute_the_same(first: int) -> None:
         warnings.simplefilter("ignore")
         numbers = range(first, 1000 if first else 48)
         assert sum(map(compare, numbers)) > len(numbers) // 2
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nets_of_one_operation_are_read_from_a_file_and_compute_the_same(name: str, tmp_path) -> None:
+    net, x, _ = CASES[name]
+    hummingbird.save(net.eval(), tmp_path / "saved", weights="public", example=x)
+    plain = hummingbird.load_net(tmp_path / "saved")
+    assert graph.fingerprint(graph.trace(net, example=x)) == graph.fingerprint(graph.trace(plain)), name
+    with torch.no_grad():
+        assert torch.allclose(net(x.clone()), plain(x.clone()), atol=1e-5), name
 
 
 class Several(nn.Module):
