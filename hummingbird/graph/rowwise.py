@@ -338,8 +338,7 @@ def _normed(a: dict[str, Any], shape: Shape) -> Collection[int]:
 
 
 _ELEMENTWISE = "relu leaky_relu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu neg square abs"
-_BATCHED = "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool "
-_BATCHED += "resize pixel_shuffle pixel_unshuffle channel_shuffle"
+_BATCHED = "conv conv_transpose max_pool avg_pool adaptive_avg_pool adaptive_max_pool resize"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _each),
     **dict.fromkeys(_BATCHED.split(), _first),
@@ -368,5 +367,7 @@ _RULES: dict[str, Rule] = {
     "getitem": _indexed,
     "pad": _padded,
     "edge_pad": _padded,
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _apart(axis=lambda a, shape: (-3, -2, -1))),
+    "channel_shuffle": _apart(axis=lambda a, shape: (1,)),
     **dict.fromkeys(("flip", "roll"), _apart(axis=lambda a, shape: a["dims"])),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
     """The net's output for one input; InputError for a wrong number of inputs or a wrong rank."""
     net = Interpreter(steps)
     values = net.start(*inputs)
-    net.run(values, _evaluate)
+    net.run(values, partial(_evaluate, inputs[0]))
     output: Tensor = values[len(steps) - 1]
     return output
 
@@ -35,12 +36,14 @@ def run_all(steps: Sequence[Step], *inputs: Tensor) -> list[Any]:
     """The value of every step: tensors, tuples of tensors (chunk, split), sizes and ints; errors as of `run`."""
     net = Interpreter(steps, keep=True)
     values = net.start(*inputs)
-    net.run(values, _evaluate)
+    net.run(values, partial(_evaluate, inputs[0]))
     return [values[number] for number in range(len(steps))]
 
 
-def _evaluate(number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
-    return OPS[step.op](step.attrs, *arguments)
+def _evaluate(x: Tensor, number: int, step: Step, arguments: tuple[Any, ...]) -> Any:
+    """The step's value; a constant is one beside the net's input `x`."""
+    value = OPS[step.op](step.attrs, *arguments)
+    return _like(value, x) if step.op == "constant" else value
 
 
 def _input(a: Attrs, x: Tensor) -> Tensor:
@@ -155,15 +158,15 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Tensor]:
     return apply
 
 
-def _extreme(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda a, x, *other: function(x, other[0] if other else torch.full_like(x, a["value"]))
+def _extreme(function: Callable[..., Tensor], bound: str) -> Callable[..., Tensor]:
+    return lambda a, x, *other: function(x, other[0]) if other else x.clamp(**{bound: a["value"]})
 
 
 def _greater(a: Attrs, x: Tensor, *other: Tensor) -> Tensor:
     """1 where x > y (strict) or x >= y, 0 elsewhere; turned: x and y exchanged."""
-    y = other[0] if other else torch.full_like(x, a["value"])
-    x, y = (y, x) if a["turned"] else (x, y)
-    return (x > y if a["strict"] else x >= y).to(x.dtype)
+    y = other[0] if other else a["value"]
+    greater, less = (y, x) if a["turned"] else (x, y)
+    return (greater > less if a["strict"] else greater >= less).to(x.dtype)
 
 
 def _channel_shuffle(a: Attrs, x: Tensor) -> Tensor:
@@ -204,7 +207,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "relu": lambda a, x: F.relu(x),
     "leaky_relu": lambda a, x: F.leaky_relu(x, a["slope"]),
     "prelu": lambda a, x: F.prelu(x, _like(a["weight"], x)),
-    "hardtanh": lambda a, x: F.hardtanh(x, a["low"], a["high"]),
+    "hardtanh": lambda a, x: x.clamp(a["low"], a["high"]),
     "sigmoid": lambda a, x: torch.sigmoid(x),
     "hardsigmoid": lambda a, x: F.hardsigmoid(x),
     "tanh": lambda a, x: torch.tanh(x),
@@ -228,8 +231,8 @@ OPS: dict[str, Callable[..., Any]] = {
     "stack": lambda a, x: torch.stack(x, a["dim"]),
     "pack": _pack,
     "abs": lambda a, x: x.abs(),
-    "maximum": _extreme(torch.maximum),
-    "minimum": _extreme(torch.minimum),
+    "maximum": _extreme(torch.maximum, "min"),
+    "minimum": _extreme(torch.minimum, "max"),
     "greater": _greater,
     "resize": resize_rules.resize,
     "pixel_shuffle": lambda a, x: F.pixel_shuffle(x, a["factor"]),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.graph.build import INT, SIZE, TENSOR, TUPLE
+from hummingbird.graph.resize_rules import MODES
 from hummingbird.graph.steps import Ref, Step
 
 _MOST = 1 << 31  # what sizes and positions stay below
@@ -68,6 +69,10 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "mul": ("x x?", "value?=number|tensor"),
     "neg": ("x", ""),
     "square": ("x", ""),
+    "abs": ("x", ""),
+    "maximum": ("x x?", "value?=number"),
+    "minimum": ("x x?", "value?=number"),
+    "greater": ("x x?", "value?=number turned=bool strict=bool"),
     "cat": ("xs", "dim=int"),
     "stack": ("xs", "dim=int"),
     "expand": ("x size*", ""),
@@ -83,6 +88,13 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "split": ("x", "sizes=positive|wholes dim=int"),
     "getitem": ("x|tuple", "index=index"),
     "pad": ("x", "pads=ints value=number"),
+    "edge_pad": ("x", "pads=ints mode=edges"),
+    "flip": ("x", "dims=ints"),
+    "roll": ("x", "shifts=ints dims=ints"),
+    "resize": ("x size*", "mode=resizing align_corners=bool|none recompute=bool|none scale=numbers|none"),
+    "pixel_shuffle": ("x", "factor=positive"),
+    "pixel_unshuffle": ("x", "factor=positive"),
+    "channel_shuffle": ("x", "groups=positive"),
     "size": ("x", "dim=int|none"),
     "int": ("size size?", "function=arithmetic index?=int|slice"),
 }
@@ -94,6 +106,10 @@ def _is_int(value: Any, least: int = -_MOST) -> bool:
 
 def _all_ints(value: Any, least: int = -_MOST) -> bool:
     return type(value) is tuple and bool(value) and all(_is_int(item, least) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < math.inf
 
 
 def _is_slice(value: Any) -> bool:
@@ -153,7 +169,8 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "wholes": lambda value: _all_ints(value, 0),
     "positive": lambda value: _is_int(value, 1),
     "positives": lambda value: _all_ints(value, 1),
-    "number": lambda value: type(value) in (int, float) and abs(value) < math.inf,
+    "number": _is_number,
+    "numbers": lambda value: type(value) is tuple and bool(value) and all(_is_number(x) and x > 0 for x in value),
     "tensor": lambda value: isinstance(value, Tensor),
     "slice": _is_slice,
     "index": _is_index,
@@ -163,6 +180,8 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "structure": _is_structure,
     "equation": _is_equation,
     "gelu": lambda value: value in ("none", "tanh"),
+    "edges": lambda value: value in ("reflect", "replicate", "circular"),
+    "resizing": lambda value: value in MODES,
     "arithmetic": lambda value: value in ("add", "sub", "mul", "floordiv", "getitem"),
 }
 
@@ -218,7 +237,7 @@ def _check_inputs(step: Step, kinds: Sequence[str]) -> None:
             raise ValueError(f"{step.op} reads too little")
     if given:
         raise ValueError(f"{step.op} reads too much")
-    if step.op in ("add", "sub", "mul") and (len(step.inputs) == 2) == ("value" in step.attrs):
+    if "value?" in OPERATIONS[step.op][1] and (len(step.inputs) == 2) == ("value" in step.attrs):
         raise ValueError(f"{step.op} takes another value or a constant")
     if step.op == "int" and (len(step.inputs) == 2) == ("index" in step.attrs):
         raise ValueError("arithmetic on sizes takes two, an element one and a position")
@@ -230,7 +249,7 @@ def _is_input(step: Step, value: Any, want: str, kinds: Sequence[str]) -> bool:
     if isinstance(value, Ref):
         if not 0 <= value.index < len(kinds):
             raise ValueError(f"{step.op} reads a step that does not come before it")
-        whole = SIZE if step.op in ("reshape", "expand") or "index" in step.attrs else INT
+        whole = SIZE if step.op in ("reshape", "expand", "resize") or "index" in step.attrs else INT
         known = {"x": (TENSOR,), "x|tuple": (TENSOR, TUPLE), "size": (INT, whole)}[want]
         if step.op == "getitem" and kinds[value.index] == TUPLE and not _is_int(step.attrs.get("index")):
             return False
@@ -257,8 +276,14 @@ def _check_shapes(step: Step) -> None:
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}
     if len(space) > 1 or not space <= {1, 2}:
         raise ValueError(f"{step.op} has one or two spatial dimensions, the same for all of its attributes")
-    if step.op == "pad" and len(a["pads"]) % 2:
+    if "pads" in a and len(a["pads"]) % 2:
         raise ValueError("pads come in pairs")
+    if step.op == "roll" and len(a["shifts"]) != len(a["dims"]):
+        raise ValueError("roll has a shift for each of its dimensions")
+    if step.op == "resize" and (len(step.inputs) > 1) == (a["scale"] is not None):
+        raise ValueError("resizing takes sizes or factors")
+    if step.op == "resize" and (a["scale"] or ()) and len(a["scale"]) > 2:
+        raise ValueError("resizing is of one or two spatial dimensions")
     if "index" in a and step.op == "int" and (a["function"] != "getitem"):
         raise ValueError("a position is for getitem")
     if step.op in ("conv", "conv_transpose", "linear"):

@@ -195,11 +195,12 @@ class PrivateNet(nn.Module):
         inputs, named: what forward() takes, private tensors shared (`cryptensor`), public ones as in the example.
         The result has the structure of forward()'s, of shared tensors.
         """
+        session = sessions.current()
         leaves = calls.inputs(self._graph, inputs, named, lambda value: isinstance(value, MPCTensor))
         for leaf in leaves:
             _check_input(leaf)
         x = leaves[0] if len(leaves) == 1 else from_share(calls.packed([share_of(leaf) for leaf in leaves]))
-        if self._set_up_for is not sessions.current():
+        if self._set_up_for is not session:
             self._check(x, progress)
             self.set_up()
         out: MPCTensor = super().__call__(x, progress)

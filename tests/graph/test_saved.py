@@ -10,12 +10,15 @@ from torch import nn
 
 import hummingbird
 from hummingbird import graph
-from hummingbird.errors import HummingbirdError
-from hummingbird.graph import OPS, SavedNet
+from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.graph import OPS, SavedNet, Step
 from hummingbird.graph.schema import KINDS, OPERATIONS
+from hummingbird.graph.steps import Ref
 from scripts.fuzz_make import recipe
+from tests.support.operations import cases
 
-ROUNDED = {"scale", "scale_tensor", "matmul"}  # divisions, and products with constant matrices: steps of another form
+# Divisions, products with constant matrices, and choices: steps of another form.
+ROUNDED = {"scale", "scale_tensor", "matmul", "where"}
 
 
 def test_every_operation_can_be_saved() -> None:
@@ -30,6 +33,7 @@ def compare(number: int) -> bool:
     """Whether net `number` can be traced; then the saved net is the same."""
     made = recipe(number)
     net, x = made.build()
+    net.requires_grad_(False)  # torch multiplies with weights that have gradients in another order
     try:
         steps = graph.unfolded(net)
     except HummingbirdError:
@@ -51,6 +55,47 @@ def test_random_nets_compute_the_same(first: int) -> None:
         warnings.simplefilter("ignore")
         numbers = range(first, 1000 if first else 48)
         assert sum(map(compare, numbers)) > len(numbers) // 2
+
+
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nets_of_one_operation_are_read_from_a_file_and_compute_the_same(name: str, tmp_path) -> None:
+    net, x, _ = CASES[name]
+    hummingbird.save(net.eval(), tmp_path / "saved", weights="public", example=x)
+    plain = hummingbird.load_net(tmp_path / "saved")
+    assert graph.fingerprint(graph.trace(net, example=x)) == graph.fingerprint(graph.trace(plain)), name
+    with torch.no_grad():
+        assert torch.allclose(net(x.clone()), plain(x.clone()), atol=1e-5), name
+
+
+RESIZE = {"mode": "nearest", "align_corners": None, "recompute": None, "scale": (2.0,)}
+SIZES = RESIZE | {"scale": None}
+WRONG: list[tuple[Step, str]] = [
+    (Step("s", "roll", (Ref(0),), {"shifts": (1, 2), "dims": (1,)}), "a shift for each"),
+    (Step("s", "flip", (Ref(0),), {"dims": (1.0,)}), "dims of flip must be ints"),
+    (Step("s", "resize", (Ref(0),), SIZES), "sizes or factors"),
+    (Step("s", "resize", (Ref(0), 4), RESIZE), "sizes or factors"),
+    (Step("s", "resize", (Ref(0), Ref(0)), SIZES), "expected size"),
+    (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (2.0, 2.0, 2.0)}), "one or two spatial dimensions"),
+    (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (0.0,)}), "scale of resize must be numbers or none"),
+    (Step("s", "resize", (Ref(0),), RESIZE | {"scale": (float("nan"),)}), "scale of resize must be numbers or none"),
+    (Step("s", "resize", (Ref(0),), RESIZE | {"mode": "area"}), "mode of resize must be resizing"),
+    (Step("s", "edge_pad", (Ref(0),), {"pads": (1, 0, 1), "mode": "reflect"}), "pads come in pairs"),
+    (Step("s", "edge_pad", (Ref(0),), {"pads": (1, 0), "mode": "constant"}), "mode of edge_pad must be edges"),
+    (Step("s", "pixel_shuffle", (Ref(0),), {"factor": 0}), "factor of pixel_shuffle must be positive"),
+    (Step("s", "maximum", (Ref(0),), {}), "another value or a constant"),
+    (Step("s", "maximum", (Ref(0), Ref(0)), {"value": 1.0}), "another value or a constant"),
+    (Step("s", "greater", (Ref(0),), {"value": 1.0, "turned": 0, "strict": True}), "turned of greater must be bool"),
+]
+
+
+@pytest.mark.parametrize(("step", "what"), WRONG, ids=[f"{step.op}-{what}" for step, what in WRONG])
+def test_steps_that_no_net_has_are_refused(step: Step, what: str) -> None:
+    with pytest.raises(InputError, match=what) as caught:
+        SavedNet([Step("x", "input"), step, Step("output", "output", (Ref(1),))])
+    assert caught.value.where == "s"
 
 
 class Several(nn.Module):

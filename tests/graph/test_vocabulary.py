@@ -89,6 +89,7 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("prelu", (), [PRELU, lambda x, m: F.prelu(x, m.weight), lambda x, m: x.prelu(m.weight)]),
     ("hardtanh", (), [nn.Hardtanh(-2, 1), lambda x: F.hardtanh(x, -2, 1), lambda x: x.clamp(-2, 1)]
      + [lambda x: F.hardtanh_(x, -2.0, 1.0), lambda x: torch.clamp(x, min=-2, max=1), lambda x: x.clip_(-2, 1)]),
+    ("hardtanh", (), [lambda x: x.argmax(1).clamp(0.5, 2.25), lambda x: torch.clip(x.argmax(1), 0.5, 2.25)]),
     ("hardtanh", (), [nn.ReLU6(), F.relu6, nn.Hardtanh(0, 6), lambda x: x.clamp(0, 6)]),
     ("sigmoid", (), [nn.Sigmoid(), torch.sigmoid, F.sigmoid, lambda x: x.sigmoid(), lambda x: x.sigmoid_()]),
     ("hardsigmoid", (), [nn.Hardsigmoid(), F.hardsigmoid]),
@@ -129,10 +130,13 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
      + [lambda x: x.square_(), lambda x: x.mul(x)]),
     ("cat", (), [lambda x: torch.cat((x, x.relu()), 1), lambda x: torch.concat([x, x.relu()], dim=1)]
      + [lambda x: torch.cat([x, x.relu()], axis=1)]),
-    ("expand", (2, 1, 9), [lambda x: x.expand(-1, 3, 9), lambda x: x.expand((2, 3, -1))]),
+    ("expand", (2, 1, 9), [lambda x: x.expand(-1, 3, 9), lambda x: x.expand((-1, 3, 9))]
+     + [lambda x: x.expand(size=[-1, 3, 9])]),
+    ("expand", (2, 1, 9), [lambda x: x.expand((2, 3, -1))]),
     ("abs", (), [lambda x: x.abs(), torch.abs, lambda x: abs(x), lambda x: x.clone().abs_()]),
     ("maximum", (), [lambda x: x.clamp(min=0.5), lambda x: torch.clamp_min(x, 0.5)]),
     ("minimum", (), [lambda x: x.clamp(max=0.5), lambda x: x.clamp_max(0.5)]),
+    ("minimum", (), [lambda x: x.argmax(1).clamp(max=0.5), lambda x: x.argmax(1).clamp_max(0.5)]),
     ("resize", (), [nn.Upsample(scale_factor=2), lambda x: F.interpolate(x, scale_factor=2)]),
     ("resize", (), [lambda x: F.interpolate(x, (5, 7), mode="bilinear")]),
     ("pixel_shuffle", (), [nn.PixelShuffle(2), lambda x: F.pixel_shuffle(x, 2)]),
@@ -182,25 +186,9 @@ def test_every_op_has_a_spelling_here() -> None:
     """affine, int, size and custom have tests below, elementwise in tests/he/compile/test_elementwise.py, pack in
     test_example.py, constant and greater in tests/support/operations.py, norms and products in tests/mpc.
     """
-    assert OPS.keys() - {op for op, _, _ in FORMS} == {
-        "input",
-        "affine",
-        "int",
-        "size",
-        "custom",
-        "elementwise",
-        "pack",
-        "constant",
-        "greater",
-        "causal",
-        "einsum",
-        "matmul",
-        "norm",
-        "root_scale",
-        "scale_last",
-        "unbind",
-        "unflatten",
-    }
+    apart = "input affine int size custom elementwise pack constant greater causal einsum matmul norm "
+    apart += "root_scale scale_last unbind unflatten"
+    assert OPS.keys() - {op for op, _, _ in FORMS} == set(apart.split())
 
 
 # Names, memory, reuse -----------------------------------------------------------------------------------------------
