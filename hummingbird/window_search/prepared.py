@@ -68,6 +68,7 @@ class Prepared:
     def plot(self) -> Any:
         """Draw accuracy against kB sent online per party and image: a matplotlib figure, which `savefig` writes.
 
+        A notebook shows it where a cell ends with it, after `%matplotlib inline`.
         Raises EnvironmentProblem without matplotlib.
         """
         try:

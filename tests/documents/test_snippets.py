@@ -144,9 +144,9 @@ def test_the_snippet_that_chooses_windows_runs() -> None:
     space: dict[str, Callable[..., BitConfig]] = {}
     exec(snippet, space)  # noqa: S102 - a snippet of this repository
     net = load_checkpoint(ROOT / "checkpoints/digits.pt", get_model("digits", 10)).eval()
-    images, _ = load("digits", "train")
-    found = space["choose"](net, images[:200])
+    images, labels = load("digits", "train")
+    found = space["choose"](net, images[:200], labels[:200])
     assert set(found.layers) == {"relu1", "relu2", "relu3"} and found.provenance["cost"] <= 8 / 64
     table = text_of(ROOT / "docs/bit-config.md").partition("| in `provenance` | |")[2].partition("\n\n")[0]
     told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
-    assert told - {"command", "model", "dataset", "split", "finetuning"} <= set(found.provenance)
+    assert told - {"model", "dataset", "split", "finetuning"} <= set(found.provenance)

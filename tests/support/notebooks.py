@@ -24,7 +24,8 @@ _HIDDEN = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "HUMMINGBIRD_LANES", "HUMMI
 def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
     """The notebook after a run of all its cells in `folder`; an error in a cell is raised."""
     notebook = nbformat.read(path, as_version=4)
-    environment = {key: value for key, value in os.environ.items() if key not in _HIDDEN} | {"PYTHONPATH": str(ROOT)}
+    environment = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
+    environment |= {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}  # progress is for who waits
     with patch.dict(os.environ, environment, clear=True):
         NotebookClient(
             notebook,
