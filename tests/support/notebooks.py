@@ -26,6 +26,7 @@ def executed(path: Path, folder: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     environment = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
     environment |= {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}  # progress is for who waits
+    environment |= {"OMP_NUM_THREADS": "1"}  # small nets: on busy cores a second thread is only waited for
     with patch.dict(os.environ, environment, clear=True):
         NotebookClient(
             notebook,
