@@ -193,7 +193,7 @@ BOUNDS: dict[str, Bound] = {
 }
 MOVES = frozenset(
     "output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int expand "
-    "pixel_shuffle pixel_unshuffle channel_shuffle flip roll edge_pad".split()
+    "pixel_shuffle pixel_unshuffle channel_shuffle flip roll edge_pad unbind unflatten".split()
 )
 
 

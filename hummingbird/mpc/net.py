@@ -340,4 +340,6 @@ def _attach(root: nn.Module, name: str, layer: nn.Module) -> None:
         if part not in root._modules:
             root._modules[part] = nn.Module()
         root = root._modules[part]  # type: ignore[assignment]
+    if leaf in root._modules:  # a container of steps that the layer was cut into, as in "norm.square"
+        layer._modules.update(root._modules[leaf]._modules)  # type: ignore[union-attr]
     root._modules[leaf] = layer  # not by add_module, which refuses names that the private net has itself, like "plan"

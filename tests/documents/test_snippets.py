@@ -100,7 +100,9 @@ def test_the_certificates_serve_a_dealer_and_two_parties(tmp_path: Path) -> None
     assert private == plain
 
 
-@pytest.mark.parametrize("line", [line for line in shell_lines() if re.search(r"-m hummingbird (info|estimate)", line)])
+@pytest.mark.parametrize(
+    "line", [line for line in shell_lines() if re.search(r"-m hummingbird (info|estimate --model)", line)]
+)
 def test_info_and_estimate_lines_run(
     line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from hummingbird import convert, cost, graph
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.cost import FREE, Cost
 from hummingbird.graph import OPS, Step
+from hummingbird.graph.steps import refs
 from hummingbird.mpc import builders, smooth, splines
 from hummingbird.mpc import softmax as places
 from hummingbird.mpc.activations import EvenSmooth, PReLU
@@ -34,21 +35,23 @@ BOUNDS = {
 }
 
 
-def layers() -> Iterator[tuple[str, Step, Comparing, Tensor]]:
-    """Every layer of the small nets that compares the net's own input, with its step and that input."""
+def layers() -> Iterator[tuple[str, Step, Comparing, list[Tensor]]]:
+    """Every layer of the small nets that compares the net's own input, with its step, that input and constants."""
     for name, case in cases().items():
         steps = {step.name: step for step in graph.trace(case.net.eval())}
         plan = convert.build(case.net, EXACT).plan
         for step in plan:
-            if isinstance(step.layer, Comparing) and plan[step.inputs[0].index].op == "input":
-                yield name, steps[step.name], step.layer, case.x.double()
+            given = [plan[ref.index] for ref in refs(step.inputs)]
+            if isinstance(step.layer, Comparing) and {source.op for source in given} <= {"input", "constant"}:
+                values = [case.x if source.op == "input" else steps[source.name].attrs["value"] for source in given]
+                yield name, steps[step.name], step.layer, [value.double() for value in values]
 
 
 def test_on_real_numbers_a_formula_is_the_function_of_torch() -> None:
     seen = set()
-    for name, step, layer, x in layers():
+    for name, step, layer, given in layers():
         weight = [step.attrs["weight"]] if isinstance(layer, PReLU) else []
-        got, wanted = layer.formula(REALS, x, *weight), OPS[step.op](step.attrs, x)
+        got, wanted = layer.formula(REALS, *given, *weight), OPS[step.op](step.attrs, *given)
         assert got.shape == wanted.shape and got.dtype == torch.float64, name
         assert float((got - wanted).abs().max()) <= BOUNDS.get(step.op, 0) + 1e-12, name
         seen.add(step.op)

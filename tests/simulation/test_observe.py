@@ -123,8 +123,8 @@ def test_values_that_are_not_finite_name_the_layer() -> None:
 
 
 def test_nets_and_windows_are_refused_as_by_simulate() -> None:
-    with pytest.raises(ModelError, match="GroupNorm"):
-        magnitudes(nn.Sequential(nn.GroupNorm(1, 3), nn.ReLU()), X)
+    with pytest.raises(ModelError, match="LocalResponseNorm"):
+        magnitudes(nn.Sequential(nn.LocalResponseNorm(2), nn.ReLU()), X)
     for options in ({"bits": BitConfig(layers={"nonsense": BitWindow(8, 0)})}, {"protocol": "bgw"}, {"parties": 1}):
         with pytest.raises(ConfigError):
             magnitudes(nn.Sequential(nn.ReLU()), X, **options)  # type: ignore[arg-type]

@@ -25,17 +25,22 @@ from hummingbird.he.runtime.operations import Gather
 
 VIEWS = alias.VIEWS | {"cat", "stack"}
 SUMS = frozenset("avg_pool adaptive_avg_pool mean sum".split())
-_LAYERS = frozenset("conv conv_transpose linear affine".split())
+_LAYERS = frozenset("conv conv_transpose linear affine scale_last".split())
+_ARITHMETIC = frozenset("add sub mul".split())
 
 
 def is_weighted(step: Step) -> bool:
     """Whether the step multiplies by or adds parameters of the net, which only the server has."""
-    return step.op in _LAYERS or isinstance(step.attrs.get("value"), Tensor)
+    return step.op in _LAYERS or (step.op in _ARITHMETIC and isinstance(step.attrs.get("value"), Tensor))
 
 
 def has_bias(step: Step) -> bool:
     """Whether a step that `is_weighted` adds parameters, too."""
-    return step.op in ("add", "sub", "affine") if "bias" not in step.attrs else step.attrs["bias"] is not None
+    return (
+        step.op in ("add", "sub", "affine", "scale_last")
+        if "bias" not in step.attrs
+        else step.attrs["bias"] is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,7 @@ _MAPS: dict[str, Callable[[Step, Tensor], Map]] = {
     "conv_transpose": _conv_transpose,
     "linear": _linear,
     "affine": _affine,
+    "scale_last": lambda step, index: _elementwise(step.attrs["scale"].double(), step.attrs["shift"].double(), index),
     **dict.fromkeys(("add", "sub", "mul"), _constant),
     **dict.fromkeys(("avg_pool", "adaptive_avg_pool"), _pool),
     **dict.fromkeys(("mean", "sum"), _reduce),

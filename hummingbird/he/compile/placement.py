@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hummingbird.errors import Problem
 from hummingbird.graph import Ref, Step, elementwise
@@ -169,7 +170,9 @@ class Placement:
 def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, list[Problem]]:
     """Sides and turns of `prepared` steps, and every step that the mode cannot express."""
     decide = _aided if mode == "client-aided" else _polynomial
-    placement, found = Placement(steps, shapes, []), []
+    placement, found = Placement(steps, shapes, []), _misplaced(steps)
+    if found:
+        return placement, found
     for index, step in enumerate(steps):
         inputs = [placement.places[ref.index] for ref in refs(step.inputs)]
         side = CLIENT if step.op in ("input", "output") else decide(step, inputs, placement)
@@ -191,6 +194,17 @@ def place(steps: Sequence[Step], shapes: Shapes, mode: str) -> tuple[Placement, 
     if not found:
         placement.demand()
     return placement, list(dict.fromkeys(found))
+
+
+def _misplaced(steps: Sequence[Step]) -> list[Problem]:
+    """Parameters where only the client computes: it must not have them."""
+    return [
+        Problem(
+            step.name, f"{step.op} of a tensor that the net holds", "add it, multiply by it, or put it into a layer"
+        )
+        for step in steps
+        if any(isinstance(value, Tensor) for value in step.attrs.values()) and not is_weighted(step)
+    ]
 
 
 def _aided(step: Step, inputs: Sequence[Place], placement: Placement) -> str:

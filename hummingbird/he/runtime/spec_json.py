@@ -28,7 +28,7 @@ _MOST_DIMS = 16
 _MOST_PRIMES = 65
 _MOST_DIGITS = 4096  # of a unit's numerator or denominator
 # Weights are the server's, and arithmetic on sizes is done when a net is converted.
-_SERVERS = frozenset(("conv", "conv_transpose", "linear", "affine", "batch_norm", "prelu", "custom", "size", "int"))
+_SERVERS = frozenset("conv conv_transpose linear affine scale_last constant batch_norm prelu custom size int".split())
 
 
 def load(text: str | bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hummingbird import he
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.graph.steps import refs
 from hummingbird.he.compile.convert import make_plan
@@ -100,6 +101,14 @@ def test_slopes_of_a_prelu_are_weights() -> None:
     assert sides(plan)["0.slope"] == ("encrypted", 0) and sides(plan)["0.relu"] == ("client", 0)
 
 
+def test_factors_of_a_norm_are_weights() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).eval()
+    placed = sides(make_plan(net, (4,)))
+    assert (placed["1.norm"], placed["1"]) == (("client", 1), ("encrypted", 1))
+    x = torch.randn(3, 4)
+    assert torch.allclose(he.convert_model(net, (4,))(x), net(x), atol=1e-3)
+
+
 def test_layers_added_share_a_scale() -> None:
     """With very different weights, the factor would otherwise eat the room of the sum."""
     a, b = conv(1, 1, 1), conv(1, 1, 1)
@@ -125,7 +134,7 @@ def test_what_no_mode_can_do(mode: str) -> None:
         (nn.Sequential(nn.ReLU(), nn.Flatten()), "no layer has weights"),
         (Fn(lambda s, x: s.l(x - x.mean(0, keepdim=True)), l=nn.Linear(4, 2)), "mixes the images"),
         (nn.Sequential(nn.Linear(4, 2), nn.Softmax(0)), "mixes the images"),
-        (nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), "LayerNorm is not in the vocabulary"),
+        (nn.Sequential(nn.Linear(4, 2), nn.LocalResponseNorm(2)), "LocalResponseNorm is not in the vocabulary"),
     ]:
         with pytest.raises(ModelError, match=what):
             make_plan(net, (4,), mode)

@@ -81,7 +81,7 @@ def test_nets(mode: str) -> None:
         (nn.Linear(4, 0), "0: holds no values"),
         (scaled(1e30), "0: weights up to"),
         (scaled(float("nan")), "0: weight holds NaN"),
-        (nn.LayerNorm(4), "LayerNorm is not in the vocabulary"),
+        (nn.LocalResponseNorm(2), "LocalResponseNorm is not in the vocabulary"),
     ]:
         with pytest.raises(ModelError, match=what):
             he.convert_model(net, (4,), mode)
