@@ -141,7 +141,8 @@ class PrivateNet(nn.Module):
     @property
     def _fixed_weights(self) -> list[FixedWeight]:
         layers = [step.layer for step in self.plan if step.layer is not None]
-        return [module for layer in layers for module in layer.modules() if isinstance(module, FixedWeight)]
+        modules = [module for layer in layers for module in layer.modules()]  # of a layer cut into parts, theirs too
+        return [module for module in dict.fromkeys(modules) if isinstance(module, FixedWeight)]
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
         """Rounds and bits of every step for this input shape. InputError if the net cannot take it."""
