@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph import layer_rules as layer
-from hummingbird.graph.build import TUPLE, Builder, Unsupported
+from hummingbird.graph import public
+from hummingbird.graph.build import PUBLIC, TENSOR, TUPLE, Builder, Unsupported
+from hummingbird.graph.public import HIDDEN
 from hummingbird.graph.steps import Ref
-
-HIDDEN = -(2.0**12)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
@@ -80,7 +80,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Ref:
-    """torch's function, with a constant mask; what is dropped, and grouped queries, are refused."""
+    """torch's function, with a constant mask or a public one; what is dropped, and grouped queries, are refused."""
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
     if enable_gqa:
@@ -96,7 +96,10 @@ def _weights(b: Builder, query: Any, key: Any, mask: Any, causal: bool, scale: f
     logits = b.emit("matmul", q, turned, suffix=".logits")
     if causal:
         logits = b.emit("causal", logits, suffix=".causal")
-    if mask is not None:
+    if b.kind(mask) == PUBLIC:
+        added = public.share(b, public.emit(b, "hidden", (mask,), {}, suffix=".hidden"), TENSOR)
+        logits = b.emit("add", logits, added, suffix=".mask")
+    elif mask is not None:
         logits = b.emit("add", logits, suffix=".mask", value=hidden(b, mask))
     return b.emit("softmax", logits, suffix=".softmax", dim=-1)
 
@@ -105,9 +108,7 @@ def hidden(b: Builder, mask: Any) -> Tensor:
     """A constant mask as what is added to logits: False, and numbers below HIDDEN, become HIDDEN."""
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
-    if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape).masked_fill(~mask, HIDDEN)
-    return b.weight(mask.clamp(min=HIDDEN), "attn_mask")
+    return b.weight(public.hidden(mask), "attn_mask")
 
 
 def _times(b: Builder, x: Ref, factor: Any, suffix: str) -> Ref:

@@ -9,7 +9,7 @@ import inspect
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from torch import Tensor, fx, nn
 from hummingbird.errors import Problem
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
-from hummingbird.graph.example import Example, Running, given, leaves
+from hummingbird.graph.example import Example, Running, leaves
 from hummingbird.graph.hints import is_unsupported, module_hint
 from hummingbird.graph.structure import TENSOR, Structure, flatten
-from hummingbird.graph.symbols import SymbolTracer, answering
+from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
 from hummingbird.graph.vocabulary import module_rule
 
 _HINTS = {  # by words of errors that torch.fx and Python raise
@@ -44,7 +44,7 @@ class Capture:
     """The graph (None if there is none), the module path of every node, and the modules that were kept whole.
 
     structure: of the result. example: the call it was traced on. running: the values of that call, while it is checked.
-    fixed: whether the batch must have the example's size.
+    fixed: whether the batch must have the example's size. types: of the nodes that are tensors, known with an example.
     """
 
     root: nn.Module
@@ -56,6 +56,7 @@ class Capture:
     example: Example | None = None
     running: Running | None = None
     fixed: bool = False
+    types: dict[fx.Node, torch.dtype] = field(default_factory=dict)
 
     def attribute(self, node: fx.Node) -> Any:
         """The constant that a node of the graph reads."""
@@ -154,12 +155,11 @@ def is_leaf(net: nn.Module, custom: tuple[type[nn.Module], ...]) -> bool:
     return module_rule(net) is not None or type(net) in custom or is_unsupported(net)
 
 
-def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = None) -> Capture:
+def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example | None = None) -> Capture:
     """Trace `net` (eval mode), on an example's shapes or on none; optional arguments take their defaults.
 
-    Raises InputError for an example that does not fit the net, and nothing else.
+    A net that cannot be traced becomes problems, and no error.
     """
-    call = None if example is None else given(net, example)
     # A net that is itself one layer of torch.nn would be traced into; as a child it is a leaf like any other.
     if is_leaf(net, custom):
         net = nn.Sequential(net)
@@ -224,7 +224,7 @@ def _capture(
         running = None if example is None else Running(net, example, sizes)
         tracer = _Tracer(custom, opaque, example, running)
         try:
-            with _TRACING, answering():
+            with _TRACING, answering(), Sizing(tracer):
                 graph = tracer.trace(net)
             break
         except Exception as error:  # forward() is the user's code: it may raise anything on symbols
@@ -241,7 +241,9 @@ def _capture(
     for path in sorted(opaque):
         found += _unsupported_below(net, path)
     found = list(dict.fromkeys(found))
-    return Capture(net, graph, tracer.paths_of_nodes, frozenset(opaque), found, tracer.structure, example, running)
+    types = {} if running is None else running.types()
+    paths = tracer.paths_of_nodes
+    return Capture(net, graph, paths, frozenset(opaque), found, tracer.structure, example, running, types=types)
 
 
 def _failure(path: str, error: Exception) -> Problem:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
@@ -176,6 +177,27 @@ class SymbolTracer(fx.Tracer):
 
     def keys(self, obj: fx.Proxy) -> Any:
         return self.refuse("a traced value has no keys", "return tensors from modules, not dictionaries")
+
+
+class Sizing(TorchFunctionMode):
+    """A block in which torch's functions of a multiple of the batch's size, and of no symbol, make symbols.
+
+    torch.arange(x.shape[0]) would else be a tensor of the example's size.
+    """
+
+    def __init__(self, tracer: SymbolTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = [*_leaves(args), *_leaves(kwargs)]
+        busy = self.tracer.running is None or self.tracer.running.busy
+        if busy or not any(type(x) is BatchSize for x in found) or any(_isinstance(x, fx.Proxy) for x in found):
+            return func(*args, **kwargs)
+        if torch.overrides.is_tensor_method_or_property(func):
+            return self.tracer.create_proxy("call_method", func.__name__, args, kwargs)
+        return self.tracer.create_proxy("call_function", func, args, kwargs)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hummingbird.graph import attention, encoder, norms
+from hummingbird.graph import attention, encoder, norms, public
 from hummingbird.graph import layer_rules as layer
 from hummingbird.graph import resize_rules as resize
 from hummingbird.graph import select_rules as select
@@ -76,6 +76,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.MultiheadAttention: (attention.multihead, _ATTENTION),
     nn.TransformerEncoderLayer: (encoder.encoder_layer, _ENCODER_LAYER),
     nn.TransformerEncoder: (encoder.encoder, "layers norm"),
+    nn.Embedding: (public.embedding, "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
     nn.Flatten: (shape.flatten, "start_dim end_dim"),
     nn.ZeroPad1d: (shape.zero_pad, "padding"),
     nn.ZeroPad2d: (shape.zero_pad, "padding"),
@@ -245,6 +246,7 @@ FUNCTIONS: dict[Any, Rule] = {
     operator.getitem: shape.getitem,
     getattr: shape.attribute,
     F.batch_norm: layer.batch_norm,
+    F.embedding: public.embedding,
 }
 
 # Other spellings of a parameter, in torch's functions and methods.
