@@ -98,10 +98,20 @@ class _Tracer(SymbolTracer):
         """The function with a flat tuple of tensors as its result, or the one tensor; `structure` is what it gave."""
 
         def flat(*arguments: Any) -> Any:
-            self.structure, leaves = flatten(function(*arguments), lambda value: isinstance(value, (fx.Proxy, Tensor)))
+            result = self._unpacked(function(*arguments))
+            self.structure, leaves = flatten(result, lambda value: isinstance(value, (fx.Proxy, Tensor)))
             return leaves[0] if self.structure == TENSOR else tuple(leaves)
 
         return flat
+
+    def _unpacked(self, value: Any) -> Any:
+        """A result with the parts of tuples that one call gives, as chunk does: an example tells how many there are."""
+        if isinstance(value, fx.Proxy):
+            known = self.known(value)
+            return tuple(self._unpacked(part) for part in value) if isinstance(known, (tuple, list)) else value
+        if type(value) is dict:
+            return {key: self._unpacked(part) for key, part in value.items()}
+        return type(value)(map(self._unpacked, value)) if type(value) in (tuple, list) else value
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if self.running is not None and self.running.busy:

@@ -40,7 +40,7 @@ _isinstance = builtins.isinstance
 _NO_TENSOR = frozenset("size dim ndimension numel nelement stride chunk split unbind item tolist".split())
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
 # Calls that give the tensor itself where its type and device are those asked for.
-_CASTS = frozenset("to float double half bfloat16 type type_as cpu cuda".split())
+_CASTS = frozenset("to float double half bfloat16 int long type type_as cpu cuda".split())
 # Calls that take a tensor's shape or type alone.
 _FILLS = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like".split())
 
