@@ -236,8 +236,9 @@ def check(steps: Sequence[Step]) -> None:
     names: set[str] = set()
     for number, step in enumerate(steps):
         try:
-            if step.name in names or not all(step.name.split(".")):
-                raise ValueError("a name that is empty, or that another step has")
+            parts = step.name.split(".")
+            if step.name in names or not all(parts) or "training" in parts:  # which every module has, and sets
+                raise ValueError("a name that is empty, that another step has, or that no module can have")
             names.add(step.name)
             if step.op not in OPERATIONS:
                 raise ValueError(f"the operation {step.op[:32]!r} is not in the vocabulary of saved nets")
