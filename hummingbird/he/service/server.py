@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
@@ -63,12 +63,13 @@ class Service:
 
     def measure(self, registry: CollectorRegistry) -> None:
         """Have figures of turns among those of a program's metrics."""
-        for name, text, value in (
-            ("hummingbird_he_turns_at_work", "Turns at work.", lambda: self.room.at_work),
-            ("hummingbird_he_turns_waiting", "Turns that wait for one of the places.", lambda: self.room.waiting),
-            ("hummingbird_he_places", "Turns that may be at work at a time.", lambda: self.room.places),
-        ):
-            Gauge(name, text, registry=registry).set_function(value)
+
+        def add(name: str, text: str, value: Callable[[], int]) -> None:
+            Gauge(f"hummingbird_he_{name}", text, registry=registry).set_function(value)
+
+        add("turns_at_work", "Turns at work.", lambda: self.room.at_work)
+        add("turns_waiting", "Turns that wait for one of the places.", lambda: self.room.waiting)
+        add("places", "Turns that may be at work at a time.", lambda: self.room.places)
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         messages.read_opening(data, len(self._public.turns))

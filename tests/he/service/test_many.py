@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 
 from hummingbird.errors import OverloadError, PeerError, UnavailableError
@@ -98,6 +99,15 @@ def test_more_clients_than_there_is_room_for_are_all_served(
     assert sorted(outputs) == list(range(8)) and sum(repeated) > 0
     assert all(close(result, net, images(2, seed)) for seed, result in outputs.items())
     assert made.room.at_work == made.room.waiting == 0
+
+
+def test_turns_are_among_the_metrics(server: Server) -> None:
+    made, registry = Service(server, turns=2), CollectorRegistry()
+    made.measure(registry)
+    places = [made.room.enter(None) for _ in range(3)]
+    assert [place.wait(0) for place in places] == [True, True, False]
+    figures = {"turns_at_work": 2, "turns_waiting": 1, "places": 2}
+    assert {name: registry.get_sample_value(f"hummingbird_he_{name}") for name in figures} == figures
 
 
 # Connections that break -----------------------------------------------------------------------------------------------
