@@ -16,7 +16,7 @@ import torch
 
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.pir.batching.plan import Plan
-from hummingbird.pir.integrity import KEY_BYTES
+from hummingbird.pir.integrity import read_key
 from hummingbird.pir.serving.bucket_server import plan_servers
 from hummingbird.pir.serving.server import Server, open_server
 from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Service
@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
         if args.threads < 1:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
-    keys = {name: _key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
+    keys = {name: read_key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
     servers, services, status = _servers(args, keys), list[Service](), 0
     try:
         if len(args.listen) != len(servers):
@@ -143,14 +143,3 @@ def _journal(args: argparse.Namespace) -> Path | None:
     """The journal that is named, or the one beside the table, which stays in force where there is one."""
     beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
     return args.journal or (beside if args.owner is not None or beside.exists() else None)
-
-
-def _key(path: Path) -> bytes:
-    try:
-        text = path.read_text().strip()
-        key = bytes.fromhex(text)
-    except (OSError, ValueError):
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise InputError(f"not a key of {2 * KEY_BYTES} hexadecimal digits", where=str(path), hint="see pir.Owner")
-    return key

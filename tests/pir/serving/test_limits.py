@@ -99,7 +99,7 @@ def test_a_frame_has_as_many_tensors_as_its_message_needs() -> None:
     frame, facts = empty_tensors(), Source.of(ROWS).facts
     shares = Source.of(ROWS).for_shares().facts
     for parse in (
-        unpack_tensors,
+        lambda data: unpack_tensors(data, max_tensors=64),
         unpack_result,
         lambda data: unpack_query(data, facts, 0),
         lambda data: unpack_deposit(data, shares, 0),
