@@ -21,7 +21,8 @@ from hummingbird.pir.link import ask, connected, disconnect
 from hummingbird.pir.pair import descriptions
 from hummingbird.pir.table import DTYPES, Facts, Source
 from hummingbird.pir.updating import Updater
-from hummingbird.wire.options import add_tls, array_of, positive, tls_of
+from hummingbird.wire import options
+from hummingbird.wire.options import array_of, positive
 
 HELP = "Keys, signed rows, updates and figures, for the owner of a table at two pir-servers."
 _DESCRIPTION = """For the owner of a table that two pir-servers hold.
@@ -87,7 +88,17 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=60.0, metavar="S", help="seconds for each message (default 60)"
     )
-    add_tls(parser, "certificate of the owner (PEM)", "certificate of the servers' authority (PEM)")
+    options.add_tls(parser, "certificate of the owner (PEM)", "certificate of the servers' authority (PEM)")
+    text = "this side's tokens, party 0's and party 1's, instead of a certificate; TLS then takes --tls-ca alone"
+    parser.add_argument("--token-file", type=Path, nargs=2, metavar="FILE", help=text)
+
+
+def _caller(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments `tls` and `tokens` of `connected`."""
+    files = args.token_file or [None]
+    found = [options.caller_of(argparse.Namespace(**{**vars(args), "token_file": file})) for file in files]
+    tokens = None if args.token_file is None else [caller["token"] for caller in found]
+    return {"tls": found[0]["tls"], "tokens": tokens}
 
 
 # Actions --------------------------------------------------------------------------------------------------------------
@@ -132,8 +143,8 @@ def _update(args: argparse.Namespace) -> int:
         raise InputError("--indices and --rows belong together", where="pir-owner update", hint="give both or none")
     owner, new = Owner(read_key(args.key)), None if args.rows is None else _new_rows(args)
     plan = None if args.plan is None else Plan.load(args.plan)
-    options: dict[str, Any] = {"tls": tls_of(args), "timeout": args.timeout}
-    with Updater(owner, args.servers, table=lambda facts: _whole(facts, plan), **options) as updater:
+    caller = {**_caller(args), "timeout": args.timeout}
+    with Updater(owner, args.servers, table=lambda facts: _whole(facts, plan), **caller) as updater:
         if new is not None:
             updater.check(*new)
         _print_versions(updater, "before")
@@ -151,7 +162,7 @@ def _update(args: argparse.Namespace) -> int:
 
 
 def _metrics(args: argparse.Namespace) -> int:
-    links = connected(args.servers, tls_of(args), args.timeout, "pir-owner metrics")
+    links = connected(args.servers, timeout=args.timeout, where="pir-owner metrics", **_caller(args))
     try:
         found = [json.loads(data) for data in ask(links, [b"", b""], "Metrics", "pir-owner metrics")]
         described = descriptions(links, "pir-owner metrics")

@@ -11,6 +11,7 @@ import grpc
 
 from hummingbird.errors import ConfigError, HummingbirdError, PeerError, TrustError
 from hummingbird.wire import service
+from hummingbird.wire.refusal import explain
 from hummingbird.wire.service import Tls
 
 _CALLS = 64  # under way at a time
@@ -28,17 +29,17 @@ class Link(Protocol):
 
 
 class Remote:
-    """A server at an address, connected. timeout: seconds, to connect and for each message.
+    """A server at an address, connected. timeout: seconds, to connect and for each message. token: who asks.
 
     Raises the errors of `service.connect`; its methods raise PeerError, which names the server.
     """
 
-    def __init__(self, name: str, address: str, tls: Tls | None, timeout: float) -> None:
+    def __init__(self, name: str, address: str, tls: Tls | None, timeout: float, token: str | None = None) -> None:
         self.name, self.timeout = f"{name} ({address})", timeout
         try:
-            self._channel = service.connect(address, tls, timeout)
+            self._channel = service.connect(address, tls, timeout, token=token)
         except PeerError as error:
-            raise PeerError(error.what, where=self.name, hint=error.hint) from None
+            raise type(error)(error.what, where=self.name, hint=error.hint) from None
         self._calls = ThreadPoolExecutor(_CALLS, thread_name_prefix="pir-client")
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
@@ -64,15 +65,22 @@ class Remote:
         try:
             return service.call(self._channel, method, message, timeout=self.timeout)
         except grpc.RpcError as error:
-            raise service.explain(error, self.name) from None
+            raise explain(error, self.name) from None
         except ValueError:  # what gRPC says of a closed channel
             raise PeerError("the client is closed", where=self.name, hint="make a new one") from None
 
 
-def connected(servers: Sequence[str | Link], tls: Tls | None, timeout: float, where: str) -> list[Link]:
+def connected(
+    servers: Sequence[str | Link],
+    tls: Tls | None,
+    timeout: float,
+    where: str,
+    tokens: Sequence[str] | None = None,
+) -> list[Link]:
     """Both servers, parties 0 and 1, those at addresses connected to within `timeout` seconds; where: of the errors.
 
-    ConfigError unless there are two, TrustError for one server twice, and the errors of `Remote`.
+    tokens: of the caller, one for each. ConfigError unless there are two servers, and two tokens, TrustError for one
+    server or token twice, and the errors of `Remote`.
     """
     both = isinstance(servers, Sequence) and not isinstance(servers, str) and len(servers) == 2
     if not both or not all(isinstance(server, str) or hasattr(server, "begin") for server in servers):
@@ -81,12 +89,19 @@ def connected(servers: Sequence[str | Link], tls: Tls | None, timeout: float, wh
     if servers[0] == servers[1]:
         hint = "give two servers of operators that do not collude"
         raise TrustError("one server would get both keys, and read the index", where=where, hint=hint)
+    given = [None, None] if tokens is None else list(tokens)
+    if len(given) != 2:
+        raise ConfigError(f"{len(given)} tokens for two servers", where=where, hint="one for each, in their order")
+    if tokens is not None and given[0] == given[1]:
+        hint = "have a token made by each operator"
+        raise TrustError("with one token for both, a server could call the other in your name", where=where, hint=hint)
     links: list[Link] = []
     deadline = time.monotonic() + timeout
     try:
         for party, server in enumerate(servers):
             left = max(0.1, deadline - time.monotonic())
-            links.append(Remote(f"server {party}", server, tls, left) if isinstance(server, str) else server)
+            remote = isinstance(server, str)
+            links.append(Remote(f"server {party}", server, tls, left, given[party]) if remote else server)  # type: ignore
     except BaseException:
         disconnect(links)
         raise

@@ -24,14 +24,21 @@ _PAUSE = 0.05
 class Pair:
     """Both servers, in order, once they have told the same facts and state.
 
-    servers, tls, timeout: as `Client` takes them. identified: whether answers must be signed by their servers; owned:
-    whether rows must be signed by their owner. signs: whether each server signs. Raises what `Client` raises.
+    servers, tls, timeout, tokens: as `Client` takes them. identified: whether answers must be signed by their servers;
+    owned: whether rows must be signed by their owner. signs: whether each server signs. Raises what `Client` raises.
     """
 
     def __init__(
-        self, servers: Sequence[str | Link], tls: Tls | None, timeout: float, *, identified: bool, owned: bool
+        self,
+        servers: Sequence[str | Link],
+        tls: Tls | None,
+        timeout: float,
+        *,
+        tokens: Sequence[str] | None = None,
+        identified: bool,
+        owned: bool,
     ) -> None:
-        self.links = connected(servers, tls, timeout, "pir.Client(servers)")
+        self.links = connected(servers, tls, timeout, "pir.Client(servers)", tokens)
         self._identified, self._owned, self._settle = identified, owned, min(_SETTLE, timeout)
         self.signs = (False, False)
         try:

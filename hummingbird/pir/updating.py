@@ -26,8 +26,8 @@ Progress = Callable[[int], object]
 class Updater:
     """Both servers, as the owner of their table updates them.
 
-    servers, tls, timeout: as `Client` takes them; of a plan, the servers of its full table. table: from a server's
-    facts those of the whole table (`Plan.table`), by default the same. Raises the errors of `Client`.
+    servers, tls, tokens, timeout: as `Client` takes them; of a plan, the servers of its full table. table: from a
+    server's facts those of the whole table (`Plan.table`), by default the same. Raises the errors of `Client`.
 
         with Updater(owner, ("pir0.example:7000", "pir1.example:7000"), tls=tls) as updater:
             updater.bring_up()
@@ -40,11 +40,12 @@ class Updater:
         servers: Sequence[str | Link],
         *,
         tls: Tls | None = None,
+        tokens: Sequence[str] | None = None,
         timeout: float = 60.0,
         table: Callable[[Facts], Facts] = lambda facts: facts,
     ) -> None:
         self._owner, self._key = owner, public_key(owner.public, _WHERE)
-        self.links = connected(servers, tls, timeout, _WHERE)
+        self.links = connected(servers, tls, timeout, _WHERE, tokens)
         try:
             self.facts = table(self.describe()[0].facts)
         except BaseException:
@@ -58,7 +59,7 @@ class Updater:
         self.close()
 
     def describe(self) -> list[Description]:
-        """What both servers say of themselves now."""
+        """The descriptions of both servers as they are now."""
         return descriptions(self.links, _WHERE)
 
     def bring_up(self, progress: Progress = lambda updates: None) -> int:

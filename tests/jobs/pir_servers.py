@@ -29,13 +29,21 @@ def serve(words: Sequence[str], grown: int) -> None:
 
 
 class Pair:
-    """Both servers, with sockets in a folder; options: of both. tables: each has. tls: what a client of them needs."""
+    """Both servers, with sockets in a folder; options: of both, where PARTY stands for the number of each. tables: each
+    has. tls, tokens: what a client of them needs. grown: bytes from which their journals are merged.
+    """
 
     def __init__(
-        self, sockets: Path, *options: str, tables: int = 1, grown: int = 1 << 30, tls: Tls | None = None
+        self,
+        sockets: Path,
+        *options: str,
+        tables: int = 1,
+        grown: int = 1 << 30,
+        tls: Tls | None = None,
+        tokens: Sequence[str | None] = (None, None),
     ) -> None:
         self.addresses = [[f"unix:{sockets}/{party}-{table}.sock" for table in range(tables)] for party in (0, 1)]
-        self._options, self._grown, self._tls = options, grown, tls
+        self._options, self._grown, self._tls, self._tokens = options, grown, tls, tokens
         self._processes: dict[int, BaseProcess] = {}
         for party in (0, 1):
             self.start(party)
@@ -48,6 +56,7 @@ class Pair:
     def start(self, party: int) -> None:
         """Start a server; `wait` for it before it is asked."""
         words = ["--party", str(party), "--listen", *self.addresses[party], *self._options]
+        words = [word.replace("PARTY", str(party)) for word in words]
         self._processes[party] = FORKS.Process(target=serve, args=(words, self._grown), daemon=True)
         self._processes[party].start()
 
@@ -58,7 +67,7 @@ class Pair:
                 deadline = time.monotonic() + HANG
                 while True:
                     try:
-                        service.connect(address, self._tls, 1.0).close()
+                        service.connect(address, self._tls, 1.0, token=self._tokens[party]).close()
                         break
                     except HummingbirdError:
                         assert self._processes[party].is_alive() and time.monotonic() < deadline, address
@@ -67,6 +76,22 @@ class Pair:
         """SIGKILL, and its end."""
         self._processes[party].kill()
         self._processes[party].join(HANG)
+
+    def terminate(self, party: int) -> int | None:
+        """SIGTERM, and its exit code."""
+        self._processes[party].terminate()
+        self._processes[party].join(HANG)
+        return self._processes[party].exitcode
+
+    def ended(self, party: int) -> int | None:
+        """The exit code of a server that ends by itself."""
+        self._processes[party].join(HANG)
+        return self._processes[party].exitcode
+
+    def children(self, party: int) -> list[int]:
+        """Its worker processes."""
+        pid = self._processes[party].pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def close(self) -> None:
         for party in self._processes:
