@@ -134,6 +134,12 @@ class PrivateNet(nn.Module):
         """The shape that `costs` takes, of inputs of these shapes: several are one tensor (batch, values)."""
         return calls.packed_shape(shapes)
 
+    def result_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the result of an input of this shape. InputError for a net that gives several."""
+        if "structure" in self._graph[-1].attrs:
+            raise InputError("the net gives several results", where="output", hint="return one tensor")
+        return tuple(run_all(self._graph, torch.empty(tuple(input_shape), device="meta"))[-1].shape)
+
     def setup_cost(self, parties: int) -> Cost:
         """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
         return opening_cost(self._fixed_weights, parties)

@@ -1,0 +1,86 @@
+"""`serve`: a party of a service for owners of data who are not parties, under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+from typing import Any
+
+from hummingbird.commands.converted import add_converted_arguments, nets_of
+from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.errors import InputError, UnavailableError
+from hummingbird.mpc import launch
+from hummingbird.mpc.lanes import environment
+from hummingbird.serving.service import MAX_BATCH, MAX_WAIT, Front, Party
+from hummingbird.wire import service
+from hummingbird.wire.options import count, positive, shape
+
+HELP = "Run a net for clients that are not parties, under torchrun."
+_DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
+all parties, and adds up shares of the results. No party sees an image or a result, all of them together could; the
+clients need no weights, and do not see them. Requests of several clients are computed together where the net computes
+each image by itself.
+
+Trust: as `infer`, with the data at the clients. Plain text stays on this host: give certificates (mutual TLS), for the
+parties' names party-RANK and for the host names under which clients know them."""
+_EPILOG = """example, with my_net.py in the current folder, and a client beside it:
+  torchrun --standalone --nproc_per_node=2 -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
+      --input 3x32x32 --listen 127.0.0.1:910{rank}
+  python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --out logits.npy
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "serve",
+        help=HELP,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_converted_arguments(sub)
+    group = sub.add_argument_group("service")
+    group.add_argument("--input", required=True, type=shape, metavar="CxHxW", help="shape of one image")
+    text = "where this party's clients find it, HOST:PORT or unix:PATH ({rank} is replaced), or one for each party"
+    group.add_argument("--listen", required=True, nargs="+", metavar="ADDRESS", help=text)
+    text = "most images in a batch, and in a request; batches of more than half run in two slices in turns "
+    group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
+    text = "milliseconds for which a request waits for others to share its batch; none while the parties are idle "
+    wait = 1e3 * MAX_WAIT
+    group.add_argument("--max-wait", type=positive, default=wait, metavar="MS", help=text + "(default: %(default)s)")
+    add_session_arguments(sub)
+    sub.set_defaults(run=lambda args: run_party(lambda: run(args)))
+
+
+def run(args: argparse.Namespace) -> None:
+    """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
+    options, place = session_options(args), environment(args.lanes)
+    address, front = address_of(args.listen, place.party, place.parties), Front()
+    server = service.serve(front.handlers(), address, options["tls"])
+    try:
+        session = launch.init(**options)
+        _, private = nets_of(args, session.rank)
+        wait = args.max_wait / 1e3
+        party = Party(private, args.input, session, most=args.max_batch, wait=wait, tls=options["tls"])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # From a thread: the one that the signal interrupts may hold a lock that `end` takes.
+            signal.signal(number, lambda *_: threading.Thread(target=party.end, daemon=True).start())
+        front.open(party)
+        print(f"[{session.place.name}] serving on {address}", flush=True)
+        party.run()
+    finally:
+        front.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
+        server.stop(grace=1.0).wait()
+    if session.rank == 0:
+        padded = f", {party.padding} images of padding" if party.padding else ""
+        print(f"served {party.images} images in {party.batches} batches{padded}", flush=True)
+
+
+def address_of(addresses: list[str], rank: int, parties: int) -> str:
+    """Where party `rank` listens, of the values of --listen."""
+    if len(addresses) not in (1, parties):
+        hint = "one address with {rank} in it, or one for each party"
+        raise InputError(f"{len(addresses)} addresses for {parties} parties", where="--listen", hint=hint)
+    return addresses[rank if len(addresses) > 1 else 0].replace("{rank}", str(rank))
