@@ -12,7 +12,8 @@ from hummingbird.commands.party import add_session_arguments, run_party, session
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
-from hummingbird.serving.service import MAX_BATCH, MAX_WAIT, Front, Party
+from hummingbird.serving.front import Front
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party
 from hummingbird.wire import service
 from hummingbird.wire.options import count, positive, shape
 
@@ -74,8 +75,9 @@ def run(args: argparse.Namespace) -> None:
         front.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
         server.stop(grace=1.0).wait()
     if session.rank == 0:
-        padded = f", {party.padding} images of padding" if party.padding else ""
-        print(f"served {party.images} images in {party.batches} batches{padded}", flush=True)
+        done = party.batches
+        padded = f", {done.padding} images of padding" if done.padding else ""
+        print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:
