@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import signal
-import threading
 from typing import Any
 
 from hummingbird.commands.converted import add_converted_arguments, nets_of
@@ -13,6 +13,7 @@ from hummingbird.errors import InputError, UnavailableError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.serving.front import Front
+from hummingbird.serving.lives import Lives
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party
 from hummingbird.wire import service
 from hummingbird.wire.options import count, positive, shape
@@ -60,22 +61,22 @@ def run(args: argparse.Namespace) -> None:
     options, place = session_options(args), environment(args.lanes)
     address, front = address_of(args.listen, place.party, place.parties), Front()
     server = service.serve(front.handlers(), address, options["tls"])
-    try:
+
+    def begin() -> Party:
         session = launch.init(**options)
-        _, private = nets_of(args, session.rank)
+        _, private = nets_of(copy.copy(args), session.rank)  # which it changes
         wait = args.max_wait / 1e3
-        party = Party(private, args.input, session, most=args.max_batch, wait=wait, tls=options["tls"])
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # From a thread: the one that the signal interrupts may hold a lock that `end` takes.
-            signal.signal(number, lambda *_: threading.Thread(target=party.end, daemon=True).start())
-        front.open(party)
-        print(f"[{session.place.name}] serving on {address}", flush=True)
-        party.run()
+        return Party(private, args.input, session, most=args.max_batch, wait=wait, tls=options["tls"])
+
+    lives = Lives(front, begin)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lives.stop)
+    try:
+        done = lives.run().batches
     finally:
         front.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
         server.stop(grace=1.0).wait()
-    if session.rank == 0:
-        done = party.batches
+    if place.party == 0:
         padded = f", {done.padding} images of padding" if done.padding else ""
         print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
 

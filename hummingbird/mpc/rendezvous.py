@@ -51,6 +51,8 @@ def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.s
         if place.lanes > 1:
             open_group(meeting.store, place, timeout)
     except (Late, RuntimeError, ValueError, OSError) as error:
+        if place.rank > 0 and not isinstance(error, Late):
+            _run.clear()  # its server may have died: another attempt looks for a new one
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, Late):
             reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"

@@ -1,0 +1,61 @@
+"""A party's lives: one session after the other behind one front, until it is told to end.
+
+When a party or the dealer dies, the session of all others is over. Those that live refuse what waits, go on listening,
+and meet again as soon as all are there: with fresh seeds, fresh material, and no memory of what was asked before.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from hummingbird.errors import DealerError, PeerError
+from hummingbird.mpc import launch
+from hummingbird.serving.front import Front
+from hummingbird.serving.party import Party, unavailable
+
+_PAUSE = 1.0  # seconds between two attempts to meet
+
+
+class Lives:
+    """`run` serves; begin: joins a session, converts the net, and returns the party's part.
+
+    The first life must begin, so that what is wrong from the start is told. Later ones are tried until they do.
+    """
+
+    def __init__(self, front: Front, begin: Callable[[], Party]) -> None:
+        self._front, self._begin = front, begin
+        self._party: Party | None = None
+        self._stopping = False
+        self.count = 0
+
+    def run(self) -> Party:
+        """The party of the last life, at an orderly end; raises what the first life does before it serves."""
+        while True:
+            try:
+                party = self._party = self._begin()
+                self.count += 1
+                self._front.open(party)
+                print(f"[{launch.name()}] serving", flush=True)
+                party.run()
+                return party
+            except (PeerError, DealerError) as error:
+                self._party = None
+                self._front.shut(unavailable(error))
+                if not self.count or self._stopping:
+                    raise
+                launch.abort(error)
+                sys.stderr.write(f"[{launch.name()}] interrupted: {error.what}; meeting the others again\n")
+                sys.stderr.flush()
+                time.sleep(_PAUSE)
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: drain, or end at once where there is nothing to drain."""
+        self._stopping, party = True, self._party
+        if party is None:
+            raise SystemExit(0)
+        # From a thread: the one that the signal interrupts may hold a lock that `end` takes.
+        threading.Thread(target=party.end, daemon=True).start()
