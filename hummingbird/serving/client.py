@@ -28,7 +28,8 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.description import MOST_PARTIES, Described, Description
 from hummingbird.serving.message import ID_BYTES, Request, joined, split
 from hummingbird.wire import service as wire
-from hummingbird.wire.service import Tls
+from hummingbird.wire.refusal import explain
+from hummingbird.wire.trust import Tls
 
 _IN_FLIGHT = 2  # requests of one call under way at a time
 _MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has become of it
@@ -37,14 +38,16 @@ _MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has b
 class Client:
     """A client of N parties: `client(images)`, from any thread; a context manager, or `close`.
 
-    parties: their addresses, HOST:PORT or unix:PATH, in any order. tls: mutual TLS, needed off this host.
-    timeout: seconds for each request, and for the parties to answer at first.
+    parties: their addresses, HOST:PORT or unix:PATH, in any order. tls: needed off this host. timeout: seconds for
+    each request, and for the parties to answer at first. token: of a client without a certificate.
     Sends, for each request of n images, N - 1 seeds and one copy of their low bits (`cost.asking`); one round trip.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
     AgreementError for parties that are not of one service, and InputError for images that it cannot take.
     """
 
-    def __init__(self, parties: Sequence[str], tls: Tls | None = None, timeout: float = 60.0) -> None:
+    def __init__(
+        self, parties: Sequence[str], tls: Tls | None = None, timeout: float = 60.0, *, token: str | None = None
+    ) -> None:
         if isinstance(parties, str) or not 2 <= len(parties) <= MOST_PARTIES:
             hint = "a list of two addresses or more, one for each party"
             raise ConfigError(f"parties={parties!r}", where="Client", hint=hint)
@@ -55,7 +58,7 @@ class Client:
         self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
         try:
             for address in self.addresses:
-                self._channels.append(wire.connect(address, tls, timeout))
+                self._channels.append(wire.connect(address, tls, timeout, token=token))
             self.service  # noqa: B018 - says at once if the parties are not of one service
         except BaseException:
             self.close()
@@ -169,7 +172,7 @@ class Client:
                 place = done.get(timeout=timeout + _MARGIN)
                 answers[place] = calls[place].result()
         except grpc.RpcError as error:
-            raise wire.explain(error, self.addresses[place]) from None
+            raise explain(error, self.addresses[place]) from None
         except Empty:
             raise PeerError("no answer in time", where=str(self)) from None
         finally:
