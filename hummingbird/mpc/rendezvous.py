@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, PeerError
+from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
@@ -51,6 +51,8 @@ def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.s
         if place.lanes > 1:
             open_group(meeting.store, place, timeout)
     except (Late, RuntimeError, ValueError, OSError) as error:
+        if place.rank > 0 and not isinstance(error, Late):
+            _run.clear()  # its server may have died: another attempt looks for a new one
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, Late):
             reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"
@@ -67,6 +69,28 @@ def connect(meeting: Meeting, server: socket.socket, place: Place, tls: Tls | No
     mates = [card.endpoint for card in meeting.cards[place.lane :: place.lanes]]
     contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
     return wire.connect(place.party, mates, server, meeting.token, timeout, contexts, lane)
+
+
+def beside(channel: Channel, place: Place, tls: Tls | None) -> Channel:
+    """Another channel of the same parties, with the same proof, for threads of their own: 1 round over the first.
+
+    Raises PeerError, AgreementError, and InputError for certificates.
+    """
+    host = _own_address(place.world)
+    server = wire.listen(host)
+    said = {channel.rank: f"{host} {server.getsockname()[1]} {new_seed().hex()}"}
+    try:
+        said |= channel.exchange_text(said[channel.rank])
+        cards = [said[rank].split(" ") for rank in range(channel.parties)]
+        mates = [(mate, int(port)) for mate, port, _ in cards]
+        token = derive(bytes.fromhex(cards[0][2]), "beside")
+    except (ValueError, HummingbirdError) as error:
+        server.close()
+        if isinstance(error, HummingbirdError):
+            raise
+        raise AgreementError("a party sent no address", where=channel.name) from None
+    contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
+    return wire.connect(place.party, mates, server, token, channel.timeout, contexts, lane)
 
 
 def _agree_on_lanes(meeting: Meeting, place: Place) -> None:
