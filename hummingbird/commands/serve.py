@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 from typing import Any
 
 from hummingbird.commands.converted import add_converted_arguments, nets_of
@@ -13,6 +11,7 @@ from hummingbird.errors import InputError, UnavailableError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.serving.service import MAX_BATCH, MAX_WAIT, Front, Party
+from hummingbird.serving.sessions import Sessions
 from hummingbird.wire import service
 from hummingbird.wire.options import count, positive, shape
 
@@ -58,24 +57,23 @@ def run(args: argparse.Namespace) -> None:
     """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
     options, place = session_options(args), environment(args.lanes)
     address, front = address_of(args.listen, place.party, place.parties), Front()
-    server = service.serve(front.handlers(), address, options["tls"])
-    try:
+
+    def begin() -> Party:
         session = launch.init(**options)
         _, private = nets_of(args, session.rank)
         wait = args.max_wait / 1e3
-        party = Party(private, args.input, session, most=args.max_batch, wait=wait, tls=options["tls"])
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # From a thread: the one that the signal interrupts may hold a lock that `end` takes.
-            signal.signal(number, lambda *_: threading.Thread(target=party.end, daemon=True).start())
-        front.open(party)
-        print(f"[{session.place.name}] serving on {address}", flush=True)
-        party.run()
+        return Party(private, args.input, session, most=args.max_batch, wait=wait, tls=options["tls"])
+
+    server = service.serve(front.handlers(), address, options["tls"])
+    sessions = Sessions(front, begin, lambda: print(f"[{place.name}] serving on {address}", flush=True))
+    try:
+        sessions.run()
     finally:
         front.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
         server.stop(grace=1.0).wait()
-    if session.rank == 0:
-        padded = f", {party.padding} images of padding" if party.padding else ""
-        print(f"served {party.images} images in {party.batches} batches{padded}", flush=True)
+    if place.party == 0:
+        padded = f", {sessions.padding} images of padding" if sessions.padding else ""
+        print(f"served {sessions.images} images in {sessions.batches} batches{padded}", flush=True)
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:

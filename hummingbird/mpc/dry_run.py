@@ -73,6 +73,9 @@ class _Recorder:
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         pass
 
+    def check(self) -> None:
+        """Nothing to lose."""
+
     def close(self) -> None:
         pass
 

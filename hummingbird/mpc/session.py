@@ -51,6 +51,9 @@ class Dealer(Protocol):
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """DealerError unless there is material for a net with these facts, on slices of these shapes."""
 
+    def check(self) -> None:
+        """DealerError if this session's material is known to be lost; for a party that waits long for work."""
+
     def close(self) -> None: ...
 
 

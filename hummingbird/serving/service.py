@@ -175,6 +175,8 @@ class Party:
         decisions = self._affordable(self._order.next(self._beat))
         if self._failure is not None:
             raise self._failure
+        if not decisions:
+            self._session.dealer.check()
         last = self._ending is not None and (self._order.empty or time.monotonic() > self._ending + GRACE)
         send_list(self._session.channel, decisions, last)
         return decisions, last

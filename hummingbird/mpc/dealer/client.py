@@ -30,6 +30,7 @@ from hummingbird.wire.frame import frame_bytes, unpack_tensors
 from hummingbird.wire.staging import landed
 
 _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
+_CHECK = 30.0  # seconds for the dealer to answer when nothing is asked of it
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
 
 
@@ -105,6 +106,18 @@ class DealerClient:
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Any net, of any shape."""
+
+    def check(self) -> None:
+        """Ask the dealer for nothing (party 0): it says if it knows the session, and does not drop it as idle.
+
+        DealerError if it does not answer or does not know it. While nothing that was reserved is still to be used.
+        """
+        if self.rank == 0:
+            data = self._message(first=0, requests=[], wait=0.0)
+            try:
+                list(service.stream(self._channel, "Correct", data, timeout=min(self._timeout, _CHECK)))
+            except grpc.RpcError as error:
+                raise self._failure(error) from None
 
     def close(self) -> None:
         """Leave the session (party 0) and disconnect; never raises, may be called twice."""
