@@ -10,7 +10,8 @@ from hummingbird.commands.party import add_session_arguments, run_party, session
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
-from hummingbird.serving.service import MAX_BATCH, MAX_WAIT, Front, Party
+from hummingbird.serving.front import Front
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party
 from hummingbird.serving.sessions import Sessions
 from hummingbird.wire import service
 from hummingbird.wire.options import count, positive, shape

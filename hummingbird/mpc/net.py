@@ -65,6 +65,14 @@ class PlannedCost(NamedTuple):
     breadth: int  # values that it works on side by side (mpc/layer.py)
 
 
+class Work(NamedTuple):
+    """A slice of the shared batch x that is to be run, and its material."""
+
+    x: MPCTensor
+    part: Slice
+    supply: sessions.Supply
+
+
 class PrivateNet(nn.Module):
     """The converted net: `forward` takes and gives CrypTen tensors (scale 2^16), modules keep their qualified names.
 
@@ -226,23 +234,36 @@ class PrivateNet(nn.Module):
         session = sessions.current()
         if self._set_up_for is not session:
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
-        shape = self._check(x, progress)
-        parts = self._slices(session, shape)
-        session.dealer.admit(self.facts, [part.shape for part in parts])
-        supplies = [session.dealer.reserve(self._requests.get((part.shape, session.parties))) for part in parts]
-        outputs: list[Any] = [None] * len(parts)
-        together = min(microbatch.in_flight(session.device), len(parts))
+        self._check(x, progress)
+        work = self.begin(x)
+        outputs: list[Any] = [None] * len(work)
+        together = min(microbatch.in_flight(session.device), len(work))
 
         def run_from(start: int) -> None:
-            for number in range(start, len(parts), together):
-                with session.supplied_by(supplies[number]) as made:
-                    outputs[number] = self._run(session, parts[number].of(x))
-                self._requests[parts[number].shape, session.parties] = made
+            for number in range(start, len(work), together):
+                outputs[number] = self.run(work[number])
                 if progress is not None:
-                    progress(parts[number].images)
+                    progress(work[number].part.images)
 
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
-        return microbatch.join(outputs, parts)
+        return microbatch.join(outputs, [each.part for each in work])
+
+    def begin(self, x: MPCTensor) -> list[Work]:
+        """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order."""
+        session, shape = sessions.current(), tuple(x.size())
+        parts = self._slices(session, shape)
+        session.dealer.admit(self.facts, [part.shape for part in parts])
+        return [
+            Work(x, part, session.dealer.reserve(self._requests.get((part.shape, session.parties)))) for part in parts
+        ]
+
+    def run(self, work: Work) -> MPCTensor:
+        """The result of one slice; slices may take turns (wire/turns.py)."""
+        session = sessions.current()
+        with session.supplied_by(work.supply) as made:
+            out = self._run(session, work.part.of(work.x))
+        self._requests[work.part.shape, session.parties] = made
+        return out
 
     def _check(self, x: MPCTensor, progress: object) -> tuple[int, ...]:
         """Shape of a batch that the net can take; InputError for any other argument."""

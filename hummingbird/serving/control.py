@@ -18,7 +18,7 @@ import torch
 from hummingbird import cost
 from hummingbird.errors import AgreementError, HummingbirdError
 from hummingbird.serving.order import Action, Claim, Decision, Order
-from hummingbird.wire import meter
+from hummingbird.wire import meter, turns
 from hummingbird.wire.channel import Channel
 
 _HOLD, _GIVE_UP, _ALIVE, _END = 0, 1, 2, 3
@@ -98,7 +98,7 @@ class Listener:
 
 
 def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> None:
-    """Party 0's list to all others; last: nothing comes after it."""
+    """Party 0's list to all others; last: nothing comes after it. Other computations take their turns meanwhile."""
     with meter.layer("order", "list", cost.ordering(channel.parties, len(decisions), True)):
         header = torch.tensor([len(decisions), int(last)], dtype=torch.int64)
         words = [[*_ID.unpack(d.id), int(d.action), d.detail] for d in decisions]
@@ -107,11 +107,13 @@ def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> No
             if decisions:
                 channel.send(peer, torch.tensor(words, dtype=torch.int64))
         channel.count_round()
+        turns.pass_on()
 
 
 def receive_list(channel: Channel) -> tuple[list[Decision], bool]:
     """Party 0's list, and whether it is the last. AgreementError for a malformed one, and what `Channel` raises."""
     with meter.layer("order", "list", cost.ordering(channel.parties, 0, False)):
+        turns.pass_on()
         count, last = channel.receive(0, [torch.zeros(2, dtype=torch.int64)])[0].tolist()
         if not 0 <= count <= _MOST_ROWS:
             raise AgreementError(f"party 0 names {count} requests", where=channel.name)

@@ -54,7 +54,9 @@ class Request:
 
     @classmethod
     def read(cls, data: bytes, service: Description, rank: int) -> Request:
-        """The message that party `rank` got; InputError unless it has the exact length, UnavailableError for another service than this."""
+        """The message that party `rank` got. InputError unless it is of this version and of its exact length,
+        UnavailableError for another service.
+        """
         if len(data) < _REQUEST.size:
             raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
         magic, version, kind, digest, id, claim, deadline, images = _REQUEST.unpack_from(data)

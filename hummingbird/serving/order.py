@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+
 
 class Action(enum.IntEnum):
     """What becomes of a request."""
@@ -156,3 +158,21 @@ class Order:
         """When something is to be decided though nothing happens."""
         due = [self._held[self._ready[0]].complete + self._wait] if self._ready else []
         return min([*due, *(held.ends for held in self._held.values())], default=time.monotonic() + 3600)
+
+
+def error_of(action: Action, detail: int) -> HummingbirdError:
+    """A dropped request, in words for its client."""
+    if action == Action.MISSING:
+        hint = "send every party its part; are all their addresses right?"
+        return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)
+    if action == Action.LATE:
+        hint = "the parties are busy, or the timeout is too short"
+        return OverloadError("its deadline passed while it waited", where="request", hint=hint)
+    if action == Action.UNLIKE:
+        what = f"party {detail} got another number of images under this id, or from another client"
+        return PeerError(what, where="request", hint="draw a fresh id for every request")
+    if action == Action.LOW:
+        hint = "the parties' operators deal another store"
+        what = "the material that is left is too little for this request"
+        return OverloadError(what, where="request", hint=hint, retry_after=detail / 1e3)
+    return PeerError("its client has left one of the parties", where="request", hint="ask again, with a fresh id")

@@ -12,12 +12,14 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from hummingbird.errors import DealerError, HummingbirdError, PeerError, UnavailableError
 from hummingbird.mpc import launch
-from hummingbird.serving.service import Front, Party, unavailable
+from hummingbird.serving.front import Front
+from hummingbird.serving.party import Party, unavailable
 
 _PAUSES = (0.5, 15.0)  # seconds before the next meeting: at first, and at most
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -33,7 +35,7 @@ class Sessions:
     def __init__(self, front: Front, begin: Callable[[], Party], ready: Callable[[], None]) -> None:
         self._front, self._begin, self._ready = front, begin, ready
         self._party: Party | None = None
-        self._told, self._rested = False, threading.Event()  # told to end, by a signal
+        self._told = False  # to end, by a signal
         self.count = self.batches = self.images = self.padding = 0  # of all sessions
 
     def run(self) -> None:
@@ -41,21 +43,27 @@ class Sessions:
         party or of the dealer.
         """
         before = [signal.signal(number, self._on_signal) for number in _SIGNALS]
-        pause = _PAUSES[0]
         try:
-            while not self._told:
-                count = self.count
-                try:
-                    self._session()
-                except (PeerError, DealerError) as error:
-                    if self._told:
-                        return
-                    _say(f"interrupted, and trying again: {str(error).splitlines()[0]}")
-                pause = _PAUSES[0] if self.count > count else min(2 * pause, _PAUSES[1])
-                self._rested.wait(pause)
+            self._go_on()
+        except PeerError:
+            if not self._told:
+                raise
         finally:
             for number, handler in zip(_SIGNALS, before, strict=True):
                 signal.signal(number, handler)
+
+    def _go_on(self) -> None:
+        pause = _PAUSES[0]
+        while not self._told:
+            count = self.count
+            try:
+                self._session()
+            except (PeerError, DealerError) as error:
+                if not self._told:
+                    _say(f"interrupted, and trying again: {str(error).splitlines()[0]}")
+            pause = _PAUSES[0] if self.count > count else min(2 * pause, _PAUSES[1])
+            if not self._told:
+                time.sleep(pause)
 
     def _session(self) -> None:
         """Meet, serve, and leave."""
@@ -74,15 +82,14 @@ class Sessions:
             launch.uninit()
         finally:
             if self._party is not None:
-                self.batches += self._party.batches
-                self.images += self._party.images
-                self.padding += self._party.padding
+                done = self._party.batches
+                self.batches, self.images = self.batches + done.batches, self.images + done.images
+                self.padding += done.padding
             self._party = None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._told = True
         if self._party is None:
-            self._rested.set()
             raise PeerError("this party was told to stop", where=launch.name(), hint="its operator knows why")
         # From a thread: the one that the signal interrupts may hold a lock that `end` takes.
         threading.Thread(target=self._party.end, daemon=True).start()

@@ -30,7 +30,6 @@ from hummingbird.wire.frame import frame_bytes, unpack_tensors
 from hummingbird.wire.staging import landed
 
 _SLOWEST = 1e6  # bytes of corrections per second; below it, a dealer counts as dead
-_CHECK = 30.0  # seconds for the dealer to answer when nothing is asked of it
 _GRACE = 2.0  # seconds for the dealer to say that it has waited `timeout` seconds for the other parties
 
 
@@ -107,15 +106,14 @@ class DealerClient:
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Any net, of any shape."""
 
-    def check(self) -> None:
-        """Ask the dealer for nothing (party 0): it says if it knows the session, and does not drop it as idle.
+    def stay(self) -> None:
+        """Keep the session, which a dealer drops when it hears nothing for long.
 
-        DealerError if it does not answer or does not know it. While nothing that was reserved is still to be used.
+        DealerError if the dealer is gone, or has forgotten this session.
         """
         if self.rank == 0:
-            data = self._message(first=0, requests=[], wait=0.0)
             try:
-                list(service.stream(self._channel, "Correct", data, timeout=min(self._timeout, _CHECK)))
+                service.call(self._channel, "Stay", self._message(), timeout=self._timeout / 2)
             except grpc.RpcError as error:
                 raise self._failure(error) from None
 

@@ -1,39 +1,37 @@
 """A party of a service: gRPC's threads park what clients send, the main thread runs what party 0 orders.
 
-    front = Front()
-    server = wire.service.serve(front.handlers(), "127.0.0.1:9100")
     party = Party(private, (3, 32, 32), session)
-    front.open(party)
+    front.open(party)                     # front.py: what clients call
     party.run()                           # until `party.end()` at any of the parties, and what waits is answered
 
-A batch is one run of the private net on the shares of all its requests, in two slices that take turns (mpc/net.py), so
-that one computes while the other's opening is on the wire. Each answer gets a fresh share of zero.
+A batch is one run of the private net on the shares of all its requests (batches.py). Each answer gets a fresh share of
+zero (zeros.py), and its client alone can add up all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import grpc
-import torch
+from torch import Tensor
 
-from hummingbird.errors import AgreementError, HummingbirdError, OverloadError, PeerError, UnavailableError
-from hummingbird.mpc._crypten import from_share, share_of
+from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.rendezvous import beside
 from hummingbird.mpc.session import Session
 from hummingbird.prg import new_seed
+from hummingbird.serving.batches import Batches
 from hummingbird.serving.control import Listener, Teller, receive_list, send_list
 from hummingbird.serving.inbox import Entry, Inbox, Limits
 from hummingbird.serving.message import Request, pack_answer
-from hummingbird.serving.order import Action, Claim, Decision, Order
+from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
 from hummingbird.serving.plan import describe
 from hummingbird.serving.zeros import ZeroShares
-from hummingbird.wire.service import Method, Tls, common_name
+from hummingbird.wire.gate import common_name
+from hummingbird.wire.service import Tls
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
 GRACE = 30.0  # seconds for what waits when a service is told to end
@@ -75,7 +73,9 @@ class Party:
         self._beat = min(_BEAT, channel.timeout / 4)
         self._failure: HummingbirdError | None = None
         self._ending: float | None = None  # since when
-        self.batches = self.images = self.padding = 0  # what has been computed; padding: images of no client
+        self._last = False  # whether party 0's last list has come
+        self._parting = False  # whether it is on its way: the others may leave before this party does
+        self.batches = Batches(private, session, self._list, self._answer)
         self._order = Order(session.parties, most, wait, alone=not self.service.rowwise)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
         self._teller: Teller | None = None
@@ -137,7 +137,7 @@ class Party:
 
     def _failed(self, error: HummingbirdError) -> None:
         """The second channel is lost, and with it a party."""
-        if self._ending is None or not self._session.channel.closed:
+        if not self._parting:
             self._failure = self._failure or error
             self.inbox.fail(unavailable(error))
             self._order.wake()
@@ -154,14 +154,10 @@ class Party:
     def run(self) -> None:
         """Run batches until `end`. Raises what a run of the net does, and PeerError; what waits is then refused."""
         try:
-            last = False
-            while not last:
-                decisions, last = self._decide() if self.rank == 0 else receive_list(self._session.channel)
-                for id, action, detail in decisions:
-                    if action != Action.RUN:
-                        self.inbox.finish(id, self._refusal(action, detail))
-                if ids := [decision.id for decision in decisions if decision.action == Action.RUN]:
-                    self._compute(ids)
+            while not self._last:
+                if not self._list(self._beat):
+                    self._session.dealer.stay()
+                self.batches.run()
             self.close()
         except HummingbirdError as error:
             self.close(unavailable(error))
@@ -170,16 +166,40 @@ class Party:
             self.close()
             raise
 
-    def _decide(self) -> tuple[list[Decision], bool]:
-        """Party 0's next list, sent."""
-        decisions = self._affordable(self._order.next(self._beat))
-        if self._failure is not None:
-            raise self._failure
-        if not decisions:
-            self._session.dealer.check()
-        last = self._ending is not None and (self._order.empty or time.monotonic() > self._ending + GRACE)
-        send_list(self._session.channel, decisions, last)
-        return decisions, last
+    def _list(self, idle: float = 0.0) -> int:
+        """Party 0's next list, sent or received and carried out; its length. idle: seconds to wait for one."""
+        if self._last:  # at all parties alike, though other computations may still be under way
+            return 0
+        if self.rank == 0:
+            decisions = self._affordable(self._order.next(idle))
+            if self._failure is not None:
+                raise self._failure
+            last = self._ending is not None and (self._order.empty or time.monotonic() > self._ending + GRACE)
+            self._parting = self._parting or last
+            send_list(self._session.channel, decisions, last)
+        else:
+            decisions, last = receive_list(self._session.channel)
+        self._last = self._last or last
+        ids, shares = [], []
+        for id, action, detail in decisions:
+            request = self.inbox.take(id)
+            if action != Action.RUN:
+                self.inbox.finish(id, error_of(action, detail))
+            elif request is None:
+                what = f"party 0 orders a request that {self._session.channel.name} does not hold"
+                raise AgreementError(what, where="serve", hint="all parties must run the same release")
+            else:
+                ids.append(id)
+                shares.append(request.words(self.service, self.rank))
+        if ids:
+            self.batches.add(ids, shares)
+        return len(decisions)
+
+    def _answer(self, ids: Sequence[bytes], counts: Sequence[int], share: Tensor) -> None:
+        """The answers of a batch: this party's share of the results, and a fresh share of zero."""
+        share = share + self._zeros.share(*share.shape)
+        for id, part in zip(ids, share.split(list(counts)), strict=True):
+            self.inbox.finish(id, pack_answer(part, self.service.result_bits))
 
     def _affordable(self, decisions: list[Decision]) -> list[Decision]:
         """The list, with requests that a store has no slots for dropped."""
@@ -195,74 +215,6 @@ class Party:
                     decision = Decision(decision.id, Action.LOW, int(1e3 * _REFILL))
             out.append(decision)
         return out
-
-    def _refusal(self, action: Action, detail: int) -> HummingbirdError:
-        if action == Action.MISSING:
-            hint = "send every party its part; are all their addresses right?"
-            return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)
-        if action == Action.LATE:
-            hint = "the parties are busy, or the timeout is too short"
-            return OverloadError("its deadline passed while it waited", where="request", hint=hint)
-        if action == Action.UNLIKE:
-            what = f"party {detail} got another number of images under this id, or from another client"
-            return PeerError(what, where="request", hint="draw a fresh id for every request")
-        if action == Action.LOW:
-            hint = "the parties' operators deal another store"
-            what = "the material that is left is too little for this request"
-            return OverloadError(what, where="request", hint=hint, retry_after=detail / 1e3)
-        return PeerError("its client has left one of the parties", where="request", hint="ask again, with a fresh id")
-
-    def _compute(self, ids: Sequence[bytes]) -> None:
-        """One batch: all parties run the same requests in the same order."""
-        requests = [self.inbox.take(id) for id in ids]
-        shares = [request.words(self.service, self.rank) for request in requests if request is not None]
-        if len(shares) < len(ids):
-            what = f"party 0 orders a request that {self._session.channel.name} does not hold"
-            raise AgreementError(what, where="serve", hint="all parties must run the same release")
-        x = from_share(torch.cat(shares).to(self._session.device), self.service.scale)
-        out = share_of(self._private.forward(x)).cpu()
-        self._count(len(out))
-        out = out + self._zeros.share(*out.shape)
-        for id, part in zip(ids, out.split([len(share) for share in shares]), strict=True):
-            self.inbox.finish(id, pack_answer(part, self.service.result_bits))
-
-    def _count(self, images: int) -> None:
-        self.batches, self.images = self.batches + 1, self.images + images
-        if slot := self._session.dealer.slice_shape:
-            self.padding += -images % slot[0]
-
-
-_Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
-
-
-class Front:
-    """The methods of a service, Describe and Ask, which outlive its parties: without a `Party` they say why."""
-
-    def __init__(self) -> None:
-        self._party: Party | None = None
-        self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
-
-    def open(self, party: Party) -> None:
-        """Answer with this party from now on."""
-        self._party = party
-
-    def shut(self, reason: UnavailableError) -> None:
-        """Refuse from now on."""
-        self._party, self._reason = None, reason
-
-    def handlers(self) -> dict[str, Method]:
-        """What `wire.service.serve` serves."""
-        return {"Describe": partial(self._call, self._describe), "Ask": partial(self._call, Party.ask)}
-
-    def _call(self, method: _Asked, message: bytes, context: grpc.ServicerContext) -> bytes:
-        party = self._party
-        if party is None:
-            raise self._reason.with_traceback(None)
-        return method(party, message, context)
-
-    @staticmethod
-    def _describe(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
-        return party.service.answer(party.rank, time.time())
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
