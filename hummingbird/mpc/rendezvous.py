@@ -53,8 +53,9 @@ def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.s
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, Late):
             reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"
+        late = isinstance(error, Late) or time.monotonic() > deadline
         raise PeerError(
-            f"the {place.parties} parties did not meet within {timeout:g} s: {reason}",
+            f"the {place.parties} parties did not meet{f' within {timeout:g} s' if late else ''}: {reason}",
             where=place.name,
             hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
         ) from None
