@@ -13,7 +13,7 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.serving.client import Client
 from hummingbird.wire import options
-from hummingbird.wire.options import positive, tls_of
+from hummingbird.wire.options import positive
 
 HELP = "Have the parties of `serve` run their net on images that none of them sees."
 _EPILOG = """example:
@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     text = "seconds for the answer to a request (default: %(default)s)"
     sub.add_argument("--timeout", type=positive, default=60.0, help=text)
-    options.add_tls(sub, "certificate of this client (PEM)")
+    options.add_caller(sub)
     sub.set_defaults(run=run)
 
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the results."""
     check_outputs(args)
     images, labels = options.images_of(args)
-    with Client(args.parties, tls=tls_of(args), timeout=args.timeout) as client:
+    with Client(args.parties, timeout=args.timeout, **options.caller_of(args)) as client:
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False) as bar:
             results = client(images, progress=bar.update)

@@ -26,7 +26,7 @@ from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.resizing import Resize
 from hummingbird.mpc.rounding_plan import Built
 from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
-from hummingbird.mpc.softmax import Argmax, Softmax
+from hummingbird.mpc.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.ring import SCALE
 
 # What `register_converter` has been taught: module type -> builder of its private form.
@@ -182,6 +182,7 @@ COMPARING: dict[str, Build] = {
         step.op, smooth.even(f"gelu-{step.attrs['approximate']}"), comparison
     ),
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
+    "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
     "max_pool": _max_pool,
     "abs": lambda step, comparison, owner: Abs(comparison),

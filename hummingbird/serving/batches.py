@@ -51,14 +51,16 @@ class Batches:
         self._at_work = 0
         self.batches = self.images = self.padding = 0  # so far; padding: rows of slices that are no client's
 
-    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
-        """One batch, of requests' shares int64 (images, ...); its material is made from now on."""
+    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> int:
+        """One batch, of requests' shares int64 (images, ...); its material is made from now on. Rows of padding."""
         x = from_share(torch.cat(list(shares)).to(self._session.device), SCALE)
         works = self._private.begin(x)
         batch = _Batch(ids, [len(share) for share in shares], works)
         self._queue.extend((batch, number) for number in range(len(works)))
         self.batches, self.images = self.batches + 1, self.images + len(x)
-        self.padding += sum(work.part.shape[0] - work.part.images for work in works)
+        padding = sum(work.part.shape[0] - work.part.images for work in works)
+        self.padding += padding
+        return padding
 
     def run(self) -> None:
         """Run what was added, and what polls add meanwhile; raises what a run of the net does."""

@@ -31,7 +31,7 @@ from hummingbird.errors import AgreementError, ConfigError, InputError, PeerErro
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import MOST_PARTIES, Description
 from hummingbird.serving.group import Group, Joined, difference
-from hummingbird.wire.service import Tls
+from hummingbird.wire.trust import Tls
 
 _IN_FLIGHT = 2  # requests of one call under way at a time
 _PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
@@ -42,7 +42,8 @@ class Client:
     """A client of N parties: `client(images)`, from any thread; a context manager, or `close`.
 
     parties: their addresses, HOST:PORT or unix:PATH, in any order; or several such lists, of groups of parties that
-        serve the same net: requests go to the first that serves. tls: mutual TLS, needed off this host.
+        serve the same net: requests go to the first that serves.
+    tls: needed off this host. token: of a client without a certificate.
     timeout: seconds for each request, and for the parties to answer at first. Until then the client tries again where
         parties are lost or stopping.
     Sends, for each request of n images, N - 1 seeds and one copy of their low bits (`cost.asking`); one round trip.
@@ -51,10 +52,15 @@ class Client:
     """
 
     def __init__(
-        self, parties: Sequence[str] | Sequence[Sequence[str]], tls: Tls | None = None, timeout: float = 60.0
+        self,
+        parties: Sequence[str] | Sequence[Sequence[str]],
+        tls: Tls | None = None,
+        timeout: float = 60.0,
+        *,
+        token: str | None = None,
     ) -> None:
         claim = new_seed()
-        self._groups = [Group(addresses, tls, claim) for addresses in _groups_of(parties)]
+        self._groups = [Group(addresses, tls, token, claim) for addresses in _groups_of(parties)]
         self._at = 0  # the group that requests go to
         self._net: str | None = None  # that several groups serve
         self._timeout = timeout
@@ -80,7 +86,7 @@ class Client:
 
     @property
     def service(self) -> Description:
-        """What the parties say of their service, all the same; asked once, and again after a failure."""
+        """The service as all parties describe it; asked once, and again after a failure."""
         service: Description = self._attempts(lambda group, joint, left: joint.service)
         return service
 
@@ -171,7 +177,7 @@ class Client:
                 pause = min(2 * pause, _PAUSES[1])
 
     def _join(self, at: int, left: float) -> Joined:
-        """What a group serves. UnavailableError if it does not, and there are others."""
+        """The service of a group. UnavailableError if it does not, and there are others."""
         group, several = self._groups[at], len(self._groups) > 1
         try:
             joint = group.join(min(left, _GLANCE) if several else left)

@@ -17,7 +17,8 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.description import Described, Description
 from hummingbird.serving.message import ID_BYTES, Request, joined, split
 from hummingbird.wire import service as wire
-from hummingbird.wire.service import Tls
+from hummingbird.wire.refusal import explain
+from hummingbird.wire.trust import Tls
 
 _MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has become of it
 
@@ -37,8 +38,8 @@ class Joined(NamedTuple):
 class Group:
     """N parties; every method may be called from any thread. claim: the client's, by which parties tell it apart."""
 
-    def __init__(self, addresses: Sequence[str], tls: Tls | None, claim: bytes) -> None:
-        self.addresses, self._tls, self._claim = list(addresses), tls, claim
+    def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
+        self.addresses, self._tls, self._token, self._claim = list(addresses), tls, token, claim
         self._lock = threading.Lock()
         self._channels: list[grpc.Channel] = []
         self._joined: Joined | None = None
@@ -60,7 +61,8 @@ class Group:
         deadline = time.monotonic() + timeout
         with self._lock:
             for address in self.addresses[len(self._channels) :]:
-                self._channels.append(wire.connect(address, self._tls, max(0.0, deadline - time.monotonic())))
+                left = max(0.0, deadline - time.monotonic())
+                self._channels.append(wire.connect(address, self._tls, left, token=self._token))
             if self._joined is None:
                 self._joined = self._describe(max(1.0, deadline - time.monotonic()))
             return self._joined
@@ -125,7 +127,7 @@ class Group:
                 place = done.get(timeout=timeout + _MARGIN)
                 answers[place] = calls[place].result()
         except grpc.RpcError as error:
-            raise wire.explain(error, addresses[place]) from None
+            raise explain(error, addresses[place]) from None
         except Empty:
             raise PeerError("no answer in time", where=str(self)) from None
         finally:

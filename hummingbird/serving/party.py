@@ -1,7 +1,7 @@
 """A party of a service: gRPC's threads park what clients send, the main thread runs what party 0 orders.
 
     party = Party(private, (3, 32, 32), session)
-    front.open(party)                     # front.py: what clients call
+    methods.open(party)                   # methods.py: what clients call
     party.run()                           # until `party.end()` at any of the parties, and what waits is answered
 
 A batch is one run of the private net on the shares of all its requests (batches.py). Each answer gets a fresh share of
@@ -11,6 +11,7 @@ zero (zeros.py), and its client alone can add up all of them.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Sequence
 
@@ -25,16 +26,17 @@ from hummingbird.mpc.session import Session
 from hummingbird.prg import new_seed
 from hummingbird.serving.batches import Batches
 from hummingbird.serving.control import Listener, Teller, receive_list, send_list
+from hummingbird.serving.figures import Figures
 from hummingbird.serving.inbox import Entry, Inbox, Limits
 from hummingbird.serving.message import Request, pack_answer
 from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
 from hummingbird.serving.plan import describe
 from hummingbird.serving.zeros import ZeroShares
-from hummingbird.wire.gate import common_name
-from hummingbird.wire.service import Tls
+from hummingbird.wire.front import GRACE
+from hummingbird.wire.gate import caller_name
+from hummingbird.wire.trust import Tls
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
-GRACE = 30.0  # seconds for what waits when a service is told to end
 _BEAT = 5.0  # seconds between lists while there is nothing to do
 _LOOK = 1.0  # seconds between looks at whether a caller is still there
 _REFILL = 60.0  # seconds after which a store may have been replaced by another
@@ -44,8 +46,9 @@ class Party:
     """One party's part in a service, from a private net that is set up in a session. A few rounds.
 
     shape: of one image. most: images of a batch, and of a request. wait: seconds for which a request may wait for
-    others to share its batch. tls: for the parties' second channel, as in `init`. Raises what `plan.describe` does,
-    AgreementError where parties differ in these options, and PeerError.
+    others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds for what waits when a
+    service is told to end. Raises what `plan.describe` does, AgreementError where parties differ in these options, and
+    PeerError.
     """
 
     def __init__(
@@ -58,6 +61,8 @@ class Party:
         wait: float = MAX_WAIT,
         tls: Tls | None = None,
         limits: Limits | None = None,
+        grace: float = GRACE,
+        figures: Figures | None = None,
     ) -> None:
         self._private, self._session, self.rank = private, session, session.rank
         own, channel = new_seed().hex(), session.channel
@@ -75,9 +80,14 @@ class Party:
         self._ending: float | None = None  # since when
         self._last = False  # whether party 0's last list has come
         self._parting = False  # whether it is on its way: the others may leave before this party does
+        self._grace, self._figures = grace, figures
         self.batches = Batches(private, session, self._list, self._answer)
         self._order = Order(session.parties, most, wait, alone=not self.service.rowwise)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
+        if figures is not None:
+            store = session.dealer if isinstance(session.dealer, StoreDealer) else None
+            figures.lives.inc()
+            figures.watch(lambda: self.inbox.waiting, lambda: math.nan if store is None else store.slots_left)
         self._teller: Teller | None = None
         if self.rank:
             self._teller = Teller(self._control, self._beat, self._failed)
@@ -98,7 +108,7 @@ class Party:
         `Inbox.put`, and those with which party 0 drops a request.
         """
         request = Request.read(message, self.service, self.rank)
-        entry = self.inbox.put(common_name(context) or request.claim.hex(), message, request)
+        entry = self.inbox.put(caller_name(context) or request.claim.hex(), message, request)
         context.add_callback(lambda: self._left(request.id, entry))
         while not entry.done.wait(_LOOK):
             if not context.is_active():
@@ -125,7 +135,7 @@ class Party:
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Refuse new requests from now on; `run` returns at all parties when those inside are answered, after `GRACE`
+        """Refuse new requests from now on; `run` returns at all parties when those inside are answered, after `grace`
         seconds at the latest. From any thread, but not from a signal's handler.
         """
         if self._ending is None:
@@ -148,6 +158,8 @@ class Party:
         if self._teller is not None:
             self._teller.close()
         self._control.close()
+        if self._figures is not None:
+            self._figures.forget()
 
     # The main thread --------------------------------------------------------------------------------------------------
 
@@ -174,7 +186,7 @@ class Party:
             decisions = self._affordable(self._order.next(idle))
             if self._failure is not None:
                 raise self._failure
-            last = self._ending is not None and (self._order.empty or time.monotonic() > self._ending + GRACE)
+            last = self._ending is not None and (self._order.empty or time.monotonic() > self._ending + self._grace)
             self._parting = self._parting or last
             send_list(self._session.channel, decisions, last)
         else:
@@ -192,7 +204,9 @@ class Party:
                 ids.append(id)
                 shares.append(request.words(self.service, self.rank))
         if ids:
-            self.batches.add(ids, shares)
+            padding = self.batches.add(ids, shares)
+            if self._figures is not None:
+                self._figures.batch(sum(map(len, shares)), padding)
         return len(decisions)
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], share: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What every program that serves has in common: limits, health, metrics, log, and an orderly end.
+"""The frame of every program that serves: limits, health, metrics, log, and an orderly end.
 
     with Front("he-server", config) as front:          # SIGTERM and SIGINT are this program's from here on
         front.serve(service.handlers())                # listens; health says NOT_SERVING

@@ -29,7 +29,7 @@ _PATIENCE = 10.0  # seconds for one scrape
 
 
 class Metrics:
-    """What a service counts. in_flight: the number of calls at work, asked at each scrape."""
+    """The figures that a service counts. in_flight: the number of calls at work, asked at each scrape."""
 
     def __init__(self, tls: Tls | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
