@@ -87,7 +87,7 @@ def test_a_dealer_dies_and_both_parties_live_on(hosts: Hosts) -> None:
         before = [hosts.party(rank) for rank in range(2)]
         hosts.dealer.kill()
         hosts.dealer.wait()
-        until(lambda: "interrupted, and trying again: the connection is lost" in hosts.said, "a party to notice")
+        until(lambda: "interrupted: the connection is lost" in hosts.said, "a party to notice")
         refused_at_once(hasty, hosts, "interrupted: .*(dealer|lost)")
         asked = pool.submit(patient, images)
         hosts.start_dealer()
