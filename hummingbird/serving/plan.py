@@ -32,7 +32,7 @@ def describe(private: PrivateNet, shape: Sequence[int], most: int, session: Sess
         raise ConfigError(f"{session.lanes} lanes", where="--lanes", hint="a service has one lane for each party")
     private.costs((most, *shape), session.parties)
     results = {images: private.result_shape((images, *shape)) for images in (1, most)}
-    if any(not result or result[0] != images for images, result in results.items()):
+    if any(result[:1] != (images,) or result[1:] != results[1][1:] for images, result in results.items()):
         what = f"the result of {most} images has shape {results[most]}"
         raise ConfigError(what, where="serve", hint="a result for each image: its first dimension is the batch")
     rowwise = private.rowwise((1, *shape)) and private.rowwise((most, *shape))
