@@ -16,20 +16,25 @@ from hummingbird.serving.client import Client
 from tests.support.nursery import alive
 from tests.support.parties import free_port
 from tests.support.paths import ROOT
-from tests.support.patience import HANG, PROGRAM, until
+from tests.support.patience import HANG, PROGRAM, suspend, until
 
 _RESTARTS = 1000
 
 
 class Hosts:
-    """A dealer and two parties on as many hosts, each a torchrun of its own on this one; options: of `serve`."""
+    """A dealer and two parties on as many hosts, each a torchrun of its own on this one.
 
-    def __init__(self, *options: str) -> None:
+    options: of `serve`. store: of dealt material, in place of the dealer.
+    """
+
+    def __init__(self, *options: str, store: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hb"))  # pytest's own may be too long for a socket's path
         self.addresses = [f"unix:{self.folder}/{rank}" for rank in range(2)]
         self._port, self._options = free_port(), options
         self._log = (self.folder / "log").open("wb")
-        self.dealer = self.start_dealer()
+        self._source = ["--dealer", f"unix:{self.folder}/d"] if store is None else ["--store", str(store)]
+        if store is None:
+            self.dealer = self.start_dealer()
         self.launchers = [self.start_host(rank) for rank in range(2)]
 
     def start_dealer(self) -> subprocess.Popen[bytes]:
@@ -42,7 +47,7 @@ class Hosts:
         """One party's torchrun."""
         where = ["--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
         torchrun = ["-m", "torch.distributed.run", *where, f"--master_port={self._port}", f"--max-restarts={_RESTARTS}"]
-        serve = ["-m", "tests.jobs.one_host", "serve", *self._options, "--dealer", f"unix:{self.folder}/d"]
+        serve = ["-m", "tests.jobs.one_host", "serve", *self._options, *self._source]
         listen = ["--listen", f"unix:{self.folder}/{{rank}}", "--timeout", str(HANG)]
         return self._start([sys.executable, *torchrun, *serve, *listen])
 
@@ -74,11 +79,14 @@ class Hosts:
 
     def kill_host(self, rank: int) -> None:
         """Kill a party and its torchrun."""
-        parties = children(self.launchers[rank].pid)
-        self.launchers[rank].kill()
-        for pid in parties:
-            kill(pid)
-        self.launchers[rank].wait(HANG)
+        launcher = self.launchers[rank]
+        if launcher.poll() is None:
+            suspend(launcher.pid)  # so that it starts no other meanwhile
+            parties = children(launcher.pid)
+            launcher.kill()
+            for pid in parties:
+                kill(pid)
+        launcher.wait(HANG)
 
     def client(self, timeout: float = HANG) -> Client:
         """A client of its own."""
@@ -100,8 +108,9 @@ class Hosts:
                 for pid in children(launcher.pid):
                     kill(pid)
                 launcher.kill()
-        self.dealer.kill()
-        self.dealer.wait(HANG)
+        if "--dealer" in self._source:
+            self.dealer.kill()
+            self.dealer.wait(HANG)
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
