@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -32,17 +31,6 @@ def again(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(words, env=variables, cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
 
 
-def back(client: Client, x: torch.Tensor) -> torch.Tensor:
-    """The answer, once there is one; until then every request ends with one clear error."""
-    deadline = time.monotonic() + HANG
-    while True:
-        try:
-            return client(x)
-        except PeerError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
-
 @pytest.mark.slow
 def test_parties_and_dealer_die_and_come_back() -> None:
     """Also: requests of a net that computes images together run one by one, each as if it were alone."""
@@ -52,15 +40,15 @@ def test_parties_and_dealer_die_and_come_back() -> None:
         assert not client.service.rowwise
         for rank in (1, 0):
             service.processes[rank] = again(service.processes[rank])
-            with pytest.raises(UnavailableError):
-                client(x)
-            assert (back(client, x) - net(x)).abs().max() < 1e-3
+            with pytest.raises(UnavailableError), Client(service.addresses, timeout=0.2) as hasty:
+                hasty(x)
+            assert (client(x) - net(x)).abs().max() < 1e-3
         (dealer,) = children(service.processes[0].pid)
         os.kill(dealer, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{dealer}/exe").exists(), "the dealer to die")
-        assert (back(client, x) - net(x)).abs().max() < 1e-3
+        assert (client(x) - net(x)).abs().max() < 1e-3
         ended = service.stop()
-        assert served(ended)[1] == 1  # in its last life
+        assert served(ended)[1] >= 2  # by this process of party 0, in two lives or more
         assert "interrupted" in ended[1].err and "meeting the others again" in ended[1].err
 
 
@@ -85,7 +73,7 @@ def test_torchrun_starts_its_parties_again() -> None:
             assert (client(x) - net(x)).abs().max() < 1e-2
             victims = [pid for pid in children(launcher.pid) if "serve" in Path(f"/proc/{pid}/cmdline").read_text()]
             os.kill(victims[0], signal.SIGKILL)
-            assert (back(client, x) - net(x)).abs().max() < 1e-2
+            assert (client(x) - net(x)).abs().max() < 1e-2
     finally:
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(HANG)
