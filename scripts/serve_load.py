@@ -1,4 +1,4 @@
-"""Load on a service: requests one after another, always waiting, or at random times; what became of them."""
+"""Load on a service: requests one after another, always waiting, or at random times; and their outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAN = float("nan")
 
 @dataclass(frozen=True)
 class Load:
-    """What became of requests: images offered and answered a second (offered: 0 if they always waited), latencies,
+    """The outcome of requests: images offered and answered a second (offered: 0 if they always waited), latencies,
     images of the parties' batches, requests refused, answers that differ from the plain net's.
     """
 

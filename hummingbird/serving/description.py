@@ -23,7 +23,7 @@ _MOST_TEXT = 1 << 16
 
 @dataclass(frozen=True)
 class Description:
-    """What a client must know of a service, and no more.
+    """The facts that a client must know of a service, and no more.
 
     release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: this run of the parties.
     shape, result: of one image, and of its result. limit: the largest |x| the windows were made for; None: not known.
