@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph import layer_rules as layer
-from hummingbird.graph.build import TUPLE, Builder, Unsupported
+from hummingbird.graph import public
+from hummingbird.graph.build import PUBLIC, TENSOR, TUPLE, Builder, Unsupported
+from hummingbird.graph.public import HIDDEN
 from hummingbird.graph.steps import Ref
-
-HIDDEN = -(2.0**12)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
@@ -81,7 +81,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Ref:
-    """torch's function, with a constant mask; what is dropped, and grouped queries, are refused."""
+    """torch's function, with a constant mask or a public one; what is dropped, and grouped queries, are refused."""
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
     if enable_gqa:
@@ -97,7 +97,10 @@ def _weights(b: Builder, query: Any, key: Any, mask: Any, causal: bool, scale: f
     logits = b.emit("matmul", q, turned, suffix=".logits")
     if causal:
         logits = b.emit("causal", logits, suffix=".causal")
-    if mask is not None:
+    if b.kind(mask) == PUBLIC:
+        added = public.share(b, public.emit(b, "hidden", (mask,), {}, suffix=".hidden"), TENSOR)
+        logits = b.emit("add", logits, added, suffix=".mask")
+    elif mask is not None:
         logits = b.emit("add", logits, suffix=".mask", value=hidden(b, mask))
     return b.emit("softmax", logits, suffix=".softmax", dim=-1)
 
@@ -106,17 +109,10 @@ def hidden(b: Builder, mask: Any) -> Tensor:
     """A constant mask as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN."""
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
-    if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-    elif not mask.is_floating_point() or mask.is_meta:
-        return b.weight(mask, "attn_mask")
-    most = mask.amax(-1, keepdim=True) if mask.dim() else mask
-    if bool((most < _LOWEST).any()):
-        raise Unsupported("an attn_mask that hides all keys of a query", "let every query see a key, itself say")
-    return b.weight((mask - most).clamp(min=HIDDEN), "attn_mask")  # a row's softmax is the same less any number
-
-
-_LOWEST = -(2.0**16)  # a row of such masks: beside them torch's float32 loses the logits
+    try:
+        return b.weight(public.hidden(mask), "attn_mask")
+    except InputError as error:
+        raise Unsupported(error.what, error.hint) from None
 
 
 def is_causal_mask(mask: Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hummingbird.graph import attention, encoder, norms
+from hummingbird.graph import attention, encoder, norms, public
 from hummingbird.graph import layer_rules as layer
 from hummingbird.graph import resize_rules as resize
 from hummingbird.graph import select_rules as select
@@ -62,7 +62,8 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.SiLU: (_ACTIVATIONS["silu"], ""),
     nn.Hardswish: (_ACTIVATIONS["hardswish"], ""),
     nn.GELU: (layer.gelu, "approximate"),
-    nn.Softmax: (layer.softmax, "dim"),
+    nn.Softmax: (layer.softmax("softmax"), "dim"),
+    nn.LogSoftmax: (layer.softmax("log_softmax"), "dim"),
     nn.MaxPool1d: (partial(layer.max_pool, n=1), _POOL + " dilation return_indices"),
     nn.MaxPool2d: (partial(layer.max_pool, n=2), _POOL + " dilation return_indices"),
     nn.AvgPool1d: (partial(layer.avg_pool, n=1), _POOL + " count_include_pad"),
@@ -74,6 +75,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.MultiheadAttention: (attention.multihead, _ATTENTION),
     nn.TransformerEncoderLayer: (encoder.encoder_layer, encoder.PARTS),
     nn.TransformerEncoder: (encoder.encoder, "layers norm"),
+    nn.Embedding: (public.embedding, "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
     nn.Flatten: (shape.flatten, "start_dim end_dim"),
     nn.ZeroPad1d: (shape.zero_pad, "padding"),
     nn.ZeroPad2d: (shape.zero_pad, "padding"),
@@ -134,7 +136,8 @@ NAMES: dict[str, Rule] = {
     "clip": layer.clamp,
     "clamp_min": layer.clamp,
     "gelu": layer.gelu,
-    "softmax": layer.softmax,
+    "softmax": layer.softmax("softmax"),
+    "log_softmax": layer.softmax("log_softmax"),
     "argmax": layer.argmax,
     "max_pool1d": partial(layer.max_pool, n=1),
     "max_pool2d": partial(layer.max_pool, n=2),
@@ -245,6 +248,7 @@ FUNCTIONS: dict[Any, Rule] = {
     operator.getitem: shape.getitem,
     getattr: shape.attribute,
     F.batch_norm: layer.batch_norm,
+    F.embedding: public.embedding,
 }
 
 # Other spellings of a parameter, in torch's functions and methods.

@@ -15,8 +15,8 @@ from torch import nn
 import hummingbird
 from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
-from hummingbird.convert import convert_model
-from hummingbird.errors import DealerError
+from hummingbird.convert import build, convert_model
+from hummingbird.errors import DealerError, ModelError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
 from hummingbird.mpc.correlations.registry import from_json
@@ -252,3 +252,23 @@ def test_weights_of_a_layer_that_was_cut_into_parts_are_opened_once(alone: sessi
     assert private.setup_cost(2) == cost.opening(2, 8 * 3 * 5)
     got = private(hummingbird.cryptensor(x)).get_plain_text()
     assert float((got - net(x)).detach().abs().max()) < 2.0**-12
+
+
+def test_constants_outside_of_layers_are_their_owners() -> None:
+    """Tokens, places, scales, means: shared once, held in shares alone, and the other party's own are ignored."""
+    for found in json.loads(succeed(["-m", "tests.jobs.private_constants"], 2)[0].out.strip().splitlines()[-1]):
+        assert found["error"] < found["bound"]
+
+
+def test_a_private_constant_that_is_too_large_is_told_at_its_owner() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.tensor([2.0**20]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.shift
+
+    with pytest.raises(ModelError, match=r"add: a private constant leaves the range of \+-2\^20"):
+        build(Large().eval(), weights=0)
+    build(Large().eval())
