@@ -54,7 +54,7 @@ def _small(d: Draw) -> None:
 
 
 def product(d: Draw) -> str:
-    """Of two values as matrices."""
+    """Products of two values as matrices."""
     d.need(len(d.shape) >= 3)
     _small(d)
     y = d.rng.choice(d.same) if d.same else "({x} * 0.5)"

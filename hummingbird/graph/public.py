@@ -29,6 +29,7 @@ from hummingbird.graph.structure import Structure, flatten, rebuild
 
 HIDDEN = -(2.0**12)  # what a mask adds to a logit that it hides (attention.py)
 _LOWEST = -(2.0**16)  # the largest of a row that is hidden altogether: beside it torch's float32 loses the logits
+MOST = 2.0**20  # what values stay below (docs/limits.md)
 MOST_NUMBERS = 1 << 16  # of a public constant: it is part of the net's description
 TYPES = ("int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float64")
 
@@ -124,9 +125,10 @@ def _plain(structure: Structure) -> Structure:
     return structure if len(structure) == 1 else (*structure[:2], tuple(_plain(part) for part in structure[2]))
 
 
-def share(b: Builder, value: Ref, kind: str) -> Ref:
-    """A public value among private ones; kind: of the value that it becomes."""
-    return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind)
+def share(b: Builder, value: Ref, kind: str, whole: bool = False) -> Ref:
+    """A public value among private ones; kind: of the value that it becomes; whole: whether it is integers in torch."""
+    attrs = {"whole": True} if whole else {}
+    return b.emit("share_public", value, b.first("input"), suffix=f".public{len(b.steps)}", kind=kind, **attrs)
 
 
 def embedding(
@@ -193,10 +195,23 @@ def check_rows(numbers: Tensor, count: int) -> None:
             raise InputError(f"row {wrong} of a table of {count} rows", hint=f"numbers from 0 to {count - 1}")
 
 
+def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
+    check_values(value)
+    return value.to(device=x.device, dtype=x.dtype)
+
+
+def check_values(value: Tensor) -> None:
+    """InputError for a public tensor that is too large among private ones."""
+    most = 0.0 if value.is_meta or not value.numel() else float(value.double().abs().max())
+    if not most < MOST:
+        what = f"a public value of {most:g}, and values of a net stay below 2^20"
+        raise InputError(what, hint="a mask that adds -inf: give it as truth values, or with -1000 in its place")
+
+
 OPS: dict[str, Callable[..., Any]] = {
     "public": lambda a, x: x,
     "public_constant": constant,
     "public_call": call,
-    "share_public": lambda a, value, x: value.to(device=x.device, dtype=x.dtype),
+    "share_public": _shared,
     "embedding": rows,
 }

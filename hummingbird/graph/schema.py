@@ -31,7 +31,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "public": ("", "title=word shape=shape dtype=type"),
     "public_constant": ("", "numbers=exact shape=sizes dtype=type"),
     "public_call": ("public*", "function=function call=call"),
-    "share_public": ("public x", ""),
+    "share_public": ("public x", "whole?=bool"),
     "embedding": ("public x", "weight=tensor"),
     "pack": ("xs", ""),
     "conv": ("x", "weight=tensor bias=tensor|none stride=positives padding=wholes dilation=positives groups=positive"),

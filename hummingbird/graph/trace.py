@@ -33,6 +33,7 @@ from hummingbird.graph.steps import Ref, Step, compact
 from hummingbird.graph.structure import TENSOR, spelled
 from hummingbird.graph.unwrap import plain_copy, unwrapped
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
+from hummingbird.graph.writes import function_name, in_place
 
 
 def trace(
@@ -231,7 +232,7 @@ class Walk:
         if node.kwargs.get("out") is not None:
             raise Unsupported("a result written into out=", "use what the call gives")
         rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
-        name = _function_name(node)
+        name = function_name(node)
         if rule is None:
             kind = "method" if node.op == "call_method" else "function"
             problem = Unsupported(f"{kind} {name} is not in the vocabulary", function_hint(name, node.target))
@@ -265,8 +266,9 @@ class Walk:
         found = self._argument(value)
         if self.builder.kind(found) != PUBLIC:
             return found
-        kind = BOOL if self.captured.types.get(value) == torch.bool else TENSOR_KIND
-        return public.share(self.builder, found, kind)
+        dtype = self.captured.types.get(value, torch.float32)
+        whole = not dtype.is_floating_point and dtype != torch.bool
+        return public.share(self.builder, found, BOOL if dtype == torch.bool else TENSOR_KIND, whole)
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, BatchSize):
@@ -361,7 +363,7 @@ class Walk:
     def _remember(self, node: fx.Node, value: Any) -> None:
         """Note which memory the result is, and let in-place calls change the values of all names of it."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
-        written = _in_place(self.captured, node)
+        written = in_place(self.captured.root, node)
         if written and self.builder.kind(value) == BOOL:
             raise Unsupported("a comparison in place", "use the form that is not in place")
         if base is None or node.op == "output" or not isinstance(value, Ref):
@@ -373,9 +375,9 @@ class Walk:
             for other in self.renamed[node]:
                 self.values[other] = value
             self.aliases.same(node, base)
-        elif value == self.values[base] and _function_name(node) not in ("clone", "contiguous"):
+        elif value == self.values[base] and function_name(node) not in ("clone", "contiguous"):
             self.aliases.same(node, base)
-        elif self.builder.steps[value.index].op in VIEWS or _function_name(node) == "contiguous":
+        elif self.builder.steps[value.index].op in VIEWS or function_name(node) == "contiguous":
             self.aliases.view(node, base)
         else:
             self.aliases.fresh(node)
@@ -387,40 +389,11 @@ def _live(captured: Capture) -> list[fx.Node]:
     needed: set[fx.Node] = set()
     for node in reversed(captured.graph.nodes):
         required = node.op == "placeholder" and not node.args and not str(node.target).startswith("*")
-        if node.op == "output" or required or _in_place(captured, node):
+        if node.op == "output" or required or in_place(captured.root, node):
             needed.add(node)
         if node in needed:
             needed.update(node.all_input_nodes)
     return [node for node in captured.graph.nodes if node in needed]
-
-
-def _in_place(captured: Capture, node: fx.Node) -> bool:
-    if node.op == "call_module":
-        return bool(getattr(captured.root.get_submodule(str(node.target)), "inplace", False))
-    if node.op not in ("call_function", "call_method"):
-        return False
-    if node.kwargs.get("out") is not None:
-        return True
-    name = _function_name(node)
-    for known in (FUNCTIONS.get(node.target), node.target):
-        names = _parameters(known)
-        if "inplace" in names:
-            position = names.index("inplace") - (known is not node.target)  # rules begin with the builder
-            return bool(node.kwargs.get("inplace", node.args[position] if position < len(node.args) else False))
-    return node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-
-
-def _parameters(function: Any) -> list[str]:
-    """Names of a function's parameters; [] where it does not tell."""
-    try:
-        return list(inspect.signature(function).parameters) if callable(function) else []
-    except ValueError:  # a builtin
-        return []
-
-
-def _function_name(node: fx.Node) -> str:
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "fn")
-    return node.name.rstrip("0123456789").rstrip("_") if name == "fn" else name  # boolean_dispatch hides the name
 
 
 def _attribute(root: nn.Module, path: str) -> Any:
@@ -441,7 +414,7 @@ def _apply(rule: Rule, builder: Builder, args: Iterable[Any], kwargs: dict[str, 
 
 def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Evaluate a call that does not depend on the net's input."""
-    name = _function_name(node)
+    name = function_name(node)
     if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
         raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
     try:

@@ -96,7 +96,14 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
     with meter.paused(), launch.stand_in(session):
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
         twin.set_up()
-        setup, recorder.requests = recorder.requests, []
-        public = [torch.zeros(x.shape, dtype=x.dtype) for x in calls.on_meta(net._graph, input_shape)[1:]]
-        twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
+        setup = recorder.requests
+        for fill in (0, 1):  # public values that the net takes: rows of a table are there, and a mask shows something
+            recorder.requests = []
+            public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(net._graph, input_shape)[1:]]
+            try:
+                twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
+                break
+            except InputError:
+                if fill or not public:
+                    raise
     return DryRun(setup, recorder.requests)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import InputError
-from hummingbird.graph.public import check_rows
+from hummingbird.graph.public import check_rows, check_values
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share
 from hummingbird.mpc.constants import check_private, size_of
@@ -41,9 +40,7 @@ class SharePublic(_Public):
         return FLOOR
 
     def forward(self, value: Tensor, x: MPCTensor) -> MPCTensor:
-        if value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
-            what = f"a public value of {float(value.abs().max()):g}, and values of a net stay below 2^{FLOOR}"
-            raise InputError(what, hint="a mask that adds -inf: give it as truth values, or with -1000 in its place")
+        check_values(value)
         session = self.session()
         code = ring.encode(value.to(session.device, torch.float64))
         return from_share(code if session.rank == 0 else torch.zeros_like(code))

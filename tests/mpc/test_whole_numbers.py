@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import hummingbird
+from hummingbird.errors import InputError
 from tests.support.operations import Function
 
 torch.set_num_threads(1)
@@ -64,3 +65,28 @@ def test_a_public_number_between_the_values_of_the_grid_is_compared_as_it_is(num
     around = round(number * 2.0**16)
     x = torch.arange(around - 2, around + 3).float()[None] * 2.0**-16
     assert torch.equal(hummingbird.simulate(net, mode=mode, seed=0)(x), net(x))
+
+
+class Beside(nn.Module):
+    """A function of a private input and a public one."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_public_integers_truths_and_large_numbers_beside_private_values(mode: str) -> None:
+    x, whole, truths = torch.randn(2, 4), INTS.expand(2, -1), TRUTHS.expand(2, -1)
+    for function, y in ((lambda x, y: (x > 0) * y + x * y, whole), (lambda x, y: x * y, truths)):
+        net = Beside(function).eval()
+        got = hummingbird.simulate(net, mode=mode, seed=0, example=(x, y))(x, y)
+        assert float((got - net(x, y)).abs().max()) < 2.0**-13
+    rounded = Beside(lambda x, y: F.pad((x > 0) * y, (1, 1), value=0.5)).eval()
+    assert any("torch rounds" in problem.what for problem in hummingbird.validate_model(rounded, (x, whole)))
+    large = Beside(lambda x, y: (x + (1.0 - y.float()) * torch.finfo(torch.float32).min).softmax(-1)).eval()
+    with torch.no_grad(), pytest.raises(InputError, match="a public value of"):
+        hummingbird.simulate(large, mode=mode, seed=0, example=(x, whole))(x, whole)
