@@ -23,6 +23,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.commands.figures import Run, figures, show
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.commands.program import add_command
 from hummingbird.commands.sources import add_images_argument, add_net_arguments, images_of, net_of, saved_of
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
@@ -57,13 +58,7 @@ set or a DataLoader will do.
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "infer",
-        help=HELP,
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "infer", HELP, __doc__, _EPILOG)
     add_net_arguments(sub, "owner", "bits", "window", "protocol")
     group = sub.add_argument_group("images")
     add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
