@@ -76,7 +76,7 @@ def _told(error: BaseException) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
-    """Words of an error, without its hint."""
+    """The text of an error without its hint."""
     try:
         text = str(error)
     except Exception as problem:  # noqa: BLE001 - of a class of the function's own
