@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 import hummingbird
@@ -25,7 +25,9 @@ from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.commands.sources import add_images_argument, add_net_arguments, images_of, net_of, saved_of
 from hummingbird.errors import InputError
+from hummingbird.graph.at_hand import settled
 from hummingbird.mpc import launch
+from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
@@ -93,8 +95,6 @@ def run(args: argparse.Namespace) -> None:
     if os.environ.get("RANK", "0") == "0":  # the party that writes
         check_outputs(args)
     session = launch.init(**session_options(args))
-    net, private = _nets(args, session.rank)
-    private.images_per_slice = args.batch
     images, labels = torch.empty(0), None
     if session.rank == 0:
         images, labels = images_of(args.data, "--data")
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> None:
     # Only party 0 has the images, so it tells the others how many there are, and their shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
+    net, private = _nets(args, session.rank, torch.empty(1, *shape))
+    private.images_per_slice = args.batch
     parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
     counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
     # Says at once if the net cannot take such images.
@@ -142,8 +144,11 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.json, found)
 
 
-def _nets(args: argparse.Namespace, rank: int) -> tuple[nn.Module, PrivateNet]:
-    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol."""
+def _nets(args: argparse.Namespace, rank: int, image: Tensor) -> tuple[nn.Module, PrivateNet]:
+    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
+
+    image: one of the shape of the images, for nets that ask for it.
+    """
     folder = saved_of(args, rank)
     if folder is not None:
         saved = description(folder)
@@ -154,7 +159,8 @@ def _nets(args: argparse.Namespace, rank: int) -> tuple[nn.Module, PrivateNet]:
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
     owner = "public" if args.owner is None else args.owner
-    return net, hummingbird.convert_model(net, _windows(args), owner, args.protocol)
+    taken = settled(net, image, custom=tuple(CUSTOM))
+    return net, hummingbird.convert_model(taken, _windows(args), owner, args.protocol)
 
 
 def _advance(bar: Any, done: int) -> None:
