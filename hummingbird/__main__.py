@@ -13,7 +13,7 @@ COMMANDS = (
     *("info", "check", "estimate", "save", "infer", "deal", "dealer"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server"),
-    *("gc-server", "gc-prepare", "gc-client", "gc-proxy"),
+    *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token"),
 )
 
 

@@ -102,6 +102,14 @@ def _softmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
     return e.amax(dim, keepdim=True) / 2 + own + rounding + torch.zeros_like(x)
 
 
+def _log_softmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """The sum S >= 1 errs by 2^-9 S + 2^-9, and its logarithm by 2^-11; slopes of x - log(sum exp x) are 2 together."""
+    dim = a["dim"]
+    total = (x - x.amax(dim, keepdim=True)).exp().sum(dim, keepdim=True)
+    own = 2.0**-9 * (1 + 1 / total) + 2.0**-11 + (x.shape[dim] + 1) * rounding / total + 3 * rounding
+    return 2 * e.amax(dim, keepdim=True) + own + torch.zeros_like(x)
+
+
 def _argmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
     """The farthest place whose value may be the largest."""
     dim, keep = a["dim"], a["keepdim"]
@@ -175,6 +183,7 @@ BOUNDS: dict[str, Bound] = {
     "hardsigmoid": lambda a, rounding, x, e: e / 6 + 6 * HALF + rounding,
     "hardswish": _hardswish,
     "softmax": _softmax,
+    "log_softmax": _log_softmax,
     "argmax": _argmax,
     "mul": _mul,
     "square": lambda a, rounding, x, e: 2 * x.abs() * e + e * e + rounding,

@@ -167,6 +167,15 @@ def softmax(d: Draw) -> str:
     return d.pick(f"{{x}}.softmax({dim})", f"F.softmax({{x}}, {dim})", f"torch.softmax({{x}}, dim={dim})")
 
 
+def log_softmax(d: Draw) -> str:
+    d.compares(50)
+    dim = d.dim()
+    d.need(d.shape[dim] <= 64)
+    if d.chance(0.5):
+        return d.module(f"nn.LogSoftmax({dim})")
+    return d.pick(f"{{x}}.log_softmax({dim})", f"F.log_softmax({{x}}, {dim})", f"torch.log_softmax({{x}}, dim={dim})")
+
+
 def argmax(d: Draw) -> str:
     d.compares(4)
     dim, keep = d.dim(), d.chance(0.5)
@@ -257,6 +266,7 @@ LAYERS: dict[str, Callable[[Draw], str]] = {
     "silu": _smooth("SiLU()", 40, "F.silu({x})"),
     "hardswish": _smooth("Hardswish()", 2, "F.hardswish({x})"),
     "softmax": softmax,
+    "log_softmax": log_softmax,
     "argmax": argmax,
     "max_pool": max_pool,
     "avg_pool": avg_pool,

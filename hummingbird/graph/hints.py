@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
-_LOG = "return the logits: their order is the same, and the opened result takes log_softmax without an error"
+_LOG = "return the logits, and compute it on the opened result; of logarithms, log_softmax is known"
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
 TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
 _RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
@@ -26,7 +26,6 @@ _MODULES: dict[type[Any], str] = {
     nn.InstanceNorm3d: _3D,
     nn.LocalResponseNorm: _ROOT,
     nn.CrossMapLRN2d: _ROOT,
-    nn.LogSoftmax: _LOG,
     nn.LogSigmoid: _LOG,
     nn.Transformer: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
@@ -78,7 +77,7 @@ def is_unsupported(module: nn.Module) -> bool:
 _FUNCTIONS = {
     "normalize": _ROOT,
     "local_response_norm": _ROOT,
-    **dict.fromkeys(("log_softmax", "logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
+    **dict.fromkeys(("logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
     "grid_sample": "no private resampling: use interpolate, or resample before the net",
     "multi_head_attention_forward": _ATTENTION,
     **dict.fromkeys(("embedding_bag", "gather", "index_select"), TABLE),

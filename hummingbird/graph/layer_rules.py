@@ -227,11 +227,16 @@ def gelu(b: Builder, input: Any, approximate: str = "none") -> Ref:
     return b.emit("gelu", b.tensor(input), approximate=approximate)
 
 
-def softmax(b: Builder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Ref:
-    if not isinstance(dim, int):
-        raise Unsupported("softmax without a dimension", "give dim")
-    no_dtype(dtype)
-    return b.emit("softmax", b.tensor(input), dim=dim)
+def softmax(op: str) -> Callable[..., Ref]:
+    """softmax and log_softmax."""
+
+    def rule(b: Builder, input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Ref:
+        if not isinstance(dim, int):
+            raise Unsupported(f"{op} without a dimension", "give dim")
+        no_dtype(dtype)
+        return b.emit(op, b.tensor(input), dim=dim)
+
+    return rule
 
 
 def argmax(b: Builder, input: Any, dim: Any = None, keepdim: bool = False) -> Ref:

@@ -355,7 +355,7 @@ _RULES: dict[str, Rule] = {
     "prelu": _apart(axis=lambda a, shape: (min(1, len(shape) - 1),) if a["weight"].numel() > 1 else ()),
     "scale_last": _apart(axis=lambda a, shape: range(-a["scale"].dim(), 0)),
     "norm": _apart(axis=_normed),
-    "softmax": _apart(axis=lambda a, shape: (a["dim"],)),
+    **dict.fromkeys(("softmax", "log_softmax"), _apart(axis=lambda a, shape: (a["dim"],))),
     "root_scale": _apart(axis=lambda a, shape: (-1,)),
     "causal": _apart(axis=lambda a, shape: (-1, -2)),
     "matmul": _matmul,

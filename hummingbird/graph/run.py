@@ -215,6 +215,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "hardswish": lambda a, x: F.hardswish(x),
     "gelu": lambda a, x: F.gelu(x, approximate=a["approximate"]),
     "softmax": _along(lambda a, x: F.softmax(x, a["dim"])),
+    "log_softmax": _along(lambda a, x: F.log_softmax(x, a["dim"])),
     "argmax": _along(lambda a, x: x.argmax(a["dim"], a["keepdim"])),
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,

@@ -60,6 +60,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "hardswish": ("x", ""),
     "gelu": ("x", "approximate=gelu"),
     "softmax": ("x", "dim=int"),
+    "log_softmax": ("x", "dim=int"),
     "argmax": ("x", "dim=int keepdim=bool"),
     "max_pool": ("x", "kernel=positives stride=positives padding=wholes dilation=positives ceil_mode=bool"),
     "avg_pool": (

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from hummingbird.errors import ConfigError, HummingbirdError, PeerError, StoreError
+from hummingbird.errors import ConfigError, HummingbirdError, OverloadError, StoreError
 from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.link import TIMEOUT, Link, answered
 from hummingbird.hybrid.model_side import ModelSide
@@ -28,6 +28,7 @@ from hummingbird.wire.service import WORKERS, Exchange, Method
 
 SESSIONS = 256  # folders of clients
 MAX_CALLS = WORKERS // 2  # calls at work: the other workers answer who comes next, and users of proxies
+_RETRY = 5.0  # seconds after which a client that found no room may try again
 _US, _THEM = "the model's side", "the data's side"
 _SECRET = "seed"
 _KEPT = "the server's store"
@@ -86,7 +87,7 @@ class Service:
 
         def method(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             if not self._calls.acquire(blocking=False):
-                raise PeerError(f"{MAX_CALLS} calls are at work already", where=_US, hint="try again later")
+                raise OverloadError(f"{MAX_CALLS} calls are at work already", where=_US, retry_after=_RETRY)
             yield from answered(admitted, requests, context, self._idle)
 
         return method

@@ -26,7 +26,7 @@ from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.resizing import Resize
 from hummingbird.mpc.rounding_plan import Built
 from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
-from hummingbird.mpc.softmax import Argmax, Softmax
+from hummingbird.mpc.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.mpc.tables import Embedding, SharePublic
 from hummingbird.ring import SCALE
 
@@ -189,6 +189,7 @@ COMPARING: dict[str, Build] = {
         step.op, smooth.even(f"gelu-{step.attrs['approximate']}"), comparison
     ),
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
+    "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
     "max_pool": _max_pool,
     "abs": lambda step, comparison, owner: Abs(comparison),

@@ -1,4 +1,6 @@
-"""Layers over the places of one dimension: softmax and argmax, both by a tree of maxima (`Arithmetic.maximum`)."""
+"""Layers over the places of one dimension: softmax, its logarithm and argmax, by a tree of maxima
+(`Arithmetic.maximum`).
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,50 @@ class Softmax(Comparing):
         return bounds[0] if self.comparison.drops else 1
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        _, exp, total = self._exponentials(n, x)
+        inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
+        # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
+        numerator, inverse = n.cut(SCALE, exp, inverse)
+        return n.product(numerator, inverse.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
+
+    def _exponentials(self, n: Arithmetic, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x - max with `dim` in front, exp of it with 16 bits of fraction more, and the sum of that, at rest."""
         values = n.precise(x, SCALE).movedim(self.dim, 0)
         length = len(values)
         if length > splines.LONGEST:
             raise InputError(f"softmax over {length} places", hint=f"at most {splines.LONGEST}")
-        exp = splines.evaluate(splines.exponential(length), values - n.maximum(values), n)
+        below = values - n.maximum(values)
+        exp = splines.evaluate(splines.exponential(length), below, n)
         # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
         (total,) = n.cut(SCALE, exp.sum(0))
-        inverse = splines.evaluate(splines.reciprocal(length), total, n)
-        # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
-        numerator, inverse = n.cut(SCALE, exp, inverse)
-        return n.product(numerator, inverse.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
+        return below, exp, total
+
+
+class LogSoftmax(Softmax):
+    """x - max - log(sum) along `dim`, sum that of exp(x - max): a maximum tree and two splines; error below 2^-7.
+
+    The sum S >= 1 errs by 2^-9 of itself and 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of that by
+    2^-11. Without comparisons it is the identity, as Softmax is. InputError for more than 2^17 places.
+    """
+
+    fraction = 0
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return valid[0]  # x itself is a part of the result
+
+    def reads(self, later: int | None) -> int | None:
+        here = super().reads(later)
+        return None if here is None or later is None else max(here, later)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        # x - max, and the logarithm of 2^17 places, below 2^4
+        return bounds[0] if self.comparison.drops else max(bounds[0] + 1, 4) + 1
+
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        below, exp, total = self._exponentials(n, x)
+        log = splines.evaluate(splines.logarithm(len(exp)), total, n)
+        (log,) = n.cut(splines.LOGARITHM_FRACTION, log)
+        return (below - log.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
 
 
 class Argmax(Comparing):

@@ -1,6 +1,6 @@
 """Functions as linear splines: f(x) = f(t_0) + s (x - t_0) + sum_j c_j relu(x - t_j).
 
-For the two of a softmax, whose errors may be a part of the function's own value, and for what is piecewise linear;
+For those of a softmax and its logarithm, on intervals as wide as there are places, and for what is piecewise linear;
 activations are smooth.py's. Each chord of f reaches as far as its distance to f stays allowed; then its ends are moved
 by its mean distance, so that errors have mean zero: what does not average out would add up in a sum. Left and right of
 the knots a spline goes on along the line that f approaches. All slopes are whole numbers of the fixed point.
@@ -123,8 +123,10 @@ def hard_sigmoid() -> Fit:
 
 # Of slopes of 1/x, which are 1 / length^2 at the end: for 2^17 places they round by 2^-9 of 1/x, and stay below 2^58.
 RECIPROCAL_FRACTION = 40
+LOGARITHM_FRACTION = 40  # log x < 12 stays below 2^60
 LONGEST = 1 << 17
 _RELATIVE = 2.0**-9
+_ABSOLUTE = 2.0**-11
 
 
 @functools.cache
@@ -140,3 +142,11 @@ def reciprocal(length: int) -> Fit:
     """1/x on [1, length], within 2^-9 of itself."""
     x = torch.linspace(0.0, math.log(max(2, length)), 4001, dtype=torch.float64).exp()
     return fit(torch.reciprocal, x, (-1.0, 0.0), _RELATIVE / x, RECIPROCAL_FRACTION)
+
+
+@functools.cache
+def logarithm(length: int) -> Fit:
+    """log x on [1, length], within 2^-11; it goes on with the slopes at the ends."""
+    length = max(2, length)
+    x = torch.linspace(0.0, math.log(length), 4001, dtype=torch.float64).exp()
+    return fit(torch.log, x, (1.0, 1 / length), torch.full_like(x, _ABSOLUTE), LOGARITHM_FRACTION)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
@@ -34,6 +34,7 @@ from hummingbird.prg import Stream, derive, new_seed
 from hummingbird.wire.service import Tls
 
 _ASK_AGAIN = 0.25
+_TRIES = 5
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -88,6 +89,11 @@ class Client:
         """The state of the table as both servers named it last."""
         return self._pair.state
 
+    @property
+    def owned(self) -> bool:
+        """Whether rows must carry their owner's signatures."""
+        return self._owner is not None
+
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the table: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
 
@@ -95,15 +101,33 @@ class Client:
         Raises InputError for an index outside of the table, before anything is sent, PeerError, AgreementError, and
         IntegrityError if a server lied.
         """
+        return self.read(indices)[1]
+
+    def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
+        """The state of the table, and its rows in that state, as `rows`; all of one state, however many messages.
+
+        For a plan's tables: numbers, int64 (n, parts), are those of the rows in each record by which their owner signed
+        them, -1 for none; by default the indices. together: keys that go into one message. Raises as `rows`, and
+        AgreementError where the table is updated all the time.
+        """
         self._check_plain()
         places = self._checked(indices)
-        size = self._in_a_query()
-        records = [self._lookup(part) for part in places.split(size)] if len(places) else []
-        shape = len(places), self.facts.dim
-        data = (
-            torch.cat(records)[:, : self.facts.row_bytes].contiguous() if records else torch.empty(0, dtype=torch.uint8)
-        )
-        return data.view(DTYPES[self.facts.dtype]).view(shape).to(indices.device)
+        numbers = places[:, None] if numbers is None else numbers
+        size = max(1, self._in_a_query() // together) * together
+        if not len(places):
+            return self.state, torch.empty(0, self.facts.dim, dtype=DTYPES[self.facts.dtype], device=indices.device)
+        for _ in range(_TRIES):
+            parts = [self._lookup(*part) for part in zip(places.split(size), numbers.split(size), strict=True)]
+            if len({state for state, _ in parts}) == 1:
+                return parts[0][0], self._numbers([records for _, records in parts]).to(indices.device)
+        hint = f"ask for fewer at a time: {size} go into one message"
+        raise AgreementError(f"the table was updated during each of {_TRIES} lookups", where="pir.Client", hint=hint)
+
+    def _numbers(self, records: list[Tensor]) -> Tensor:
+        """Rows (n, dim) of the table's type, from records without their proofs."""
+        facts, whole = self.facts, torch.cat(records)
+        rows = whole.view(len(whole), facts.parts, -1)[:, :, : facts.row_bytes // facts.parts]
+        return rows.contiguous().view(DTYPES[facts.dtype]).view(len(whole), facts.dim)
 
     def deposit(self, indices: Tensor, weights: Tensor | None = None) -> bytes:
         """Leave additive shares of rows at the two servers; returns the ticket to take them with (`Server.take`).
@@ -199,8 +223,8 @@ class Client:
     def _in_a_query(self) -> int:
         return keys_in_a_query(self.facts)
 
-    def _lookup(self, places: Tensor) -> Tensor:
-        """Records uint8 (n, record_bytes), checked, from one message each way."""
+    def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
+        """State and records uint8 (n, record_bytes), checked, from one message each way."""
         deadline = self._pair.deadline()
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
@@ -219,8 +243,8 @@ class Client:
         if state != self.state:  # updated, or started again, perhaps with another table
             self._pair.renew()
         records = self._decoded(zero, one, signs)
-        self._check_rows(state, places, records, statements)
-        return records
+        self._check_rows(state, numbers, records, statements)
+        return state, records
 
     def _decoded(self, zero: Tensor, one: Tensor, signs: Tensor) -> Tensor:
         if self._decoder == "xor":
@@ -241,10 +265,10 @@ class Client:
                 hint = "is somebody else answering in its place?"
                 raise IntegrityError("the answer is not signed by this server", where=link.name, hint=hint)
 
-    def _check_rows(self, state: State, places: Tensor, records: Tensor, statements: Sequence[Statement]) -> None:
+    def _check_rows(self, state: State, numbers: Tensor, records: Tensor, statements: Sequence[Statement]) -> None:
         if self._owner is None:
             return
-        if integrity.bad_records(self._owner, self.facts, state.version, places.tolist(), records):
+        if integrity.bad_records(self._owner, self.facts, state.version, numbers, records):
             raise IntegrityError(
                 f"{self.links[0].name} or {self.links[1].name} lied: rows are not the owner's",
                 where="pir.Client",

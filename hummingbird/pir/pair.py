@@ -164,7 +164,7 @@ class Pair:
             for side in sides
         ]
         text = "; ".join(f"{link.name}: {said}" for link, said in zip(self.links, texts, strict=True))
-        hint = "give both the same file and the same updates; a server that was restarted needs its updates again"
+        hint = "give both the same file; python -m hummingbird pir-owner update brings the one behind up to the other"
         return AgreementError(f"the servers hold different {what}: {text}", where="pir.Client", hint=hint)
 
 

@@ -107,6 +107,7 @@ def test_spline_table_is_what_the_converter_makes() -> None:
     assert stated == made | {
         "exp, in a softmax over 1000 places": len(splines.exponential(1000).knots),
         "1/x, once for each softmax over 1000 places": len(splines.reciprocal(1000).knots),
+        "log, once for each log softmax over 1000 places": len(splines.logarithm(1000).knots),
     }
     smooth = [len(layer.curve.knots) for name, layer in private.items() if name != "Hardsigmoid"]
     assert f"splines: {min(smooth)} to {max(smooth)} comparisons" in text_of(LIMITS)

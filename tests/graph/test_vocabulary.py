@@ -101,6 +101,8 @@ FORMS: list[tuple[str, tuple[int, ...], list[Any]]] = [
     ("argmax", (), [lambda x: x.argmax(-1), lambda x: torch.argmax(x, dim=-1), lambda x: x.argmax(axis=-1)]),
     ("softmax", (), [nn.Softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.softmax(x, dim=-1)]
      + [lambda x: x.softmax(-1)]),
+    ("log_softmax", (), [nn.LogSoftmax(-1), lambda x: F.log_softmax(x, -1), lambda x: torch.log_softmax(x, dim=-1)]
+     + [lambda x: x.log_softmax(-1)]),
     ("max_pool", ROW, [nn.MaxPool1d(3), lambda x: F.max_pool1d(x, 3), lambda x: torch.max_pool1d(x, 3)]),
     ("max_pool", (), [nn.MaxPool2d(3, 2, 1, ceil_mode=True), lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True)]),
     ("avg_pool", ROW, [nn.AvgPool1d(3, 2), lambda x: F.avg_pool1d(x, 3, 2), lambda x: torch.avg_pool1d(x, 3, 2)]),

@@ -32,6 +32,7 @@ BOUNDS = {
     **dict.fromkeys(("leaky_relu", "prelu", "hardsigmoid"), 16 * UNIT),
     "hardswish": 18 * 2.0**-24,
     "softmax": 2.0**-7,
+    "log_softmax": 2.0**-8 + 2.0**-11,
 }
 
 
@@ -133,6 +134,14 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
         + cost.product(ALL, N, ALL, parties)
     )
     assert softmax.breadth([spec]) == max(exp * ALL, inverse * N)
+    log = len(splines.logarithm(LENGTH).knots)
+    assert places.LogSoftmax(1, compare).cost([spec], parties) == (
+        tree(compare, N, LENGTH, parties)
+        + compare.cost(exp * ALL, SCALE, parties)
+        + cost.truncate(N, parties)
+        + compare.cost(log * N, SCALE, parties)
+        + cost.truncate(N, parties)
+    )
     wider = type(compare)(BitWindow(20 + 3 + 1, 0), 64)
     assert argmax.cost([spec], parties) == tree(wider, N, LENGTH, parties) + wider.cost(ALL, SCALE, parties)
     pool = MaxPool([3, 2], [3, 2], [0, 0], [1, 1], False, compare)

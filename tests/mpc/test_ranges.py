@@ -145,6 +145,9 @@ CONSTANTS = {
     "softmax over 1,000": (lambda: nn.Softmax(1), (3, 1000), 0.01),
     "softmax over 1,000, peaked": (lambda: nn.Softmax(1), (3, 1000), 12.0),
     "softmax far": (lambda: nn.Softmax(1), (3, 10), 1e4),
+    "log_softmax over 1,000": (lambda: nn.LogSoftmax(1), (3, 1000), 0.01),
+    "log_softmax over 1,000, peaked": (lambda: nn.LogSoftmax(1), (3, 1000), 12.0),
+    "log_softmax far": (lambda: nn.LogSoftmax(1), (3, 10), 1e4),
 }
 
 
@@ -207,6 +210,8 @@ def test_splines_of_softmax_keep_theirs(length: int) -> None:
     assert bool(((exp - torch.exp(x)).abs() <= allowed * 1.05 + 2**-16).all())
     s = torch.linspace(0, torch.tensor(float(length)).log().item(), 100_001, dtype=torch.float64).exp()
     assert float(((splines.evaluate(splines.reciprocal(length), s) - 1 / s) * s).abs().max()) < 2**-9 * 1.05
+    s = torch.cat([s, torch.tensor([1 - 2**-9, length * (1 + 2**-9)], dtype=torch.float64)])  # what a sum may be
+    assert float((splines.evaluate(splines.logarithm(length), s) - s.log()).abs().max()) < 2**-11 * 1.05
 
 
 # The plan ------------------------------------------------------------------------------------------------------------

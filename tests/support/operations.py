@@ -253,6 +253,7 @@ def cases() -> dict[str, Case]:
         out[name] = Case(net, 3 * image, spline)
     # exp and 1/x err by 2^-9 of themselves each, and rounding adds less than their square.
     out["softmax"] = Case(nn.Softmax(dim=1), row, 9 * 2**-12)
+    out["log_softmax"] = Case(Function(lambda x: F.log_softmax(x, 2)), image, 2**-8 + 2**-11 + 9 * UNIT)
     ties = torch.tensor([[3.0, 1.0, 3.0], [-2.0, -2.0, -2.0], [0.0, UNIT, 0.0], [-5.0, -4.0, -3.0]])
     out["argmax"] = Case(Function(lambda x: x.argmax(1)), ties, 0.0)
     out["argmax of rows"] = Case(Function(lambda x: x.argmax(dim=-1, keepdim=True)), row, 0.0)

@@ -34,7 +34,8 @@ _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    timeout: longest silence of the server, seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
+    tls, token: how both sides know each other, see `wire.service.connect`. timeout: longest silence of the server,
+    seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
     that the batches under way may take there, by what the server has told; as much as it has if not given. `public` is
     what the server has told: shapes, operations, parameters; `sent_bytes` and `received_bytes` count the messages of
     turns; `precision` is that of the last call's batches.
@@ -51,6 +52,7 @@ class RemoteModel:
         address: str,
         *,
         tls: service.Tls | None = None,
+        token: str | None = None,
         timeout: float = 120.0,
         memory: int | None = None,
         device: str = "cpu",
@@ -60,7 +62,7 @@ class RemoteModel:
         self.precision: list[Precision] = []
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
-        self._channel = service.connect(address, tls, timeout)
+        self._channel = service.connect(address, tls, timeout, token=token)
         try:
             text = service.call(self._channel, "Public", messages.opening(), timeout=timeout)
             self._digest, self.public = messages.digest(text), Public.from_json(text)

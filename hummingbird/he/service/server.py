@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from hummingbird.errors import AgreementError, ConfigError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, OverloadError, PeerError
 from hummingbird.he.runtime.memory import installed
 from hummingbird.he.runtime.server import Server, ServerTurn
 from hummingbird.he.service import messages
@@ -26,6 +26,7 @@ IDLE_SECONDS = 120.0
 MAX_CALLS = WORKERS // 2  # turns at work or waiting for room: the other workers answer who comes next
 _AT_WORK = 5.0  # seconds between the empty messages that say so
 _DEPTH = 4  # messages received, and messages computed, ahead
+_RETRY = 5.0  # seconds after which a client that found no room may try again
 _POLL = 0.5  # seconds between looks at whether the client is there
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Service:
 
     def _turn(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         if not self._calls.acquire(blocking=False):
-            raise PeerError(f"{MAX_CALLS} turns are at work or waiting already", where="he", hint="try again later")
+            raise OverloadError(f"{MAX_CALLS} turns are at work or waiting already", where="he", retry_after=_RETRY)
         incoming = Prefetch(requests, _DEPTH)  # its thread ends with the call
         try:
             number = self._open(self._next(incoming))
@@ -103,8 +104,8 @@ class Service:
         deadline = time.monotonic() + self._idle
         while not self._room.acquire(timeout=_POLL):
             if time.monotonic() > deadline or not context.is_active():
-                hint = "try again later, or let the server take more turns at a time"
-                raise PeerError(f"no room for {self._idle:.0f} s, {self._turns} turns are at work", hint=hint)
+                what = f"no room for {self._idle:.0f} s, {self._turns} turns are at work"
+                raise OverloadError(what, where="he", retry_after=_RETRY)
             yield b""
 
     def _take_in(self, turn: ServerTurn, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:

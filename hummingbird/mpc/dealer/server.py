@@ -33,7 +33,8 @@ from hummingbird.mpc.correlations.request import Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors
-from hummingbird.wire.service import CHUNK, WORKERS, Method, common_name
+from hummingbird.wire.gate import caller_name
+from hummingbird.wire.service import CHUNK, WORKERS, Method
 
 SESSION_BYTES = 16
 MAX_PARTIES = 64
@@ -276,7 +277,7 @@ def handlers(dealer: Dealer) -> dict[str, Method]:
         cipher = message.text("cipher")
         if cipher not in CIPHERS:
             raise DealerError(f"malformed request: unknown cipher {cipher!r}", hint=f"known: {', '.join(CIPHERS)}")
-        seed, token = dealer.join(session, rank, parties, version, common_name(context), cipher)
+        seed, token = dealer.join(session, rank, parties, version, caller_name(context), cipher)
         return json.dumps({"seed": seed.hex(), "token": token.hex()}).encode()
 
     def correct(data: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -27,7 +27,9 @@ DESCRIPTION = """Serve one half of private lookups in a table: rows are returned
 
 Trust: the operators of the two servers, party 0 and party 1, must not collude. Whoever sees both keys of a query, or
 the traffic of both servers without TLS, knows its row. Run them on hosts of different operators. Whoever may connect
-may ask: clients learn the rows they ask for, and the whole table in time."""
+may ask: clients learn the rows they ask for, and the whole table in time.
+
+With --owner, who has that key may change rows (pir-owner). Every update is in the journal before it is acknowledged."""
 _POLL = 0.2  # seconds between looks at the workers
 
 
@@ -73,6 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads for a pass, without workers")
     parser.add_argument("--owner", type=Path, metavar="FILE", help="public key (64 hex digits) of who may update rows")
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="where updates are kept, this server's alone, and made again at its start (default: with --owner, beside "
+        "the table, TABLE.party0.journal or TABLE.party1.journal)",
+    )
     parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
 
 
@@ -117,13 +126,23 @@ def main(args: argparse.Namespace) -> int:
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
     """The server of the table, or those of the tables of a plan."""
+    journal = _journal(args)
     if args.plan is None:
         where: dict[str, Any] = {"workers": args.workers, "device": args.device, **keys}
-        return [open_server(args.table, args.party, tensor=args.tensor, **where)]
-    if args.workers or args.device != "cpu" or "owner" in keys:
-        hint = "a plan's tables are in this process, on the CPU, and take no updates"
-        raise InputError("--plan with --workers, --device or --owner", where="pir-server", hint=hint)
-    return plan_servers(Source.open(args.table, args.tensor), Plan.load(args.plan), args.party, **keys)
+        return [open_server(args.table, args.party, tensor=args.tensor, journal=journal, **where)]
+    if args.workers or args.device != "cpu":
+        hint = "a plan's tables are in this process, on the CPU"
+        raise InputError("--plan with --workers or --device", where="pir-server", hint=hint)
+    table, plan = Source.open(args.table, args.tensor), Plan.load(args.plan)
+    return plan_servers(
+        table, plan, args.party, owner=keys.get("owner"), identity=keys.get("identity"), journal=journal
+    )
+
+
+def _journal(args: argparse.Namespace) -> Path | None:
+    """The journal that is named, or the one beside the table, which stays in force where there is one."""
+    beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
+    return args.journal or (beside if args.owner is not None or beside.exists() else None)
 
 
 def _key(path: Path) -> bytes:

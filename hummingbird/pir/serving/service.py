@@ -3,7 +3,8 @@
 A lone query reads the whole table, and so does a batch of hundreds; so `Batcher` lets queries wait for each other, up
 to `max_wait` seconds after the first or until `max_batch` keys are there. Who arrives during a pass is in the next.
 A result that is not there yet is waited for by `MAX_WAITING` clients at most; more are told to ask again.
-Methods: Describe, Answer (a query), Deposit (shares), Collect (a result), Update (signed by the owner), Metrics (JSON).
+Methods: Describe, Answer (a query), Deposit (shares), Collect (a result), Update (signed by the owner),
+PastUpdate (one that was made), Metrics (JSON).
 """
 
 from __future__ import annotations
@@ -193,5 +194,6 @@ class Service:
             "Deposit": deposit,
             "Collect": collect,
             "Update": lambda data, context: server.update(data),
+            "PastUpdate": lambda data, context: server.past_update(data),
             "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
         }

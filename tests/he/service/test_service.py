@@ -217,7 +217,8 @@ def exchange(address: str, requests: list[bytes]) -> list[bytes]:
 def refusal(address: str, requests: list[bytes]) -> str:
     with pytest.raises(grpc.RpcError) as caught:
         exchange(address, requests)
-    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION, caught.value
+    refusals = ("FAILED_PRECONDITION", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
+    assert caught.value.code().name in refusals, caught.value
     return str(caught.value.details())
 
 
