@@ -43,7 +43,7 @@ class Subject:
 
     @property
     def example(self) -> Tensor | None:
-        """What the net is traced with: an image, if it cannot be traced without. ModelError if it cannot at all."""
+        """An image, if the net cannot be traced without an example. ModelError if it cannot be traced at all."""
         return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
 
     def settled(self) -> Subject:
