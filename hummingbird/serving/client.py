@@ -80,7 +80,7 @@ class Client:
 
     @property
     def service(self) -> Description:
-        """What the parties say of their service, all the same; asked once, and again after a failure."""
+        """The service as all parties describe it; asked once, and again after a failure."""
         if self._service is None:
             self._service = self._describe()
         return self._service
