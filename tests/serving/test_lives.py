@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 from hummingbird.errors import PeerError, UnavailableError
 from hummingbird.serving.client import Client
-from tests.support.parties import free_port
+from tests.support.parties import finish, free_port
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
 from tests.support.serving import Service, served
@@ -66,6 +68,34 @@ def test_parties_and_dealer_die_and_come_back() -> None:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_a_party_that_is_told_to_end_lets_what_is_inside_finish() -> None:
+    """Under load: every request is answered, rightly, or refused in words; all parties end in order."""
+    net, x, ended = doubled(), torch.rand(6, 4), threading.Event()
+
+    def ask(service: Service) -> list[str]:
+        found: list[str] = []
+        with service.client() as client, torch.no_grad():
+            while not found or not ended.is_set():
+                try:
+                    found.append("right" if (client(x) - net(x)).abs().max() < 1e-3 else "wrong")
+                except PeerError as error:
+                    found.append(str(error))
+                    break
+        return found
+
+    options = ["--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0", "--max-batch", "8"]
+    with Service(*options) as service, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, service) for _ in range(4)]
+        time.sleep(1.0)
+        service.processes[1].terminate()  # one of them alone: it tells the others
+        images, batches = served(finish(service.processes))
+        ended.set()
+        outcomes = [word for future in asked for word in future.result(HANG)]
+    assert set(outcomes) <= {"right", *(word for word in outcomes if "stop" in word or "connection" in word)}
+    assert "right" in outcomes and images % 6 == 0 and images >= 6 * outcomes.count("right") and batches > 0
 
 
 @pytest.mark.slow
