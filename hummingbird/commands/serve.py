@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +80,14 @@ def run(args: argparse.Namespace) -> None:
             return Party(private, args.input, session, grace=config.grace, figures=figures, **how)
 
         lives = Lives(methods, begin, lambda: print(f"[{launch.name()}] {front.line}", flush=True))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lives.stop)
         front.serve(methods.handlers())
         try:
-            done = lives.run().batches
+            lives.run()
         finally:
             methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
     if place.party == 0:
-        padded = f", {done.padding} images of padding" if done.padding else ""
-        print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
+        padded = f", {lives.padding} images of padding" if lives.padding else ""
+        print(f"served {lives.images} images in {lives.batches} batches{padded}", flush=True)
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:

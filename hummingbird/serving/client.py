@@ -7,59 +7,65 @@
 What a party receives is a seed, or words that are uniform without all the others' seeds; what it sends back is a
 uniform share of the result. Only all N parties together can read an image or a result. One round trip: rounds, masks
 and windows are the parties' matter.
+
+A party that dies ends its service's session, and all meet again within seconds. So a request that is refused as
+UNAVAILABLE is asked again until its timeout: under another id and with other shares, which say no more together than
+each alone. An answer can then be computed twice, and is never mixed from two runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from dataclasses import replace
 from typing import Any
 
-import grpc
 import torch
 from torch import Tensor
 
-from hummingbird import inputs, ring
-from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
+from hummingbird import inputs
+from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
-from hummingbird.serving.description import MOST_PARTIES, Described, Description
-from hummingbird.serving.message import ID_BYTES, Request, joined, split
-from hummingbird.wire import service as wire
-from hummingbird.wire.refusal import explain
+from hummingbird.serving.description import MOST_PARTIES, Description
+from hummingbird.serving.group import Group, Joined, difference
 from hummingbird.wire.trust import Tls
 
 _IN_FLIGHT = 2  # requests of one call under way at a time
-_MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has become of it
+_PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
+_GLANCE = 3.0  # seconds for one of several groups to answer
 
 
 class Client:
     """A client of N parties: `client(images)`, from any thread; a context manager, or `close`.
 
-    parties: their addresses, HOST:PORT or unix:PATH, in any order. tls: needed off this host. timeout: seconds for
-    each request, and for the parties to answer at first. token: of a client without a certificate.
+    parties: their addresses, HOST:PORT or unix:PATH, in any order; or several such lists, of groups of parties that
+        serve the same net: requests go to the first that serves.
+    tls: needed off this host. token: of a client without a certificate.
+    timeout: seconds for each request, and for the parties to answer at first. Until then the client tries again where
+        parties are lost or stopping.
     Sends, for each request of n images, N - 1 seeds and one copy of their low bits (`cost.asking`); one round trip.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
     AgreementError for parties that are not of one service, and InputError for images that it cannot take.
     """
 
     def __init__(
-        self, parties: Sequence[str], tls: Tls | None = None, timeout: float = 60.0, *, token: str | None = None
+        self,
+        parties: Sequence[str] | Sequence[Sequence[str]],
+        tls: Tls | None = None,
+        timeout: float = 60.0,
+        *,
+        token: str | None = None,
     ) -> None:
-        if isinstance(parties, str) or not 2 <= len(parties) <= MOST_PARTIES:
-            hint = "a list of two addresses or more, one for each party"
-            raise ConfigError(f"parties={parties!r}", where="Client", hint=hint)
-        self.addresses, self._timeout, self._claim = list(parties), timeout, new_seed()
-        self._channels: list[grpc.Channel] = []
-        self._clocks: list[float] = []  # seconds that each party's clock is ahead, by rank
-        self._service: Description | None = None
-        self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
+        claim = new_seed()
+        self._groups = [Group(addresses, tls, token, claim) for addresses in _groups_of(parties)]
+        self._at = 0  # the group that requests go to
+        self._net: str | None = None  # that several groups serve
+        self._timeout = timeout
         try:
-            for address in self.addresses:
-                self._channels.append(wire.connect(address, tls, timeout, token=token))
-            self.service  # noqa: B018 - says at once if the parties are not of one service
+            self._net = self.service.net  # says at once if the parties are not of one service
         except BaseException:
             self.close()
             raise
@@ -71,19 +77,34 @@ class Client:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Client({', '.join(self.addresses)})"
+        return f"Client({' or '.join(map(repr, self._groups))})"
 
     def close(self) -> None:
         """Disconnect; may be called twice."""
-        for channel in self._channels:
-            channel.close()
+        for group in self._groups:
+            group.close()
 
     @property
     def service(self) -> Description:
         """The service as all parties describe it; asked once, and again after a failure."""
-        if self._service is None:
-            self._service = self._describe()
-        return self._service
+        service: Description = self._attempts(lambda group, joint, left: joint.service)
+        return service
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the parties that requests go to, by rank."""
+        addresses: list[str] = self._attempts(lambda group, joint, left: list(joint.addresses))
+        return addresses
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all requests."""
+        return sum(group.sent_bytes for group in self._groups)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all answers."""
+        return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, images: Tensor, progress: Callable[[int], None] | None = None) -> Tensor:
         """The net's results, float32 (n, ...), of images, floating point (n, ...).
@@ -105,7 +126,7 @@ class Client:
                 for future in futures:
                     future.cancel()
                 if isinstance(error, PeerError):
-                    self._service = None  # the parties may be others by now
+                    self._groups[self._at].forget()  # the parties may be others by now
                 raise
         return torch.cat(outputs)
 
@@ -125,69 +146,57 @@ class Client:
         return list(units.split(service.most))
 
     def _request(self, units: Tensor, service: Description) -> Tensor:
-        """One request: shares to all parties, the sum of their answers."""
-        id, bodies = new_seed(ID_BYTES), split(units, service.bits, service.parties)
-        messages = []
-        for rank, body in enumerate(bodies):
-            deadline = int(1e3 * (time.time() + self._clocks[rank] + self._timeout))
-            messages.append(Request(id, self._claim, deadline, len(units), body).to_bytes(service, rank))
-        answers = self._call("Ask", messages, self._timeout + _MARGIN)
-        self.sent_bytes += sum(map(len, messages))
-        self.received_bytes += sum(map(len, answers))
-        return ring.decode(joined(answers, len(units), service), service.result_scale)
+        """One request to parties that serve the same as when the call began."""
 
-    def _describe(self) -> Description:
-        """Ask all parties, bring their channels into the order of their ranks, and see that all say the same."""
-        began = time.time()
-        found = [
-            Described.read(answer, address)
-            for answer, address in zip(
-                self._call("Describe", [b""] * len(self.addresses), self._timeout), self.addresses, strict=True
-            )
-        ]
-        service, ranks = found[0].service, [described.rank for described in found]
-        for described, address in zip(found, self.addresses, strict=True):
-            if described.service != service:
-                differ = _difference(service, described.service)
-                what = f"{self.addresses[0]} and {address} are not of one service: {differ}"
-                raise AgreementError(what, where="Client", hint="name the parties of one run, all of the same release")
-        if sorted(ranks) != list(range(service.parties)):
-            what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
-            raise AgreementError(what, where="Client", hint="name every party once")
-        by_rank = sorted(range(len(ranks)), key=ranks.__getitem__)
-        self._channels = [self._channels[place] for place in by_rank]
-        self.addresses = [self.addresses[place] for place in by_rank]
-        self._clocks = [found[place].clock - began for place in by_rank]
-        return service
+        def request(group: Group, joint: Joined, left: float) -> Tensor:
+            now = replace(joint.service, session=service.session)
+            if now != service:
+                what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
+                raise AgreementError(what, where="Client", hint="call again")
+            return group.request(joint, units, left)
 
-    def _call(self, method: str, messages: Sequence[bytes], timeout: float) -> list[bytes]:
-        """One message to each party, and its answer; the first failure ends all, and is raised."""
-        calls = list(self._calls(method, messages, timeout))
-        done: SimpleQueue[int] = SimpleQueue()
-        for place, call in enumerate(calls):
-            call.add_done_callback(lambda _, place=place: done.put(place))
-        answers = [b""] * len(calls)
+        result: Tensor = self._attempts(request)
+        return result
+
+    def _attempts(self, run: Callable[[Group, Joined, float], Any]) -> Any:
+        """The result of run(group, joint, seconds left) at the first group that serves; again until the timeout."""
+        deadline, pause = time.monotonic() + self._timeout, _PAUSES[0]
+        for attempt in itertools.count(1):
+            at = self._at
+            try:
+                joint = self._join(at, deadline - time.monotonic())
+                return run(self._groups[at], joint, deadline - time.monotonic())
+            except UnavailableError:
+                self._groups[at].forget()
+                if self._at == at:
+                    self._at = (at + 1) % len(self._groups)
+                if time.monotonic() + pause > deadline:
+                    raise
+            if attempt % len(self._groups) == 0:
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSES[1])
+
+    def _join(self, at: int, left: float) -> Joined:
+        """The service of a group. UnavailableError if it does not, and there are others."""
+        group, several = self._groups[at], len(self._groups) > 1
         try:
-            for _ in calls:
-                place = done.get(timeout=timeout + _MARGIN)
-                answers[place] = calls[place].result()
-        except grpc.RpcError as error:
-            raise explain(error, self.addresses[place]) from None
-        except Empty:
-            raise PeerError("no answer in time", where=str(self)) from None
-        finally:
-            for call in calls:
-                call.cancel()
-        return answers
-
-    def _calls(self, method: str, messages: Sequence[bytes], timeout: float) -> Iterator[Any]:
-        for channel, message in zip(self._channels, messages, strict=True):
-            yield wire.begin(channel, method, message, timeout=timeout)
+            joint = group.join(min(left, _GLANCE) if several else left)
+        except PeerError as error:
+            if not several or isinstance(error, UnavailableError):
+                raise
+            raise UnavailableError(error.what, where=str(group), hint=error.hint) from None
+        if several and self._net not in (None, joint.service.net):
+            what = f"the parties at {group} serve another net than those that this client has asked before"
+            raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
+        return joint
 
 
-def _difference(one: Description, other: Description) -> str:
-    """The first field in which two descriptions differ, and both its values."""
-    for name, value in vars(one).items():
-        if value != getattr(other, name):
-            return f"{name} {str(value)[:60]} and {str(getattr(other, name))[:60]}"
-    return "no difference"
+def _groups_of(parties: Any) -> list[list[str]]:
+    """The addresses of each group; ConfigError for something else than a list of addresses, or of such lists."""
+    lists = isinstance(parties, (list, tuple)) and parties and all(isinstance(each, (list, tuple)) for each in parties)
+    groups = [list(group) for group in (parties if lists else [parties])]
+    for group in groups:
+        if isinstance(parties, str) or not 2 <= len(group) <= MOST_PARTIES:
+            hint = "a list of two addresses or more, one for each party; or a list of such lists"
+            raise ConfigError(f"parties={parties!r}", where="Client", hint=hint)
+    return groups

@@ -10,6 +10,7 @@ hummingbird_serving_lives_total                       sessions that this process
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,7 +19,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """The counts of one process, over all its lives. registry: of `wire.metrics.Metrics`."""
+    """Counts of one process, over all its lives. registry: of `wire.metrics.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -35,12 +36,16 @@ class Figures:
         )
         self._waiting = gauge("waiting_requests", "Requests without an outcome.")
         self._slices = gauge("slices_left", "Material in a store; NaN with a dealer.")
-        self.watch(lambda: 0, lambda: float("nan"))
+        self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float]) -> None:
         """Ask these at each scrape from now on."""
         self._waiting.set_function(waiting)
         self._slices.set_function(slices)
+
+    def forget(self) -> None:
+        """Ask nobody: the party that was asked has left, and its net is not to be kept in memory."""
+        self.watch(lambda: 0, lambda: math.nan)
 
     def batch(self, images: int, padding: int) -> None:
         """A batch that is begun."""

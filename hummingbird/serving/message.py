@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, UnavailableError
 from hummingbird.kernels import pack_words, unpack_words
 from hummingbird.prg import SEED_BYTES, Stream, new_seed
 from hummingbird.serving.description import Description
@@ -54,7 +54,9 @@ class Request:
 
     @classmethod
     def read(cls, data: bytes, service: Description, rank: int) -> Request:
-        """The message that party `rank` got; InputError unless it is one for this service and of its exact length."""
+        """The message that party `rank` got. InputError unless it is of this version and of its exact length,
+        UnavailableError for another service.
+        """
         if len(data) < _REQUEST.size:
             raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
         magic, version, kind, digest, id, claim, deadline, images = _REQUEST.unpack_from(data)
@@ -62,7 +64,7 @@ class Request:
             raise InputError("this is no request of this version", where="request", hint=_HINT)
         if digest != service.digest:
             what = "the request is for another net, shape, range or scale, or for an earlier run of these parties"
-            raise InputError(what, where="request", hint="ask for the description again: a new Client does")
+            raise UnavailableError(what, where="request", hint="ask for the description again, then with fresh shares")
         if kind != _kind(service, rank):
             what = f"party {rank} takes {'words' if _kind(service, rank) else 'a seed'}, the request holds the other"
             raise InputError(

@@ -158,6 +158,8 @@ class Party:
         if self._teller is not None:
             self._teller.close()
         self._control.close()
+        if self._figures is not None:
+            self._figures.forget()
 
     # The main thread --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from hummingbird.errors import PeerError, UnavailableError
 from hummingbird.serving.client import Client
-from tests.support.parties import finish, free_port
+from tests.support.parties import free_port
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
 from tests.support.serving import Service, served
@@ -34,17 +33,6 @@ def again(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(words, env=variables, cwd=ROOT, text=True, stdout=pipe, stderr=pipe)
 
 
-def back(client: Client, x: torch.Tensor) -> torch.Tensor:
-    """The answer, once there is one; until then every request ends with one clear error."""
-    deadline = time.monotonic() + HANG
-    while True:
-        try:
-            return client(x)
-        except PeerError:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-
-
 @pytest.mark.slow
 def test_parties_and_dealer_die_and_come_back() -> None:
     """Also: requests of a net that computes images together run one by one, each as if it were alone."""
@@ -54,15 +42,15 @@ def test_parties_and_dealer_die_and_come_back() -> None:
         assert not client.service.rowwise
         for rank in (1, 0):
             service.processes[rank] = again(service.processes[rank])
-            with pytest.raises(UnavailableError):
-                client(x)
-            assert (back(client, x) - net(x)).abs().max() < 1e-3
+            with pytest.raises(UnavailableError), Client(service.addresses, timeout=0.2) as hasty:
+                hasty(x)
+            assert (client(x) - net(x)).abs().max() < 1e-3
         (dealer,) = children(service.processes[0].pid)
         os.kill(dealer, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{dealer}/exe").exists(), "the dealer to die")
-        assert (back(client, x) - net(x)).abs().max() < 1e-3
+        assert (client(x) - net(x)).abs().max() < 1e-3
         ended = service.stop()
-        assert served(ended)[1] == 1  # in its last life
+        assert served(ended)[1] >= 2  # by this process of party 0, in two lives or more
         assert "interrupted" in ended[1].err and "meeting the others again" in ended[1].err
 
 
@@ -71,31 +59,29 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_party_that_is_told_to_end_lets_what_is_inside_finish() -> None:
-    """Under load: every request is answered, rightly, or refused in words; all parties end in order."""
-    net, x, ended = doubled(), torch.rand(6, 4), threading.Event()
+def test_parties_that_are_told_to_end_answer_what_is_inside() -> None:
+    """Under load, the first of them a little earlier: every request is answered, rightly, or refused in words."""
+    net, x = doubled(), torch.rand(6, 4)
 
     def ask(service: Service) -> list[str]:
         found: list[str] = []
-        with service.client() as client, torch.no_grad():
-            while not found or not ended.is_set():
+        with service.client(10.0) as client, torch.no_grad():
+            while True:
                 try:
                     found.append("right" if (client(x) - net(x)).abs().max() < 1e-3 else "wrong")
                 except PeerError as error:
-                    found.append(str(error))
-                    break
-        return found
+                    return [*found, str(error)]
 
     options = ["--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0", "--max-batch", "8"]
     with Service(*options) as service, ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, service) for _ in range(4)]
         time.sleep(1.0)
-        service.processes[1].terminate()  # one of them alone: it tells the others
-        images, batches = served(finish(service.processes))
-        ended.set()
-        outcomes = [word for future in asked for word in future.result(HANG)]
-    assert set(outcomes) <= {"right", *(word for word in outcomes if "stop" in word or "connection" in word)}
-    assert "right" in outcomes and images % 6 == 0 and images >= 6 * outcomes.count("right") and batches > 0
+        service.processes[1].terminate()
+        images, batches = served(service.stop())
+        outcomes = [future.result(HANG) for future in asked]
+    right = sum(len(found) - 1 for found in outcomes)
+    assert all(set(found[:-1]) <= {"right"} and "wrong" not in found for found in outcomes), outcomes
+    assert right > 0 and images % 6 == 0 and images >= 6 * right and batches > 0
 
 
 @pytest.mark.slow
@@ -115,7 +101,7 @@ def test_torchrun_starts_its_parties_again() -> None:
             assert (client(x) - net(x)).abs().max() < 1e-2
             victims = [pid for pid in children(launcher.pid) if "serve" in Path(f"/proc/{pid}/cmdline").read_text()]
             os.kill(victims[0], signal.SIGKILL)
-            assert (back(client, x) - net(x)).abs().max() < 1e-2
+            assert (client(x) - net(x)).abs().max() < 1e-2
     finally:
         launcher.send_signal(signal.SIGTERM)
         launcher.wait(HANG)
