@@ -18,7 +18,7 @@ from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 
 
 class Action(enum.IntEnum):
-    """What becomes of a request."""
+    """The fate of a request."""
 
     RUN = 0
     MISSING = 1  # its deadline has passed, and party `detail` never got it
@@ -37,7 +37,7 @@ class Decision(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a party says of a request it holds: images, a digest of its client, seconds to its deadline."""
+    """A party's word on a request it holds: images, a digest of its client, seconds to its deadline."""
 
     images: int
     owner: int
@@ -105,7 +105,7 @@ class Order:
             return not self._held
 
     def next(self, idle: float) -> list[Decision]:
-        """What happens next: drops, then the requests of one batch; [] after `idle` seconds without either."""
+        """The next list: drops, then the requests of one batch; [] after `idle` seconds without either."""
         ends = time.monotonic() + idle
         with self._changed:
             while True:

@@ -1,4 +1,4 @@
-"""What a client and three parties with private weights see: answers are uniform given their sum, whatever the net."""
+"""The view of a client of three parties with private weights: answers are uniform given their sum, whatever the net."""
 
 from __future__ import annotations
 
