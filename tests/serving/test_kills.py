@@ -57,6 +57,12 @@ class Clients:
             client.terminate()
         assert [client.wait(PROGRAM) for client in self._running] == [0, 0, 0]
 
+    def close(self) -> None:
+        """End those that run."""
+        for client in self._running:
+            client.kill()
+            client.wait(HANG)
+
     def outcomes(self) -> Counter[str]:
         """How requests ended; those of killed clients may have no end."""
         begun: set[str] = set()
@@ -122,6 +128,7 @@ def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(tmp_pa
             assert (client(images) - expected).abs().max() < CLOSE
         clients.stop()
     finally:
+        clients.close()
         said = hosts.said
         hosts.close()
     found = clients.outcomes()
