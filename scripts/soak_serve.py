@@ -47,6 +47,7 @@ DIGITS = ["models:get_model", "digits", "10"]
 THREADS = 32  # requests under way at the client
 CLOSE = 0.01  # of exact comparisons: what is left is rounding
 _FLAT = 0.05  # growth of memory that is none
+_COMING = 0.1  # and of threads, which come and go with requests
 
 
 class Sample(NamedTuple):
@@ -184,7 +185,8 @@ def run(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for name, found in samples.items():
         grown = growth(found)
-        flat = grown["memory"] < _FLAT and grown["files"] <= 0 and grown["threads"] <= 0
+        few = grown["threads"] <= max(1.0, _COMING * found[-1].threads)
+        flat = grown["memory"] < _FLAT and grown["files"] <= 0 and few
         rows.append({"process": name, "first": found[0]._asdict(), "last": found[-1]._asdict(), **grown, "flat": flat})
     print(f"{args.minutes:g} minutes at {rate:.1f} requests/s of {args.images} images")
     print("\n".join(f"{number:8,} {what}" for what, number in outcomes.most_common()))
