@@ -223,5 +223,7 @@ BUILDERS: dict[str, Build] = {
         "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined
     ),
 }
+# Ops that give the values they read in other places, or several times.
+MOVES = frozenset(op for op, build in BUILDERS.items() if build is _defined)
 # Ops without a layer.
 PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom"})
