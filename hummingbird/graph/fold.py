@@ -35,11 +35,8 @@ def fold(steps: Sequence[Step]) -> list[Step]:
         read: int = step.inputs[0].index
         source = forward.get(read, read)
         before = steps[source]
-        if (
-            readers[read] == 1
-            and not _reused(steps, before, step)
-            and _channels_agree(steps, known, source, len(scale))
-        ):
+        alone = readers[read] == 1 and not _reused(steps, before, step)
+        if alone and _channels_agree(steps, known, source, len(scale)):
             steps[source] = _folded(before, scale, shift)
             forward[index] = source
         else:
