@@ -50,6 +50,8 @@ setup(
         "tqdm",
         "cryptography",
         "grpcio",
+        "grpcio-health-checking",
+        "prometheus-client",
         "cloudpickle",
         "safetensors",
     ],

@@ -11,9 +11,10 @@ from hummingbird.errors import HummingbirdError
 
 COMMANDS = (
     *("info", "check", "estimate", "save", "infer", "deal", "dealer"),
+    *("serve", "ask"),
     *("find-bits", "frontier", "finetune", "validate"),
-    *("he-server", "he-client", "pir-server"),
-    *("gc-server", "gc-prepare", "gc-client", "gc-proxy"),
+    *("he-server", "he-client", "pir-server", "pir-owner"),
+    *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token"),
 )
 
 

@@ -78,6 +78,26 @@ class PeerError(HummingbirdError):
     """Another party, or another rank, stopped, was killed, or did not answer in time."""
 
 
+class OverloadError(PeerError):
+    """A service has more to do than it may; `retry_after` seconds later it may have room."""
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(what, where=where, hint=hint or f"try again in {retry_after:g} s")
+
+
+class UnavailableError(PeerError):
+    """A service is stopping, or the connection to it is lost: what is safe to repeat may be tried again later."""
+
+
+class AccessError(PeerError):
+    """A service does not know the caller, or does not let this caller do what it asked for."""
+
+
+class NotFoundError(PeerError):
+    """A service does not have what a caller named."""
+
+
 class DealerError(HummingbirdError):
     """The dealer refused a request, died, or did not answer in time."""
 

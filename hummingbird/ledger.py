@@ -39,6 +39,63 @@ def _parse(line: bytes) -> dict[str, object]:
     return entry if isinstance(entry, dict) else {}
 
 
+class Appended:
+    """A file of this process alone, to which whole pieces are added, each on the disk when `append` returns.
+
+    OSError where it cannot be opened, BlockingIOError where another process has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._torn = False
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(self._file), os.stat(path)):  # replaced while this one was opened
+                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._file).st_size
+
+    def append(self, piece: bytes) -> None:
+        """Add a piece. OSError where the disk does not take it: the file is as it was, or takes no more pieces."""
+        if self._torn:
+            raise OSError(errno.EIO, "an earlier piece was cut off")
+        size = self.size
+        try:
+            if os.write(self._file, piece) != len(piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file)
+        except OSError:
+            self._torn = True
+            with contextlib.suppress(OSError):
+                self.cut(size)
+                self._torn = False
+            raise
+
+    def cut(self, size: int) -> None:
+        """Keep the first `size` bytes only."""
+        os.ftruncate(self._file, size)
+        os.fsync(self._file)
+
+    def read(self, count: int, at: int) -> bytes:
+        """Up to `count` bytes, from byte `at` on; fewer at the end of the file only."""
+        data = os.pread(self._file, count, at)
+        while len(data) < count and (more := os.pread(self._file, count - len(data), at + len(data))):
+            data += more
+        return data
+
+    def close(self) -> None:
+        """Close the file, which gives the lock back; may be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
 class Ledger:
     """The ledger `path` of this set; `next`: the first slot that was never marked, nor any after it.
 
@@ -48,14 +105,18 @@ class Ledger:
     def __init__(self, path: Path, set_id: str, error: type[HummingbirdError] = DealerError) -> None:
         self.path, self._error = path, error
         self.next = 0
-        self._torn = False
         self._bound: dict[str, str] = {}
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._file = Appended(self.path)
+        except BlockingIOError:
+            raise self._error(
+                "another process is using this store",
+                where=str(self.path.parent),
+                hint="every slot is for one run of one process: wait for its end, or make a second store",
+            ) from None
         except OSError as error:
             raise self._damaged(f"{error.strerror}") from None
         try:
-            self._lock()
             self._read(set_id)
             self._first, self._marked = self.next, set[int]()
         except BaseException:
@@ -87,35 +148,12 @@ class Ledger:
 
     def close(self) -> None:
         """Give the lock back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise self._error(
-                "another process is using this store",
-                where=str(self.path.parent),
-                hint="every slot is for one run of one process: wait for its end, or make a second store",
-            ) from None
+        self._file.close()
 
     def _append(self, entry: dict[str, object] | None) -> None:
-        if self._torn:
-            raise self._unwritten("an earlier line was cut off")
-        line = (b"" if entry is None else _line(entry)) + b"\n"
-        size = os.fstat(self._file).st_size
         try:
-            if os.write(self._file, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(self._file)
+            self._file.append((b"" if entry is None else _line(entry)) + b"\n")
         except OSError as error:
-            self._torn = True
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, size)
-                os.fsync(self._file)
-                self._torn = False
             raise self._unwritten(f"{error.strerror}") from None
 
     def _read(self, set_id: str) -> None:

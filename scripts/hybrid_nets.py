@@ -26,7 +26,6 @@ from hummingbird.commands.accuracy import evaluate
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid import prices
 from hummingbird.hybrid.client import RemoteNet
-from hummingbird.hybrid.command import READY
 from hummingbird.hybrid.plan import Plan
 from hummingbird.simulation.simulate import simulate
 from models import trained
@@ -138,7 +137,7 @@ class Served:
             server = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
             try:
                 assert server.stdout is not None
-                if not server.stdout.readline().startswith(READY):
+                if not server.stdout.readline().startswith("gc-server listening on "):
                     raise HummingbirdError("the server did not start; its error is above", where=" ".join(self.model))
                 with relayed(address, self.delay, self.port) if self.delay else nullcontext(address) as near:
                     with RemoteNet(near, folder / "client") as net:

@@ -72,7 +72,7 @@ def test_a_torn_line_that_cannot_be_taken_back_ends_the_writing(folder: Path, mo
         with pytest.raises(DealerError, match="cannot be written"):
             opened.use(7)
     for action in (lambda: opened.use(8), lambda: opened.bind("weights", b"digest")):
-        with pytest.raises(DealerError, match="an earlier line was cut off"):
+        with pytest.raises(DealerError, match="an earlier piece was cut off"):
             action()
     opened.close()
     assert (folder / LEDGER).read_bytes().endswith(b'{"use')

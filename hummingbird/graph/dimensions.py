@@ -101,7 +101,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("conv", "conv_transpose", "max_pool", "avg_pool"), lambda a, given: len(a["stride"]) + 2),
     **dict.fromkeys(("adaptive_avg_pool", "adaptive_max_pool"), lambda a, given: len(a["output_size"]) + 2),
     **dict.fromkeys(("mean", "sum"), _sum),
-    **dict.fromkeys(("squeeze", "size", "int", "custom", "reshape", "expand"), lambda a, given: None),
+    **dict.fromkeys(("squeeze", "size", "int", "custom", "reshape", "expand", "public_call"), lambda a, given: None),
     "input": _input,
     "argmax": _more(_reduced),
     "flatten": _flat,
@@ -115,4 +115,9 @@ RULES: dict[str, Rule] = {
     "einsum": lambda a, given: len(a["equation"].partition("->")[2]),
     "constant": lambda a, given: a["value"].dim() if isinstance(a["value"], Tensor) else 0,
     "pack": lambda a, given: 2,
+    # Of public values; the last two read the net's input beside them, for its type.
+    "public": lambda a, given: len(a["shape"]),
+    "public_constant": lambda a, given: len(a["shape"]),
+    "share_public": lambda a, given: given[0],
+    "embedding": lambda a, given: given[0] + 1 if isinstance(given[0], int) else None,
 }

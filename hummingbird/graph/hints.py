@@ -11,7 +11,7 @@ from torch import nn
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
 _LOG = "return the logits, and compute it on the opened result; of logarithms, log_softmax is known"
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
-_TABLE = "private indices: hummingbird.lookup gives a net its rows; public indices are part of an example"
+TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
 _RECURRENT = (
     "torch's LSTM, GRU and RNN are unrolled on an example, convert_model(net, example=x); others: write the steps"
 )
@@ -34,8 +34,7 @@ _MODULES: dict[type[Any], str] = {
     nn.Transformer: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
     nn.TransformerDecoderLayer: _ATTENTION,
-    nn.Embedding: _TABLE,
-    nn.EmbeddingBag: _TABLE,
+    nn.EmbeddingBag: TABLE,
     nn.RNNBase: _RECURRENT,
     nn.RNNCellBase: _RECURRENT,
     nn.ELU: _SMOOTH,
@@ -85,7 +84,7 @@ _FUNCTIONS = {
     **dict.fromkeys(("logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
     "grid_sample": "no private resampling: use interpolate, or resample before the net",
     "multi_head_attention_forward": _ATTENTION,
-    **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
+    **dict.fromkeys(("embedding_bag", "gather", "index_select"), TABLE),
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort"), _COMPARE),

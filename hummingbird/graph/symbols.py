@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
 from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
@@ -39,7 +40,7 @@ _isinstance = builtins.isinstance
 _NO_TENSOR = frozenset("size dim ndimension numel nelement stride chunk split unbind item tolist".split())
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
 # Calls that give the tensor itself where its type and device are those asked for.
-_CASTS = frozenset("to float double half bfloat16 type type_as cpu cuda".split())
+_CASTS = frozenset("to float double half bfloat16 int long type type_as cpu cuda".split())
 # Calls that take a tensor's shape or type alone.
 _FILLS = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like".split())
 
@@ -191,6 +192,27 @@ class SymbolTracer(fx.Tracer):
 
     def keys(self, obj: fx.Proxy) -> Any:
         return self.refuse("a traced value has no keys", "return tensors from modules, not dictionaries")
+
+
+class Sizing(TorchFunctionMode):
+    """A block in which torch's functions of a multiple of the batch's size, and of no symbol, make symbols.
+
+    torch.arange(x.shape[0]) would else be a tensor of the example's size.
+    """
+
+    def __init__(self, tracer: SymbolTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = [*_leaves(args), *_leaves(kwargs)]
+        busy = self.tracer.running is None or self.tracer.running.busy
+        if busy or not any(type(x) is BatchSize for x in found) or any(_isinstance(x, fx.Proxy) for x in found):
+            return func(*args, **kwargs)
+        if torch.overrides.is_tensor_method_or_property(func):
+            return self.tracer.create_proxy("call_method", func.__name__, args, kwargs)
+        return self.tracer.create_proxy("call_function", func, args, kwargs)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -32,18 +32,26 @@ _Own = TypeVar("_Own", bound="Connection")
 class Connection:
     """The data's side of one session with the server at `address`: a new one where the folder holds none.
 
-    folder: this side's store, for this process alone. timeout: longest silence of the server, seconds. offline, online:
-    bytes of all messages so far, by name, both ways.
+    folder: this side's store, for this process alone. tls, token: see `wire.service.connect`. timeout: longest silence
+    of the server, seconds. offline, online: bytes of all messages so far, by name, both ways.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; StoreError and
     AgreementError for a store that is damaged, in use, or of another net.
     """
 
-    def __init__(self, address: str, folder: Path, *, tls: service.Tls | None = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        address: str,
+        folder: Path,
+        *,
+        tls: service.Tls | None = None,
+        token: str | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
         self.offline: Counter[str] = Counter()
         self.online: Counter[str] = Counter()
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
-        self._channel = service.connect(address, tls, timeout)
+        self._channel = service.connect(address, tls, timeout, token=token)
         store: Store | None = None
         try:
             text = self._describe()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -25,14 +24,15 @@ from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
 from hummingbird.wire import options
-from hummingbird.wire.options import add_tls, count, positive, tls_of
-from hummingbird.wire.service import Tls, serve
+from hummingbird.wire.front import Front, ServiceConfig
+from hummingbird.wire.options import count, positive
+from hummingbird.wire.service import Exchange, Method
 
 _SERVER = """Offer a private net to clients, which have the images: two parties, no dealer.
 
 The server holds the weights; it sees no image and no result. A client learns the shapes of the layers, their windows,
 and the logits. Both are trusted to follow the protocol: a client that deviates can extract the weights, a server that
-deviates can read the images. Plain text stays on this host: give certificates for clients elsewhere (mutual TLS)."""
+deviates can read the images. Plain text stays on this host: give certificates or tokens for clients elsewhere."""
 _PREPARE = """Have a server deal slots, the material of one image each, before the images are there.
 
 A slot serves one image, once. It is bound to the server's net, windows and weights, and to the session that this store
@@ -45,38 +45,41 @@ _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 _PROXY = """Prepare slots for users, who then send masked images to the server, and nothing else to this proxy.
 
 The proxy sees no image and no result. It must not collude with the server: together they could read the images."""
-READY = "gc-server listening on "
-READY_PROXY = "gc-proxy listening on "
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     """Plan for a net and serve it until SIGTERM or SIGINT."""
     heap.keep()
+    config = options.service_of(args)
     model = make_plan(net, args.input, args.bits, args.garbler)
     disk = None if args.disk is None else int(args.disk * 1e9)
     service = Service(model, args.store, disk=disk, idle=args.idle)
     try:
-        run_service(service.handlers(), args.listen, tls_of(args), READY)
+        run_service("gc-server", service.handlers(), config, service.measure)
     finally:
         service.close()
     return 0
 
 
-def run_service(handlers: Any, address: str, tls: Tls | None, ready: str) -> None:
-    """Serve until SIGTERM or SIGINT; says that it is ready."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    server = serve(handlers, address, tls)
-    print(f"{ready}{address}", flush=True)
-    stop.wait()
-    server.stop(grace=1.0).wait()
+def run_service(
+    name: str,
+    handlers: Mapping[str, Method | Exchange],
+    config: ServiceConfig,
+    measure: Callable[[CollectorRegistry], object] = lambda registry: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; says that it is ready. measure: adds figures to the program's metrics."""
+    with Front(name, config) as front:
+        measure(front.metrics.registry)
+        front.serve(handlers)
+        front.ready()
+        print(front.line, flush=True)
+        front.wait()
 
 
 def prepare(args: argparse.Namespace) -> int:
     """Deal slots, and print figures."""
     heap.keep()
-    with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
+    with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         started, before = time.perf_counter(), net.ready
         with tqdm(total=args.images, unit="slot", leave=False, bar_format=_BAR) as bar:
             net.prepare(args.images, bar.update)
@@ -104,7 +107,7 @@ def run_client(args: argparse.Namespace) -> int:
 
 def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
     """Logits with slots of one's own, and figures."""
-    with RemoteNet(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as net:
+    with RemoteNet(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as net:
         ready, started = net.ready, time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, in_flight=args.in_flight, progress=bar.update)
@@ -117,7 +120,7 @@ def _own(args: argparse.Namespace, images: Tensor) -> Tensor:
 
 def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
     """Logits with slots of a proxy, and figures."""
-    with ProxiedNet(args.server, args.proxy, input=args.input, tls=tls_of(args), timeout=args.timeout) as net:
+    with ProxiedNet(args.server, args.proxy, input=args.input, **options.caller_of(args), timeout=args.timeout) as net:
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             logits = net(images, progress=bar.update)
@@ -130,10 +133,11 @@ def _proxied(args: argparse.Namespace, images: Tensor) -> Tensor:
 def serve_proxy(args: argparse.Namespace) -> int:
     """Prepare slots for users and serve them until SIGTERM or SIGINT."""
     heap.keep()
-    with Connection(args.server, args.store, tls=tls_of(args), timeout=args.timeout) as connection:
+    config = options.service_of(args)
+    with Connection(args.server, args.store, **options.caller_of(args), timeout=args.timeout) as connection:
         proxy = Proxy(connection, args.slots)
         try:
-            run_service(proxy.handlers(), args.listen, tls_of(args), READY_PROXY)
+            run_service("gc-proxy", proxy.handlers(), config)
         finally:
             proxy.close()
         if proxy.served:
@@ -170,17 +174,15 @@ def add_server(
     text = "folder of all clients' slots, for this process alone; made if not there"
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help=text)
     sub.add_argument("--disk", type=positive, metavar="GB", help="most that slots may take there (default: no limit)")
-    sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
     sub.add_argument("--idle", type=positive, default=TIMEOUT, help="longest silence of a client, seconds")
-    add_tls(sub)
+    options.add_service(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))
 
 
 def add_connection(sub: argparse.ArgumentParser) -> None:
-    """Add what every program of the data's side takes."""
+    """Add what every program of the data's side takes, but for how it is known."""
     sub.add_argument("--server", required=True, metavar="ADDRESS", help="the net's: HOST:PORT or unix:PATH")
     sub.add_argument("--timeout", type=positive, default=TIMEOUT, help="longest silence of the server, seconds")
-    add_tls(sub)
 
 
 def add_prepare(commands: Any) -> None:
@@ -188,6 +190,7 @@ def add_prepare(commands: Any) -> None:
     text = "Have slots dealt for images that are not there yet."
     sub = command(commands, "gc-prepare", text, _PREPARE, "--server unix:gc.sock --store mine --images 16")
     add_connection(sub)
+    options.add_caller(sub)
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
     sub.add_argument("--images", required=True, type=count, metavar="N", help="slots to deal, one for each image")
     sub.set_defaults(run=prepare)
@@ -199,6 +202,7 @@ def add_client(commands: Any) -> None:
     example = "--server unix:gc.sock --store mine --images x.npy --out y.npy"
     sub = command(commands, "gc-client", text, _CLIENT, example)
     add_connection(sub)
+    options.add_caller(sub)
     sub.add_argument("--store", type=Path, metavar="DIR", help="folder of slots of one's own; made if not there")
     sub.add_argument("--proxy", metavar="ADDRESS", help="a proxy, whose slots are used instead: HOST:PORT or unix:PATH")
     text = "how a proxy's user sends an image: masked, or encrypted under a key that the server switches"
@@ -217,5 +221,6 @@ def add_proxy(commands: Any) -> None:
     add_connection(sub)
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help="folder of the slots; made if not there")
     sub.add_argument("--slots", type=count, default=16, help="how many are kept ready (default: %(default)s)")
-    sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
+    options.add_service(sub)
+    options.add_token(sub)
     sub.set_defaults(run=serve_proxy)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import grpc
 
-from hummingbird.errors import HummingbirdError, PeerError, StoreError
+from hummingbird.errors import HummingbirdError, OverloadError, StoreError
 from hummingbird.he import bfv
 from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.client import Connection
@@ -89,7 +89,7 @@ class Proxy:
         if kind not in INPUTS:
             raise messages.malformed("no input")
         if not self._users.acquire(blocking=False):
-            raise PeerError(f"{MAX_USERS} users are served already", where=_US, hint="try again later")
+            raise OverloadError(f"{MAX_USERS} users are served already", where=_US, retry_after=_PAUSE)
         try:
             slot = self._side.take()
         except StoreError as error:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry, Gauge
 
-from hummingbird.errors import ConfigError, HummingbirdError, PeerError, StoreError
+from hummingbird.errors import ConfigError, HummingbirdError, OverloadError, StoreError
 from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.link import TIMEOUT, Link, answered
 from hummingbird.hybrid.model_side import ModelSide
@@ -28,6 +29,7 @@ from hummingbird.wire.service import WORKERS, Exchange, Method
 
 SESSIONS = 256  # folders of clients
 MAX_CALLS = WORKERS // 2  # calls at work: the other workers answer who comes next, and users of proxies
+_RETRY = 5.0  # seconds after which a client that found no room may try again
 _US, _THEM = "the model's side", "the data's side"
 _SECRET = "seed"
 _KEPT = "the server's store"
@@ -59,6 +61,20 @@ class Service:
         calls: dict[str, Method | Exchange] = {name: Exchange(self._call(role)) for name, role in roles.items()}
         return {"Public": self._describe, **self._users.handlers(), **calls}
 
+    def measure(self, registry: CollectorRegistry) -> None:
+        """Have figures of sessions and slots among those of a program's metrics."""
+
+        def add(name: str, text: str, value: Callable[[list[Store]], int]) -> None:
+            Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(lambda: value(self._opened()))
+
+        add("sessions_open", "Clients' sessions in use since the start.", len)
+        add("slots_ready", "Their slots that are ready.", lambda stores: sum(len(store.ready) for store in stores))
+        add("slot_bytes", "Bytes of these slots.", lambda stores: sum(store.bytes for store in stores))
+
+    def _opened(self) -> list[Store]:
+        with self._lock:
+            return list(self._stores.values())
+
     def close(self) -> None:
         """Give the locks back; may be called twice."""
         with self._lock:
@@ -86,7 +102,7 @@ class Service:
 
         def method(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             if not self._calls.acquire(blocking=False):
-                raise PeerError(f"{MAX_CALLS} calls are at work already", where=_US, hint="try again later")
+                raise OverloadError(f"{MAX_CALLS} calls are at work already", where=_US, retry_after=_RETRY)
             yield from answered(admitted, requests, context, self._idle)
 
         return method

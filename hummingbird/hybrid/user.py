@@ -33,8 +33,8 @@ _MOST_VALUES = 1 << 22  # of an image or its logits: messages are at most 4 MiB
 class ProxiedNet:
     """The net of `server`, by the slots of `proxy`: `net(images)` gives its logits.
 
-    input: "shares" or "switched". timeout: longest wait for an answer, seconds. once, online: bytes so far, before the
-    first image and for images, by method, both ways.
+    input: "shares" or "switched". tls, token: see `wire.service.connect`, the same for both. timeout: longest wait for
+    an answer, seconds. once, online: bytes so far, before the first image and for images, by method, both ways.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind, refuses, or is silent.
 
         with ProxiedNet("10.0.0.1:7000", "10.0.0.2:7000", tls=tls) as net:
@@ -48,6 +48,7 @@ class ProxiedNet:
         *,
         input: str = INPUTS[0],
         tls: service.Tls | None = None,
+        token: str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         if input not in INPUTS:
@@ -57,9 +58,9 @@ class ProxiedNet:
         self._input, self._images = input, 0
         self._timeout = timeout
         self._names = {"server": f"server {server}", "proxy": f"proxy {proxy}"}
-        self._channels = {"proxy": service.connect(proxy, tls, timeout)}
+        self._channels = {"proxy": service.connect(proxy, tls, timeout, token=token)}
         try:
-            self._channels["server"] = service.connect(server, tls, timeout)
+            self._channels["server"] = service.connect(server, tls, timeout, token=token)
             self.plan, self._digest = read_ends(self._call(self.once, "proxy", "Public", messages.opening()))
             if max(self.plan.input.count, self.plan.output.count) > _MOST_VALUES:
                 raise PeerError("its images are too large", where=self._names["proxy"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import signal
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from hummingbird.mpc.session import current, is_initialized
 
 _HOST = "127.0.0.1"
 _KILLED = "the system may have ended it, for memory or from outside: look at this host's log"
+_LEFT = "the function, or a library that it calls, has ended the process (os._exit); what it printed may say why"
 
 
 def launch(
@@ -62,15 +64,15 @@ def launch(
 
     Raises ConfigError and InputError for arguments, EnvironmentProblem inside a party or a session, and LaunchError,
     which names each party that failed, the first cause first, with its error, or the signal that ended it. Whatever
-    happens, no process is left, also if this one is killed.
+    happens, no process is left, also if this one is killed: what `fn` has started ends with its party.
     """
     _check(fn, parties, lanes)
     check_options(None, None, timeout, device, where="launch")
     _refuse_inside_a_run()
     call = sending.packed(fn, args, {"lanes": lanes, "timeout": timeout, "device": str(device)})
     places = [Place(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
-    store = _store(timeout)
-    with Processes([place.name for place in places], call, lambda rank: _environment(places[rank], store)) as started:
+    names = [place.name for place in places]
+    with _store(timeout) as port, Processes(names, call, lambda rank: _environment(places[rank], port)) as started:
         started.follow(timeout)
     if failed := [process for process in started.all if process.failed]:
         raise _failure(failed, parties * lanes, timeout)
@@ -91,26 +93,31 @@ def _check(fn: object, parties: object, lanes: object) -> None:
 
 def _refuse_inside_a_run() -> None:
     """EnvironmentProblem in a process that is a party, or has a session."""
-    if is_initialized():
-        what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
-        raise EnvironmentProblem(what, where="launch", hint="call hummingbird.uninit() first")
     if "RANK" in os.environ:
         what = f"RANK={os.environ['RANK']}: this process is a party of a run already, by torchrun or by launch"
         hint = "call launch in a notebook or a script that `python` runs; in a party, call hummingbird.init()"
         raise EnvironmentProblem(what, where="launch", hint=hint)
+    if is_initialized():
+        what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
+        raise EnvironmentProblem(what, where="launch", hint="call hummingbird.uninit() first")
 
 
-def _store(timeout: float) -> dist.TCPStore:
-    """The store in which the processes meet, as torchrun's agent has one; it listens on this host's loopback only."""
+@contextlib.contextmanager
+def _store(timeout: float) -> Iterator[int]:
+    """The port of the store in which the processes meet, as torchrun's agent has one; on this host's loopback only."""
     server = socket.create_server((_HOST, 0))
     port = server.getsockname()[1]
     wait = datetime.timedelta(seconds=timeout)
-    return dist.TCPStore(
+    store = dist.TCPStore(
         _HOST, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=server.detach()
     )
+    try:
+        yield port
+    finally:
+        del store  # it listens while anybody knows it, and a notebook keeps the last error's frames
 
 
-def _environment(place: Place, store: dist.TCPStore) -> dict[str, str]:
+def _environment(place: Place, port: int) -> dict[str, str]:
     """torchrun's variables for one process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
@@ -121,7 +128,7 @@ def _environment(place: Place, store: dist.TCPStore) -> dict[str, str]:
         "LOCAL_RANK": str(place.rank),
         "LOCAL_WORLD_SIZE": str(place.world),
         "MASTER_ADDR": _HOST,
-        "MASTER_PORT": str(store.port),
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # it is there: rank 0 must not open one
     }
 
@@ -137,16 +144,16 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
     error = failed[0].report.get("error", {})
     lines = [f"{first[0]} failed: {first[1]}", _trace(error)]
     lines += [f"then {name}: {text.splitlines()[0]}" for name, text in others]
-    hint = error.get("hint", "") if error or failed[0].late else _KILLED
+    hint = error.get("hint", "") if error or failed[0].late else _KILLED if failed[0].popen.returncode < 0 else _LEFT
     return LaunchError("\n".join(filter(None, lines)), told, hint=hint)
 
 
-def _order(process: Process) -> tuple[bool, bool, float]:
-    """Causes first: a lost party, and a process that was told to end, are consequences. A death without a word, which
-    is noticed a little late, goes before errors, and those are in the order of time.
+def _order(process: Process) -> tuple[int, bool, float]:
+    """Causes first: a lost party is a consequence, and a process that was told to end comes last. A death without a
+    word, which is noticed a little late, goes before errors, and those are in the order of time.
     """
     error = process.report.get("error")
-    consequence = process.stopped if error is None else error["type"] == "PeerError"
+    consequence = 2 * process.stopped if error is None else int(error["type"] == "PeerError")
     return consequence, error is not None, error["when"] if error else process.ended or 0.0
 
 

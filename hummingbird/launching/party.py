@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -55,24 +56,32 @@ def main(report: int) -> int:
 
 
 def _end_with(calls: BinaryIO) -> None:
-    """End this process when the one that has launched it is gone."""
+    """End this process, and what it has started, when the one that has launched it is gone."""
     while os.read(calls.fileno(), 1):  # not through its buffer, whose lock would be in the way of the interpreter's end
         pass
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)  # its group, which it leads; the dealer, which has one of its own, hears of it
 
 
 def _told(error: BaseException) -> dict[str, Any]:
     """An error for the launching process: type, text, hint, time, and the frames outside of this package."""
-    ours = isinstance(error, HummingbirdError)
     own = os.path.dirname(__file__)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename) != own]
     return {
         "type": type(error).__name__,
-        "text": str(error).partition("\nhint: ")[0] if ours else str(error),
+        "text": _text(error),
         "hint": error.hint if isinstance(error, HummingbirdError) else "",
         "when": time.monotonic(),
         "frames": [(frame.filename, frame.lineno or 0, frame.name) for frame in frames],
     }
+
+
+def _text(error: BaseException) -> str:
+    """The text of an error without its hint."""
+    try:
+        text = str(error)
+    except Exception as problem:  # noqa: BLE001 - of a class of the function's own
+        return f"(no text: {type(problem).__name__} in its __str__)"
+    return text.partition("\nhint: ")[0] if isinstance(error, HummingbirdError) else text
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ class Process:
     def look(self) -> None:
         """See whether it has ended, or should have."""
         if self.popen.poll() is not None:
+            self._signal(signal.SIGKILL)  # what the function has started and not ended; the dealer is not in the group
             self.read()  # what it has written last
             self.ended = time.monotonic()
         elif self._reported and time.monotonic() > self._reported + _LEAVE:
@@ -110,10 +111,13 @@ class Process:
         return self.ended is not None and "result" not in self.report
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send it, and what it has started in its group, a signal."""
-        if self.popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.popen.pid, number)
+        """Send it, and what it has started, a signal."""
+        if self.ended is None:
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, where it has just ended
+            os.killpg(self.popen.pid, number)
 
     def close(self) -> None:
         """Close the pipes of a process that has ended."""

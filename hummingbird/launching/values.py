@@ -29,7 +29,10 @@ def plain(value: Any, where: str = "the result") -> Any:
     if type(value) is dict and all(type(key) in _PLAIN for key in value):
         return {key: plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     hint = "return tensors, numbers, text, None, and tuples, lists or dicts of them"
-    raise InputError(f"{where} is a {type(value).__module__}.{type(value).__name__}", where="launch", hint=hint)
+    what = f"a {type(value).__module__}.{type(value).__name__}"
+    if isinstance(value, Tensor):
+        what, hint = f"a tensor of layout {value.layout} on {value.device}", "return a dense tensor with values"
+    raise InputError(f"{where} is {what}", where="launch", hint=hint)
 
 
 def packed(value: Any) -> bytes:

@@ -50,7 +50,7 @@ class _Narrow(Exception):
 
 _FORMS = "as it is", "local", "whole"
 _NO_TENSOR = frozenset(
-    {"size", "int", "chunk", "split", "unbind"}
+    {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call"}
 )  # and what makes several, of which each reader takes one
 
 
@@ -76,7 +76,7 @@ class Planner:
             except _Narrow as narrow:
                 self._opened.add(narrow.index)
                 continue
-            _settle_rings(plan)
+            settle_rings(plan)
             _note_ranges(plan)
             return plan
 
@@ -158,7 +158,7 @@ class Planner:
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int]:
         """Scale and valid bits of a step's result; tells a comparing layer how many its inputs have, and checks."""
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
-        if step.op in ("size", "int") or not given:
+        if step.op in ("size", "int", "public_call") or not given:
             return SCALE, 64
         scales, valid = [scale for scale, _ in given], [low for _, low in given]
         if not isinstance(built.layer, Layer):
@@ -218,11 +218,11 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Tell each layer for which values it is right: of its result, or with a window of what it compares."""
+    """Tell each layer its inputs' scales, and for which values it is right: of its result, or of what it compares."""
     for step in plan:
         if isinstance(step.layer, Layer):
             comparison = step.layer.comparison
-            scales = [plan[ref.index].scale for ref in refs(step.inputs)]
+            step.layer.scales = scales = tuple(plan[ref.index].scale for ref in refs(step.inputs))
             if comparison is not None and not comparison.drops:
                 step.layer.range = comparison.range(max(scales))
             else:
@@ -230,8 +230,10 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
                 step.layer.range = source.valid - source.scale - MARGIN
 
 
-def _settle_rings(plan: Sequence[PlanStep]) -> None:
-    """From the output backwards: how many low bits of each value are looked at. Comparisons and products give those."""
+def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
+    """How many low bits of each value are looked at, from the output backwards; comparisons and products, which are
+    told, give those.
+    """
     later = [0] * len(plan)
     later[-1] = 64
     for number in reversed(range(len(plan))):
@@ -245,3 +247,4 @@ def _settle_rings(plan: Sequence[PlanStep]) -> None:
             needed = step.layer.needs([plan[place].scale for place in places], later[number])
         for place in places:
             later[place] = max(later[place], needed)
+    return later

@@ -10,13 +10,13 @@ must be of one state: after an update that has reached one server only, the clie
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
@@ -34,6 +34,7 @@ from hummingbird.prg import Stream, derive, new_seed
 from hummingbird.wire.service import Tls
 
 _ASK_AGAIN = 0.25
+_TRIES = 5
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -43,7 +44,8 @@ class Client:
     servers: parties 0 and 1, addresses (HOST:PORT, unix:PATH) or servers in this process. TRUST: the two must not
     collude: together their operators can read every index. Each alone, and a listener, learns how many lookups are made
     and when, nothing else.
-    tls: mutual TLS, needed for other hosts. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
+    tls: mutual TLS, needed for other hosts. tokens: instead of a certificate, one of each server's operator; TLS then
+    takes its authority alone, `Tls(ca=...)`. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
     servers expand keys with. timeout: seconds for each message. owner: the table owner's public key; rows must carry
     its signatures. identities: both servers' public keys, in their order; answers must carry their signatures.
     Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
@@ -58,6 +60,7 @@ class Client:
         servers: Sequence[str | Link],
         *,
         tls: Tls | None = None,
+        tokens: Sequence[str] | None = None,
         decoder: str = "xor",
         prf: str = "aes",
         timeout: float = 10.0,
@@ -71,7 +74,8 @@ class Client:
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Client(owner)")
         self._identities = None if identities is None else integrity.public_keys(identities, "pir.Client(identities)")
         self._secret = new_seed(TICKET_BYTES)
-        self._pair = Pair(servers, tls, timeout, identified=identities is not None, owned=owner is not None)
+        checks = {"identified": identities is not None, "owned": owner is not None}
+        self._pair = Pair(servers, tls, timeout, tokens=tokens, **checks)
 
     @property
     def links(self) -> list[Link]:
@@ -88,6 +92,11 @@ class Client:
         """The state of the table as both servers named it last."""
         return self._pair.state
 
+    @property
+    def owned(self) -> bool:
+        """Whether rows must carry their owner's signatures."""
+        return self._owner is not None
+
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the table: (n, dim) of the table's type, for indices int32 or int64 (n,), on their device.
 
@@ -95,15 +104,33 @@ class Client:
         Raises InputError for an index outside of the table, before anything is sent, PeerError, AgreementError, and
         IntegrityError if a server lied.
         """
+        return self.read(indices)[1]
+
+    def read(self, indices: Tensor, numbers: Tensor | None = None, together: int = 1) -> tuple[State, Tensor]:
+        """The state of the table, and its rows in that state, as `rows`; all of one state, however many messages.
+
+        For a plan's tables: numbers, int64 (n, parts), are those of the rows in each record by which their owner signed
+        them, -1 for none; by default the indices. together: keys that go into one message. Raises as `rows`, and
+        AgreementError where the table is updated all the time.
+        """
         self._check_plain()
         places = self._checked(indices)
-        size = self._in_a_query()
-        records = [self._lookup(part) for part in places.split(size)] if len(places) else []
-        shape = len(places), self.facts.dim
-        data = (
-            torch.cat(records)[:, : self.facts.row_bytes].contiguous() if records else torch.empty(0, dtype=torch.uint8)
-        )
-        return data.view(DTYPES[self.facts.dtype]).view(shape).to(indices.device)
+        numbers = places[:, None] if numbers is None else numbers
+        size = max(1, self._in_a_query() // together) * together
+        if not len(places):
+            return self.state, torch.empty(0, self.facts.dim, dtype=DTYPES[self.facts.dtype], device=indices.device)
+        for _ in range(_TRIES):
+            parts = [self._lookup(*part) for part in zip(places.split(size), numbers.split(size), strict=True)]
+            if len({state for state, _ in parts}) == 1:
+                return parts[0][0], self._numbers([records for _, records in parts]).to(indices.device)
+        hint = f"ask for fewer at a time: {size} go into one message"
+        raise AgreementError(f"the table was updated during each of {_TRIES} lookups", where="pir.Client", hint=hint)
+
+    def _numbers(self, records: list[Tensor]) -> Tensor:
+        """Rows (n, dim) of the table's type, from records without their proofs."""
+        facts, whole = self.facts, torch.cat(records)
+        rows = whole.view(len(whole), facts.parts, -1)[:, :, : facts.row_bytes // facts.parts]
+        return rows.contiguous().view(DTYPES[facts.dtype]).view(len(whole), facts.dim)
 
     def deposit(self, indices: Tensor, weights: Tensor | None = None) -> bytes:
         """Leave additive shares of rows at the two servers; returns the ticket to take them with (`Server.take`).
@@ -142,14 +169,15 @@ class Client:
         """
         deadline = time.monotonic() + self._timeout
         messages = [ticket + self._receipt(ticket, party) for party in range(2)]
-        parts = self._pair.ask(messages, "Collect")
+        begun = [link.begin(message, "Collect") for link, message in zip(self.links, messages, strict=True)]
+        parts = [_if_there(finish) for finish in begun]
         for party, link in enumerate(self.links):
             while not parts[party]:  # too many others wait there
                 if time.monotonic() > deadline:
                     hint = "the deposit stays for some minutes: collect again"
                     raise PeerError("the server has no room for one more who waits", where=link.name, hint=hint)
                 time.sleep(_ASK_AGAIN)
-                parts[party] = link.begin(messages[party], "Collect")()
+                parts[party] = _if_there(link.begin(messages[party], "Collect"))
         shares = []
         for link, part in zip(self.links, parts, strict=True):
             try:
@@ -199,8 +227,8 @@ class Client:
     def _in_a_query(self) -> int:
         return keys_in_a_query(self.facts)
 
-    def _lookup(self, places: Tensor) -> Tensor:
-        """Records uint8 (n, record_bytes), checked, from one message each way."""
+    def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
+        """State and records uint8 (n, record_bytes), checked, from one message each way."""
         deadline = self._pair.deadline()
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
@@ -219,8 +247,8 @@ class Client:
         if state != self.state:  # updated, or started again, perhaps with another table
             self._pair.renew()
         records = self._decoded(zero, one, signs)
-        self._check_rows(state, places, records, statements)
-        return records
+        self._check_rows(state, numbers, records, statements)
+        return state, records
 
     def _decoded(self, zero: Tensor, one: Tensor, signs: Tensor) -> Tensor:
         if self._decoder == "xor":
@@ -241,13 +269,21 @@ class Client:
                 hint = "is somebody else answering in its place?"
                 raise IntegrityError("the answer is not signed by this server", where=link.name, hint=hint)
 
-    def _check_rows(self, state: State, places: Tensor, records: Tensor, statements: Sequence[Statement]) -> None:
+    def _check_rows(self, state: State, numbers: Tensor, records: Tensor, statements: Sequence[Statement]) -> None:
         if self._owner is None:
             return
-        if integrity.bad_records(self._owner, self.facts, state.version, places.tolist(), records):
+        if integrity.bad_records(self._owner, self.facts, state.version, numbers, records):
             raise IntegrityError(
                 f"{self.links[0].name} or {self.links[1].name} lied: rows are not the owner's",
                 where="pir.Client",
                 hint="give one server's statement, never both, to the table's owner, who names the liar: pir.audit",
                 statements=statements,
             )
+
+
+def _if_there(finish: Callable[[], bytes]) -> bytes:
+    """An answer, empty where the server has no room for the call."""
+    try:
+        return finish()
+    except OverloadError:
+        return b""

@@ -17,8 +17,9 @@ guesser whether it was right (selective failure). So re-sign what must be fresh,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -71,18 +72,22 @@ class Owner:
         self._private = _private(self.key, "pir.Owner(key)")
         self.public = self._private.public_key().public_bytes_raw()
 
-    def sign(self, source: Source, table_id: bytes | None = None) -> Source:
+    def sign(
+        self, source: Source, table_id: bytes | None = None, progress: Callable[[int], object] = lambda rows: None
+    ) -> Source:
         """The same table with signed records, in memory: 72 bytes and one signature (about 0.1 ms) a row more.
 
-        table_id: 16 bytes, random by default; never the same for two tables of one owner.
+        table_id: 16 bytes, random by default; never the same for two tables of one owner. progress: is told how many
+        rows more are signed.
         """
         if source.facts.table_id or source.facts.shares:
             raise InputError("only a plain table's rows are signed", where="pir.Owner.sign")
         facts = replace(source.facts, table_id=(new_seed() if table_id is None else table_id).hex())
         records = np.empty((facts.rows, facts.record_bytes), np.uint8)
-        for first, part in source.parts(0, facts.rows):
+        for first, part in source.parts(0, facts.rows, 1 << 20):
             places = range(first, first + len(part))
             records[first : first + len(part)] = self._records(facts, source.version, places, part)
+            progress(len(part))
         return Source(facts, source.version, records)
 
     def update(self, facts: Facts, state: State, indices: Tensor, rows: Tensor) -> bytes:
@@ -98,7 +103,7 @@ class Owner:
         if facts.table_id:
             data = self._records(facts, state.version + 1, indices.tolist(), data)
         records = torch.from_numpy(np.ascontiguousarray(data))
-        if records.numel() + indices.numel() * 8 > MAX_MESSAGE - 1024:  # headers and signature take less
+        if len(indices) > rows_in_an_update(facts):
             hint = "make several, one after the other"
             raise InputError(f"{len(indices)} rows are too many for one update", where="pir.Owner.update", hint=hint)
         signature = self._private.sign(_UPDATE + pack_update(state, indices, records))
@@ -110,6 +115,23 @@ class Owner:
             for place, row in zip(places, rows, strict=True)
         ]
         return np.hstack([rows, np.frombuffer(b"".join(proofs), np.uint8).reshape(len(rows), PROOF_BYTES)])
+
+
+def read_key(path: Path) -> bytes:
+    """The key, secret or public, in a file of 64 hexadecimal digits; InputError for any other."""
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        hint = "python -m hummingbird pir-owner keygen makes keys"
+        raise InputError(f"not a key of {2 * KEY_BYTES} hexadecimal digits", where=str(path), hint=hint)
+    return key
+
+
+def rows_in_an_update(facts: Facts) -> int:
+    """How many rows go into one update: a message of 4 MiB, of which headers and signature take less than 1 KiB."""
+    return (MAX_MESSAGE - 1024) // (facts.record_bytes + 8)
 
 
 def _private(key: bytes, where: str) -> Ed25519PrivateKey:
@@ -149,17 +171,23 @@ def _verified(key: Ed25519PublicKey, signature: bytes, text: bytes) -> bool:
     return True
 
 
-def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, indices: Sequence[int], records: Tensor) -> int:
-    """How many records are not the owner's for these rows, at version `newest` or before; all are looked at.
+def bad_records(key: Ed25519PublicKey, facts: Facts, newest: int, numbers: Tensor, records: Tensor) -> int:
+    """How many rows in records are not the owner's, at version `newest` or before; all are looked at.
 
-    About 0.1 ms a record. The number, not the places: places would say which rows fail.
+    numbers: int64 (n, parts), of the rows in each record, -1 for zeros. About 0.1 ms a row. The number, not the places:
+    places would say which rows fail.
     """
-    bad, at = 0, facts.row_bytes
-    for place, record in zip(indices, records, strict=True):
-        data = record.numpy().tobytes()
+    one = replace(facts, dim=facts.dim // facts.parts, parts=1)
+    bad, at = 0, one.row_bytes
+    parts = records.reshape(-1, one.record_bytes)
+    for number, part in zip(numbers.flatten().tolist(), parts, strict=True):
+        data = part.numpy().tobytes()
         version = int.from_bytes(data[at : at + 8], "little")
-        good = _verified(key, data[at + 8 :], _row_text(facts, version, place, data[:at]))
-        bad += not good or version > newest
+        if number < 0:
+            bad += any(data)
+        else:
+            good = _verified(key, data[at + 8 :], _row_text(one, version, number, data[:at]))
+            bad += not good or version > newest
     return bad
 
 
@@ -168,7 +196,7 @@ def check_update(key: Ed25519PublicKey, facts: Facts, update: tuple[State, Tenso
     state, indices, records, signature = update
     good = _verified(key, signature, _UPDATE + pack_update(state, indices, records))
     if good and facts.table_id:
-        good = not bad_records(key, facts, state.version + 1, indices.tolist(), records)
+        good = not bad_records(key, facts, state.version + 1, indices[:, None], records)
     if not good:
         raise InputError("the update is not signed by this table's owner", hint="is --owner that owner's public key?")
 

@@ -6,6 +6,7 @@
                   its answer has empty records
     collection  = ticket and receipt, 32 bytes and no frame; its answer is one int64 tensor, or nothing: not yet
     update      = state (24) it applies to, indices int64 (n,), records (n, record_bytes), the owner's signature (64)
+    version     = 8 bytes and no frame; its answer is the update of this version to the next
     description = JSON: party, release, state, facts, whether answers are signed
 
 All tensors are uint8 where nothing else is said. A query's and an answer's size follow from the number of keys and the
@@ -146,6 +147,18 @@ def unpack_result(data: bytes) -> Tensor:
     if [part.dtype for part in parts] != [torch.int64]:
         raise InputError("malformed result", hint="both sides need the same release")
     return parts[0]
+
+
+def pack_version(version: int) -> bytes:
+    """version: 0 or more."""
+    return version.to_bytes(8, "little")
+
+
+def unpack_version(data: bytes) -> int:
+    """InputError for anything else than a version."""
+    if len(data) != 8:
+        raise InputError("malformed version", hint="both sides need the same release")
+    return int.from_bytes(data, "little")
 
 
 def _pack_state(state: State) -> Tensor:

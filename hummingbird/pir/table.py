@@ -57,7 +57,8 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 class Facts:
     """The fixed facts of a served table: rows, dim (numbers in a row), dtype (torch's name).
 
-    table_id: 32 hexadecimal digits for a table of signed records, else "". shares: records are made for shares.
+    table_id: 32 hexadecimal digits for a table of signed records, else "". shares: records are made for shares. parts:
+    rows in a record, each with its own proof; dim counts the numbers of all (a plan's row and its companions).
     """
 
     rows: int
@@ -65,9 +66,11 @@ class Facts:
     dtype: str
     table_id: str = ""
     shares: bool = False
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        numbers = all(type(n) is int and n > 0 for n in (self.rows, self.dim))
+        numbers = all(type(n) is int and n > 0 for n in (self.rows, self.dim, self.parts))
+        numbers = numbers and not self.dim % self.parts
         signed = isinstance(self.table_id, str) and (not self.table_id or _is_hex(self.table_id))
         if not numbers or self.dtype not in DTYPES or not signed or type(self.shares) is not bool:
             raise InputError(
@@ -81,13 +84,13 @@ class Facts:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row, without its proof."""
+        """Bytes of a record without proofs."""
         return 8 * (self.dim + 1) if self.shares else DTYPES[self.dtype].itemsize * self.dim
 
     @property
     def record_bytes(self) -> int:
         """Bytes of a record: what a server holds and sends for one row."""
-        return self.row_bytes + (PROOF_BYTES if self.table_id else 0)
+        return self.row_bytes + (self.parts * PROOF_BYTES if self.table_id else 0)
 
     @property
     def word_bits(self) -> int:
@@ -96,7 +99,8 @@ class Facts:
 
     def text(self) -> str:
         """Text for errors: `1,000 rows of 64 float32`."""
-        extra = (" signed" if self.table_id else "") + (" for shares" if self.shares else "")
+        extra = f" ({self.parts} rows in one)" if self.parts > 1 else ""
+        extra += (" signed" if self.table_id else "") + (" for shares" if self.shares else "")
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
 
 
@@ -114,9 +118,9 @@ class State:
     version: int
     digest: bytes
 
-    def after(self, update: bytes) -> State:
-        """The state that an update, as its owner signed it, leads to."""
-        return State(self.version + 1, _hash(self.digest, hashlib.sha256(update).digest()))
+    def after(self, digest: bytes) -> State:
+        """The state that an update leads to. digest: SHA-256 of the message as its owner signed it."""
+        return State(self.version + 1, _hash(self.digest, digest))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Options that programs of several packages have: numbers, certificates, a client's images.
+"""Options that programs of several packages have: numbers, certificates, how to serve and to call, a client's images.
 
 A function `add_...` adds options, and the one beside it reads them; what argparse can check alone is a type.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.wire.front import GRACE, ServiceConfig
+from hummingbird.wire.gate import Limits
 from hummingbird.wire.service import Tls
+from hummingbird.wire.tokens import read_token
 
 # Numbers --------------------------------------------------------------------------------------------------------------
 
@@ -67,8 +71,86 @@ def tls_of(args: argparse.Namespace) -> Tls | None:
         return Tls(*files.values())
     if len(missing) < len(files):
         what = f"TLS needs --tls-cert, --tls-key and --tls-ca; there is no {' and no '.join(missing)}"
-        raise InputError(what, hint="give all three or none")
+        with_token = hasattr(args, "token_file") or hasattr(args, "tokens")
+        hint = "; with tokens a caller has --tls-ca alone, a server the other two" if with_token else ""
+        raise InputError(what, hint=f"give all three or none{hint}")
     return None
+
+
+# Services and their callers -------------------------------------------------------------------------------------------
+
+
+def add_service(parser: argparse._ActionsContainer, *, addresses: str | int | None = None, listen: str = "") -> None:
+    """Add what every program that serves takes; `service_of` reads it.
+
+    addresses: argparse's nargs where it listens at several. listen: the help of --listen, if it needs another.
+    """
+    text = listen or "HOST:PORT or unix:PATH; another host than this one needs certificates or tokens, and TLS"
+    parser.add_argument("--listen", required=True, nargs=addresses or 1, metavar="ADDRESS", help=text)
+    group = parser.add_argument_group("callers", "by certificates (--tls-cert, --tls-key, --tls-ca) or by tokens")
+    add_tls(
+        group,
+        cert="certificate of this server (PEM), for its host name",
+        ca="certificate of the callers' authority (PEM); without it callers show tokens",
+    )
+    text = "callers' names and hashes of their tokens; `python -m hummingbird token` makes them"
+    group.add_argument("--tokens", type=Path, metavar="FILE", help=text)
+    group = parser.add_argument_group("operation", "docs/operations.md")
+    text = "offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
+    group.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
+    text = "append a line of JSON for each call, without values; - is standard error"
+    group.add_argument("--log", metavar="FILE", help=text)
+    most, default = Limits(), "(default: %(default)s)"
+    for name, value, text in (
+        ("--max-requests", most.requests, "calls at work at a time"),
+        ("--max-per-client", most.per_client, "those of one caller"),
+        ("--max-connections", most.connections, "open connections"),
+    ):
+        group.add_argument(name, type=count, default=value, metavar="N", help=f"{text} {default}")
+    text = f"after SIGTERM, calls at work may take so long to end {default}"
+    group.add_argument("--grace", type=positive, default=GRACE, metavar="SECONDS", help=text)
+
+
+def service_of(args: argparse.Namespace) -> ServiceConfig:
+    """The configuration that the options of `add_service` name; InputError and TrustError for what does not go
+    together.
+    """
+    return ServiceConfig(
+        listen=tuple(args.listen),
+        tls=_tls_with_tokens(args, "cert", "key", tokens=args.tokens is not None),
+        tokens=args.tokens,
+        metrics=args.metrics,
+        log=args.log,
+        limits=Limits(requests=args.max_requests, per_client=args.max_per_client, connections=args.max_connections),
+        grace=args.grace,
+    )
+
+
+def add_caller(parser: argparse._ActionsContainer) -> None:
+    """Add what every program that calls a service takes; `caller_of` reads it."""
+    add_tls(parser)
+    add_token(parser)
+
+
+def add_token(parser: argparse._ActionsContainer) -> None:
+    """Add --token-file alone, for a program that serves and calls, with one certificate for both."""
+    text = "this side's token, instead of a certificate; TLS then takes --tls-ca alone"
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=text)
+
+
+def caller_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments `tls` and `token` of a client, of the options of `add_caller`."""
+    token = None if args.token_file is None else read_token(args.token_file)
+    return {"tls": _tls_with_tokens(args, "ca", tokens=token is not None), "token": token}
+
+
+def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls | None:
+    """`tls_of`; with tokens, these of the three files are enough, and more are for a program that serves and calls."""
+    files = {name: getattr(args, f"tls_{name}") for name in ("cert", "key", "ca")}
+    needed = {name: files[name] for name in names if files[name] is not None}
+    both = hasattr(args, "tokens") and hasattr(args, "token_file")
+    others = any(file is not None for name, file in files.items() if name not in names)
+    return Tls(**needed) if tokens and len(needed) == len(names) and (both or not others) else tls_of(args)
 
 
 # A client's images ----------------------------------------------------------------------------------------------------

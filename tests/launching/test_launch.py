@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,8 @@ import torch
 
 import hummingbird
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, LaunchError
-from hummingbird.launching import values
+from hummingbird.launching import launch as module
+from hummingbird.launching import party, values
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, until
 
@@ -58,6 +62,7 @@ def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest
             "large": large,
             "logits": private(shared).get_plain_text(dst=0),
             "rank": [session.rank, (os.getpid(), None)],
+            "started": subprocess.Popen(["sleep", "3600"]).pid,
         }
 
     first, second = hummingbird.launch(infer, net, 0.5, timeout=NEVER)
@@ -70,6 +75,7 @@ def test_parties_compute_what_the_net_does(nothing_is_left: None, capsys: pytest
     assert sorted(out.splitlines()) == ["[party 1] here is 1", "[party 1] of 2", "here is 0", "of 2"]
     assert sorted(err.splitlines()) == ["[party 1] no line's end", "no line's end"] or err.startswith("no line's end[")
     assert not any(map(alive, pids(first, second)))
+    until(lambda: not alive(first["started"]) and not alive(second["started"]), "what was killed to end")
 
 
 def pids(*results: dict[str, Any]) -> list[int]:
@@ -97,6 +103,32 @@ def wait_for_ever(session: Any, how: str) -> None:
     hummingbird.cryptensor(torch.ones(1) if session.rank == 1 and how != "returns" else None, src=1).get_plain_text()
 
 
+def test_causes_come_before_what_follows_from_them() -> None:
+    def ended(error: str = "", when: float = 0.0, stopped: bool = False) -> Any:
+        report = {"error": {"type": error, "when": when}} if error else {}
+        return SimpleNamespace(report=report, stopped=stopped, ended=when)
+
+    wanted = [
+        ended(when=4.0),  # killed from outside, noticed late
+        ended("ValueError", 2.0),
+        ended("ValueError", 3.0),
+        ended("PeerError", 1.0),
+        ended("PeerError", 5.0, stopped=True),
+        ended(when=1.0, stopped=True),  # hung until it was killed here
+    ]
+    for order in itertools.permutations(wanted):
+        assert sorted(order, key=module._order) == wanted
+
+
+def test_an_error_without_a_text_is_told() -> None:
+    class Strange(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    assert party._told(Strange())["text"] == "(no text: RuntimeError in its __str__)"
+    assert party._told(InputError("it is small", hint="make it larger"))["text"] == "it is small"
+
+
 @pytest.mark.parametrize(
     ("how", "told"),
     [
@@ -107,13 +139,25 @@ def wait_for_ever(session: Any, how: str) -> None:
     ],
 )
 def test_a_party_that_fails_is_named_first(how: str, told: str) -> None:
+    before = sockets()
     with pytest.raises(LaunchError) as caught:
         hummingbird.launch(wait_for_ever, how, timeout=NEVER)
+    assert sockets() <= before  # though the error, and all that its frames hold, is kept
     text = str(caught.value)
     assert text.startswith(told), text
     assert [*caught.value.failures] == ["party 1", "party 0"] and "\nthen party 0: PeerError: party 1 " in text
     assert (f'{__file__}", line' in text) == (how in ("raises", "returns"))  # the line in the function
-    assert ("\nhint: " in text) == (how != "raises")
+    hint = {"killed": "the system may have", "exits": "the function, or a library", "returns": "", "raises": None}[how]
+    assert f"\nhint: {hint}" in text if hint is not None else "hint" not in text
+
+
+def sockets() -> set[str]:
+    """Those of this process."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder itself, open for this loop
+            found.add(os.readlink(path))
+    return {name for name in found if name.startswith("socket:")}
 
 
 @SLOW
@@ -156,12 +200,13 @@ def test_three_parties_of_two_lanes() -> None:
 
 
 SCRIPT = """
-import os, time
+import os, subprocess, time
 import torch
 import hummingbird
 
 def forever(session):
-    print("pid", os.getpid(), "parent", os.getppid(), flush=True)
+    started = subprocess.Popen(["sleep", "3600"])
+    print("pid", os.getpid(), "parent", os.getppid(), "and pid", started.pid, flush=True)
     if session.rank == 1:
         time.sleep(3600)
     hummingbird.cryptensor(None, src=1)
@@ -185,7 +230,8 @@ def test_whatever_ends_the_caller_ends_its_parties(tmp_path: Path, number: signa
     try:
         assert caller.stdout is not None
         lines = [caller.stdout.readline() for _ in range(2)]
-        parties = [int(re.findall(r"pid (\d+)", line)[0]) for line in lines]
+        parties = [int(pid) for line in lines for pid in re.findall(r"pid (\d+)", line)]
+        assert len(parties) == 4  # and what each has started
         assert f"parent {caller.pid}" in lines[0] and [line.startswith("[party 1] ") for line in lines].count(True) == 1
         assert [path.name.startswith("hummingbird-") for path in tmp_path.iterdir()].count(True) == 1  # the dealer's
         caller.send_signal(number)
@@ -194,7 +240,7 @@ def test_whatever_ends_the_caller_ends_its_parties(tmp_path: Path, number: signa
         caller.kill()
     assert said == ("interrupted\n" if number == signal.SIGINT else "")
     if number == signal.SIGINT:
-        assert not any(map(alive, parties))
+        assert not any(map(alive, parties[::2]))
     until(lambda: not any(map(alive, parties)), "the parties to end")
     until(lambda: [path.name for path in tmp_path.iterdir()] == ["script.py"], "the dealer to end")
 
@@ -210,7 +256,12 @@ def test_values_come_back_as_they_went() -> None:
     assert torch.equal(found[3][0], frozen) and not found[3][0].requires_grad
     large = values.packed(values.plain(torch.zeros(1 << 20)[:2]))
     assert len(large) < 1 << 16  # the part alone
-    for other, name in (({1}, "builtins.set"), ({"x": [object()]}, r"\['x'\]\[0\]"), (hummingbird.BitWindow(8, 0), "")):
+    for other, name in (
+        (torch.eye(2).to_sparse(), "torch.sparse_coo on cpu"),
+        ({1}, "builtins.set"),
+        ({"x": [object()]}, r"\['x'\]\[0\]"),
+        (hummingbird.BitWindow(8, 0), ""),
+    ):
         with pytest.raises(InputError, match=f"the result.*{name}"):
             values.plain(other)
 

@@ -72,23 +72,24 @@ class Authority:
         self.path = folder / f"{label}.pem"
         self.path.write_bytes(self._sign(self.name, self.key, ca=True))
 
-    def _sign(self, subject, key, *, ca=False, names=()):
+    def _sign(self, subject, key, *, ca=False, names=(), hours=1):
+        """A certificate of these subject names, from two hours ago to `hours` from now."""
         now = datetime.datetime.now(datetime.timezone.utc)
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self.name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
-        builder = builder.not_valid_after(now + datetime.timedelta(hours=1))
+        builder = builder.not_valid_before(now - datetime.timedelta(hours=2))
+        builder = builder.not_valid_after(now + datetime.timedelta(hours=hours))
         builder = builder.add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         if names:
             entries = [x509.DNSName(name) for name in names]
             builder = builder.add_extension(x509.SubjectAlternativeName(entries), critical=False)
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, common_name: str, *names: str) -> Tls:
+    def issue(self, common_name: str, *names: str, hours: float = 1) -> Tls:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
         stem = self.folder / f"{self.label}-{common_name}"
-        stem.with_suffix(".crt").write_bytes(self._sign(subject, key, names=names or (common_name,)))
+        stem.with_suffix(".crt").write_bytes(self._sign(subject, key, names=names or (common_name,), hours=hours))
         encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         stem.with_suffix(".key").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
         return Tls(stem.with_suffix(".crt"), stem.with_suffix(".key"), self.path)

@@ -251,13 +251,15 @@ def test_the_reason_of_a_signal_is_delivered_wherever_it_strikes() -> None:
             struck.clear()
             with opened(2) as (a, b):
                 # Python drops an exception that a handler raises within a destructor: `struck` ends the loop then.
-                with contextlib.suppress(PeerError):
+                try:
                     signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 4e-4))
                     for _ in range(1000):  # buffers hold so many
                         if not struck:
                             a.send(1, torch.zeros(2))
                     while not struck:
                         time.sleep(1e-4)
+                except PeerError as error:
+                    assert "told to stop" in str(error), error
                 a.abort("because")
                 with pytest.raises(PeerError, match="party 0 stopped: because"):  # noqa: PT012
                     while True:

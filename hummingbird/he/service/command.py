@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,46 +13,45 @@ from torch import nn
 from tqdm import tqdm
 
 from hummingbird.he.compile.convert import convert_model
-from hummingbird.he.runtime.client_spec import MODES
+from hummingbird.he.runtime.client_spec import MODES, Public
 from hummingbird.he.runtime.precision import summary
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
 from hummingbird.wire import options
-from hummingbird.wire.options import positive, tls_of
-from hummingbird.wire.service import serve
+from hummingbird.wire.front import Front
+from hummingbird.wire.options import positive
 
 _SERVER = """Evaluate a net on ciphertexts for the clients that connect; sees no image and no result.
 
 The server holds the weights and no key. In client-aided mode (the default) the clients compute the activations and so
 see their inputs, enough of which determine the weights before them. In polynomial mode a client sees results only, but
-the net may have no activations but polynomials, such as squares. Plain text stays on this host: give certificates for
-clients elsewhere (mutual TLS)."""
+the net may have no activations but polynomials, such as squares. Plain text stays on this host: give certificates or
+tokens for clients elsewhere."""
 _CLIENT = """Have a server evaluate its net on encrypted images; it sees neither images nor results.
 
 The key is made here and stays here; the parameters that the server proposes must pass both security tables. Images are
 a .npy file of numbers (n, ...), scaled as the net was trained."""
 _DEVICE = "where this side computes: cpu, cuda, or cuda:1 for one GPU of several (default: %(default)s)"
-_READY = "he-server listening on "
 
 
 def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     """Plan for a net, print the plan, and serve it until SIGTERM or SIGINT."""
     heap.keep()
+    config = options.service_of(args)
     samples = None if args.samples is None else options.array_of(args.samples, "--samples").float()
     find_device(args.device, "--device")  # before the plan, which takes a while
     model = convert_model(net, args.input, args.mode, input_range=args.range, samples=samples, device=args.device)
     print(model.report(), flush=True)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     memory = None if args.memory is None else int(args.memory * 1e9)
     service = Service(model.server, turns=args.turns, memory=memory, idle=args.idle)
-    server = serve(service.handlers(), args.listen, tls_of(args))
-    print(f"{_READY}{args.listen}", flush=True)
-    stop.wait()
-    server.stop(grace=1.0).wait()
+    with Front("he-server", config) as front:
+        service.measure(front.metrics.registry)
+        front.serve(service.handlers())
+        front.ready()
+        print(front.line, flush=True)
+        front.wait()
     return 0
 
 
@@ -64,8 +61,8 @@ def run_client(args: argparse.Namespace) -> int:
     images, labels = options.images_of(args)
     memory = None if args.memory is None else int(args.memory * 1e9)
     where: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
-    with RemoteModel(args.server, tls=tls_of(args), **where) as model:
-        print(_describe(model))
+    with RemoteModel(args.server, **options.caller_of(args), **where) as model:
+        print(_describe(model.public))
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             outputs = model(images, in_flight=args.in_flight, progress=bar.update)
@@ -73,6 +70,8 @@ def run_client(args: argparse.Namespace) -> int:
     up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
     rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
     print(f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image")
+    if model.repeated:
+        print(f"{model.repeated} turns were tried again: the server was away, or had no room")
     print(summary(model.precision))
     if labels is not None:
         print(options.accuracy(outputs, labels))
@@ -84,13 +83,16 @@ def run_client(args: argparse.Namespace) -> int:
 _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
-def _describe(model: RemoteModel) -> str:
-    """A line on the server's plan: mode, turns, parameters."""
-    public = model.public
-    p = public.parameters
+def _describe(public: Public) -> str:
+    """Two lines on the server's plan: mode, turns, parameters; what a batch costs, and a lone image."""
+    p, n, (up, down) = public.parameters, public.slots, public.batch_bytes()
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
-    turns = f"{len(public.turns)} turns of up to {public.slots} images"
-    return f"{public.mode}, {turns}; N = {p.degree}, log2 Q = {p.bits:.1f} (at most {limits})"
+    turns = f"{len(public.turns)} turns of up to {n} images"
+    return (
+        f"{public.mode}, {turns}; N = {p.degree}, log2 Q = {p.bits:.1f} (at most {limits})\n"
+        f"a batch is {up / 1e6:.2f} MB up and {down / 1e6:.2f} MB down, whether it holds 1 image or {n}: "
+        f"{(up + down) / 1e6:.2f} MB for a lone image, {(up + down) / n / 1e3:.2f} kB for each of {n}"
+    )
 
 
 def add_server(
@@ -113,7 +115,6 @@ def add_server(
     sub.add_argument("--mode", choices=MODES, default=MODES[0], help="default: %(default)s")
     sub.add_argument("--range", type=positive, metavar="X", help="bound on |input|, which clients check")
     sub.add_argument("--samples", type=Path, metavar="FILE.npy", help="images like those to come: better predictions")
-    sub.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
     sub.add_argument(
         "--turns", type=int, default=TURNS, help=f"clients served at a time, 1 to {MAX_CALLS} (default: %(default)s)"
     )
@@ -121,7 +122,7 @@ def add_server(
     sub.add_argument("--memory", type=positive, metavar="GB", help=memory)
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--idle", type=positive, default=IDLE_SECONDS, help="longest silence of a client, seconds")
-    options.add_tls(sub)
+    options.add_service(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))
 
 
@@ -142,5 +143,5 @@ def add_client(commands: Any) -> None:
     sub.add_argument("--memory", type=positive, metavar="GB", help="limit on what batches take here (default: all)")
     sub.add_argument("--device", default="cpu", metavar="NAME", help=_DEVICE)
     sub.add_argument("--timeout", type=positive, default=120.0, help="longest silence of the server, seconds")
-    options.add_tls(sub)
+    options.add_caller(sub)
     sub.set_defaults(run=run_client)

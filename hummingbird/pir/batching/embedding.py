@@ -16,7 +16,9 @@ from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.client import Client
 from hummingbird.pir.link import Link
 from hummingbird.pir.messages import keys_in_a_query
-from hummingbird.pir.table import DTYPES
+from hummingbird.pir.table import DTYPES, State
+
+_TRIES = 5
 
 
 class BatchedEmbedding(nn.Module):
@@ -25,7 +27,8 @@ class BatchedEmbedding(nn.Module):
     plan: public, the servers' own. clients: one for each of its codes. Calls take int32 or int64 (N,), one inference,
     or (B, N), B of them, and return (N, dim) or (B, N, dim). A row that finds no key is zeros, and so are positions of
     padding_idx, which need none. `dropped` counts the positions that were dropped, so far; it stays here.
-    Raises what `Client.rows` raises, and AgreementError for servers of another plan.
+    Rows of one call are of one version of the table. Raises what `Client.rows` raises, and AgreementError for servers
+    of another plan.
 
         servers = [plan_servers(embedding, plan, party) for party in (0, 1)]
         net.items = BatchedEmbedding.from_torch(net.items, plan, *servers)
@@ -38,16 +41,16 @@ class BatchedEmbedding(nn.Module):
             raise ConfigError(what, where="BatchedEmbedding", hint=hint)
         self.plan, self.clients, self.padding_idx, self.dropped = plan, list(clients), padding_idx, 0
         first = clients[0].facts
-        self.dim, self.dtype = first.dim // plan.parts, DTYPES[first.dtype]
-        self._together = []  # inferences in one query of each code
+        table = plan.table(first)
+        self.dim, self.dtype = table.dim, DTYPES[table.dtype]
         for code, client in zip(plan.codes, clients, strict=True):
-            if client.facts != plan.facts(code, self.dim, first.dtype):
+            if client.facts != plan.facts(code, table):
                 hint = "client and servers need the same plan"
                 raise AgreementError(f"servers of {client.facts.text()}, not of {code}", where="plan", hint=hint)
-            fit = keys_in_a_query(client.facts) // code.keys
-            if not fit:
+            if code.keys > keys_in_a_query(client.facts):
                 raise ConfigError(f"{code.keys} keys are too many for a message", where="plan", hint="fewer buckets")
-            self._together.append(fit)
+        owned = any(client.owned for client in clients)
+        self._signed = plan.layouts() if owned else [None] * len(clients)  # the rows that every place has, by number
 
     @classmethod
     def from_torch(
@@ -86,8 +89,17 @@ class BatchedEmbedding(nn.Module):
         if not inside:
             return torch.empty(0)
         parts = torch.stack(list(inside)).split([code.keys for code in self.plan.codes], 1)
-        brought = []
-        for client, together, asked in zip(self.clients, self._together, parts, strict=True):
-            rows = [client.rows(some.flatten()) for some in asked.split(together)]
-            brought.append(torch.cat(rows).view(*asked.shape, self.plan.parts, self.dim))
-        return torch.cat(brought, 1)
+        for _ in range(_TRIES):
+            read = [self._read(number, asked) for number, asked in enumerate(parts)]
+            if len({state.version for state, _ in read}) == 1:
+                return torch.cat([rows for _, rows in read], 1)
+        what = f"the tables of the plan were updated during each of {_TRIES} lookups"
+        raise AgreementError(what, where="BatchedEmbedding", hint="ask for fewer inferences at a time")
+
+    def _read(self, number: int, asked: Tensor) -> tuple[State, Tensor]:
+        """State and records (B, keys, parts, dim) of one code's keys (B, keys)."""
+        code, client, signed = self.plan.codes[number], self.clients[number], self._signed[number]
+        of_key = torch.arange(code.buckets).repeat_interleave(code.rounds)
+        numbers = None if signed is None else signed[of_key, asked].flatten(0, 1)
+        state, rows = client.read(asked.flatten(), numbers, together=code.keys)
+        return state, rows.view(*asked.shape, self.plan.parts, self.dim)

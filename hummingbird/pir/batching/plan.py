@@ -12,7 +12,7 @@ The plan is public. Time on the client's side depends on what it wants: send at 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hummingbird.errors import ConfigError, HummingbirdError, InputError
+from hummingbird.errors import AgreementError, ConfigError, HummingbirdError, InputError
 from hummingbird.pir.batching.batch_code import Assignment, BatchCode, checked
 from hummingbird.pir.table import Facts
 from hummingbird.prg import CIPHERS
@@ -111,17 +111,41 @@ class Plan:
         """Rows of the table in a record: the row itself and its companions."""
         return 1 + (0 if self.companions is None else self.companions.shape[1])
 
-    def facts(self, code: BatchCode, dim: int, dtype: str) -> Facts:
-        """The facts of one bucket of a code, for a table whose rows are `dim` numbers of a type."""
-        return Facts(code.bucket_rows, self.parts * dim, dtype)
+    def facts(self, code: BatchCode, table: Facts) -> Facts:
+        """The facts of one bucket of a code, for a table with these."""
+        return replace(table, rows=code.bucket_rows, dim=self.parts * table.dim, parts=self.parts)
+
+    def table(self, bucket: Facts) -> Facts:
+        """The facts of the whole table, from those of one bucket of any code; AgreementError for another plan's."""
+        if bucket.parts != self.parts or bucket.shares:
+            what = f"a bucket holds {bucket.text()}, this plan's {self.parts} rows in one"
+            raise AgreementError(what, where="Plan", hint="client and servers need the same plan")
+        return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)
 
     def layouts(self) -> list[Tensor]:
         """The rows to store in each code's tables, int64 (buckets, bucket_rows, parts); -1: zeros."""
         return [self._layout(code, code is self.hot) for code in self.codes]
 
+    def touched(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Changes in each code's tables when rows of the table change, int64 (N,): the code's rows, int64 (n,), and
+        the table's rows in their records, int64 (n, parts), -1 for zeros.
+        """
+        rows = rows.unique()
+        if self.companions is not None:  # every record that one of the rows is in
+            rows = torch.cat([rows, torch.isin(self.companions, rows).any(1).nonzero().flatten()]).unique()
+        found = []
+        for code in self.codes:
+            own = torch.isin(self.hot_rows, rows).nonzero().flatten() if code is self.hot else rows
+            stored = self.hot_rows[own] if code is self.hot else own
+            found.append((own, self._records(stored)))
+        return found
+
     def _layout(self, code: BatchCode, hot: bool) -> Tensor:
         places = code.layout()
-        rows = torch.where(places < 0, -1, self.hot_rows[places]) if hot else places
+        return self._records(torch.where(places < 0, -1, self.hot_rows[places]) if hot else places)
+
+    def _records(self, rows: Tensor) -> Tensor:
+        """Rows (*) with their companions behind, (*, parts); -1 for zeros."""
         if self.companions is None:
             return rows[..., None]
         beside = torch.where(rows[..., None] < 0, -1, self.companions[rows])

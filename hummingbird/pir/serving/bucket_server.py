@@ -7,6 +7,7 @@ errors are the same as for one table. Traffic follows from the plan and the numb
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hummingbird.kernels.lookups import rows as kernel
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.serving.server import Answer, Server
+from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.table import Source, State, leaf_digests
 
 
@@ -46,8 +48,12 @@ class Buckets:
         return records.view(code.buckets, -1, code.rounds, records.shape[2]).transpose(0, 1).reshape(len(keys), -1)
 
     def write(self, indices: Tensor, records: Tensor) -> None:
-        """Refuse an update, InputError: rows of a plan are in several buckets, whose places it does not name."""
-        raise InputError("a table served by a plan takes no updates", hint="lay it out anew, at both servers")
+        """Replace the records of rows of the code, int64 (n,), in all buckets that have them."""
+        buckets, inside = (part.flatten() for part in self._code.places(indices))
+        records = records.repeat_interleave(self._code.choices, 0)
+        for bucket in buckets.unique().tolist():
+            here = buckets == bucket
+            self._tables[bucket].update(inside[here], records[here])
 
     def check(self) -> None:
         """Do nothing: buckets have no process that could end."""
@@ -78,28 +84,57 @@ class BucketServer(Server):
         return super().handle(query, whole)
 
 
+class Rows:
+    """The rows of a table as they are now, for updates: what to write into the tables of a plan.
+
+    records: uint8 (rows + 1, record_bytes), zeros at the end; changed by updates.
+    """
+
+    def __init__(self, plan: Plan, records: Tensor) -> None:
+        self._plan, self._records = plan, records
+
+    def laid_out(self) -> list[Tensor]:
+        """Records uint8 (buckets, bucket_rows, record_bytes) of every code's tables."""
+        # Place -1, an empty one, is the zeros behind the last row.
+        return [self._records[places].flatten(2) for places in self._plan.layouts()]
+
+    def spread(self, indices: Tensor, records: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Change rows, and tell for every code which of its rows get which records."""
+        self._records[indices] = records
+        return [(own, self._records[rows].flatten(1)) for own, rows in self._plan.touched(indices)]
+
+
 def plan_servers(
-    table: Source | Tensor | nn.Module, plan: Plan, party: int, *, identity: bytes | None = None
+    table: Source | Tensor | nn.Module,
+    plan: Plan,
+    party: int,
+    *,
+    owner: bytes | None = None,
+    identity: bytes | None = None,
+    journal: Path | None = None,
 ) -> list[Server]:
     """One server of party 0 or 1 for each of the plan's codes, in their order; put them on the wire as any other.
 
-    table: a Source of plain rows, a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. Memory: 3 times the
-    table for a cuckoo code, and that times 1 + C with C companions. InputError for signed rows and rows for shares,
-    and for a table of another number of rows than the plan's.
+    table: a Source, plain or signed, a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. owner: public key of
+    who may update rows; the last server, the full table's, takes updates for all. identity, journal: of `Server`; one
+    journal for all. Memory: 3 times the table for a cuckoo code, and that times 1 + C with C companions; once more for
+    updates. InputError for rows for shares, and for a table of another number of rows than the plan's.
     """
     source = table if isinstance(table, Source) else Source.of(table)
-    if source.facts.table_id or source.facts.shares:
-        hint = "lay plain rows out"
-        raise InputError(f"{source.facts.text()}: a plan is of plain rows", where="pir.plan_servers", hint=hint)
+    if source.facts.shares:
+        hint = "lay plain or signed rows out"
+        raise InputError(f"{source.facts.text()}: a plan is of rows", where="pir.plan_servers", hint=hint)
     if source.facts.rows != plan.full.rows:
         what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
         raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")
-    # Place -1, an empty one, is the zeros behind the last row.
-    rows = torch.from_numpy(np.concatenate([source.records, np.zeros_like(source.records[:1])]))
+    rows = Rows(plan, torch.from_numpy(np.concatenate([source.records, np.zeros_like(source.records[:1])])))
     servers: list[Server] = []
-    for code, places in zip(plan.codes, plan.layouts(), strict=True):
-        records = rows[places].flatten(2)  # (buckets, bucket_rows, parts * row_bytes)
-        facts = plan.facts(code, source.facts.dim, source.facts.dtype)
+    for code, records in zip(plan.codes, rows.laid_out(), strict=True):
+        facts = plan.facts(code, source.facts)
         whole = Source(facts, source.version, np.empty((0, facts.record_bytes), np.uint8))
         servers.append(BucketServer(whole, party, code, records, identity=identity))
+    if owner is not None or journal is not None:
+        servers[-1].updates = Updates(source.facts, servers, owner, rows.spread)
+        if journal is not None:
+            servers[-1].updates.recover(journal)
     return servers

@@ -7,7 +7,6 @@ neither the time nor the size of an answer depends on the row.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
+from hummingbird.errors import HummingbirdError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.messages import (
     TICKET_BYTES,
@@ -24,15 +23,15 @@ from hummingbird.pir.messages import (
     pack_result,
     unpack_deposit,
     unpack_query,
-    unpack_update,
+    unpack_version,
 )
 from hummingbird.pir.secret_shared.pending_shares import Deposits, Shares, name
 from hummingbird.pir.serving.shards import Shard, opened
+from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Workers
 from hummingbird.pir.table import Source, State, first_state
 
 COLLECT_SECONDS = 60.0  # for which a client in this process waits
-_log = logging.getLogger(__name__)
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
 
@@ -43,8 +42,10 @@ class Server:
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
     without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
     and shares by ChaCha12 keys; several, "cuda:0,cuda:1", each hold a part. shard: its records made ready
-    (`workers.Workers`), by default in this process, on the device. Methods may be called from any thread. InputError
-    where there is no such device, EnvironmentProblem where its memory is too small.
+    (`workers.Workers`), by default in this process, on the device. journal: the file that keeps updates, made if there
+    is none; those in it are made again; without one they last as long as this server. Methods may be called from any
+    thread. InputError where there is no such device, EnvironmentProblem where its memory is too small, and the errors
+    of `updates.Updates.recover`.
     """
 
     def __init__(
@@ -56,18 +57,23 @@ class Server:
         identity: bytes | None = None,
         device: str = "cpu",
         shard: Shard | None = None,
+        journal: Path | None = None,
     ) -> None:
         if party not in (0, 1):
             raise InputError(f"party {party!r}", where="pir.Server(party)", hint="the servers are parties 0 and 1")
         source = table if isinstance(table, Source) else Source.of(table)
         self.party, self.facts, self.name = party, source.facts, f"server {party} (in this process)"
-        self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
         self._identity = None if identity is None else integrity.Identity(identity)
         self._shard = opened(source, device) if shard is None else shard
         self._state = first_state(self.facts, source.version, self._shard.digests)
-        self._last = b""  # update
-        self._lock = threading.Lock()
+        self._failed = False
+        self.lock = threading.Lock()  # of who answers, or changes the table
         self._deposits = Deposits()
+        self.updates: Updates | None = None
+        if owner is not None or journal is not None:
+            self.updates = Updates(self.facts, [self], owner)
+        if self.updates is not None and journal is not None:
+            self.updates.recover(journal)
 
     def __repr__(self) -> str:
         return f"Server(party {self.party}, {self.facts.rows} rows of {self.facts.dim} {self.facts.dtype})"
@@ -88,7 +94,9 @@ class Server:
 
     def answer(self, keys: Tensor, decoder: str) -> tuple[State, Tensor]:
         """State and selected records for checked keys: uint8 (B, record_bytes), XOR (`xor`) or sum mod 2^width."""
-        with self._lock:
+        with self.lock:
+            if self._failed:
+                self.check()
             return self._state, self._shard.answer(keys, self._width(decoder))
 
     def _width(self, decoder: str) -> int:
@@ -113,6 +121,8 @@ class Server:
             return self.describe
         if method == "Update":
             return lambda: self.update(message)
+        if method == "PastUpdate":
+            return lambda: self.past_update(message)
         if method == "Collect":
             return lambda: self.collect(message, COLLECT_SECONDS)
         return lambda: self.deposit(message) if method == "Deposit" else self.handle(message)
@@ -120,32 +130,46 @@ class Server:
     def update(self, message: bytes) -> bytes:
         """Write the rows of an owner's signed update, which applies to this state only; returns the new description.
 
-        The update that was made last is accepted again, and does nothing. Raises InputError for what the owner has not
-        signed, AgreementError for another state, and leaves the table as it is.
+        An update that is made already does nothing. Raises as `updates.Updates.make`, and leaves the table as it is.
         """
-        if self._owner is None:
-            raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
-        parts = unpack_update(message, self.facts)
-        integrity.check_update(self._owner, self.facts, parts)
-        state, indices, records, _ = parts
-        with self._lock:
-            if message != self._last:
-                if state != self._state:
-                    other = "" if state.version != self._state.version else ", of another table"
-                    what = f"the update is for version {state.version}{other}, the table is at {self._state.version}"
-                    raise AgreementError(what, hint="send updates in order, from the first that is missing")
-                self._shard.write(indices, records)
-                self._state, self._last = state.after(message), message
-                _log.info("version %d: %d rows updated", self._state.version, len(indices))
+        if self.updates is None:
+            hint = "start it with the owner's public key (--owner); of a plan, the full table's server takes them"
+            raise InputError("this server takes no updates", hint=hint)
+        self.updates.make(message)
         return self.describe()
 
+    def past_update(self, message: bytes) -> bytes:
+        """The owner's signed update of a version to the next, from the journal. message: the version, 8 bytes.
+
+        InputError where it is not kept.
+        """
+        if self.updates is None:
+            raise InputError("this server keeps no journal of updates", hint="start it with --owner")
+        return self.updates.past(unpack_version(message))
+
+    def write(self, indices: Tensor, records: Tensor) -> None:
+        """Replace records, while `lock` is held."""
+        self._shard.write(indices, records)
+
+    def advance(self, state: State) -> None:
+        """Answer from this state from now on, while `lock` is held."""
+        self._state = state
+
+    def fail(self) -> None:
+        """Refuse every query from now on: the table is changed in part."""
+        self._failed = True
+
     def check(self) -> None:
-        """PeerError if a worker process has ended."""
+        """PeerError if a worker process has ended, or the table is changed in part."""
         self._shard.check()
+        if self._failed:
+            raise PeerError("an update was made in part", where=self.name, hint="start this server again")
 
     def close(self) -> None:
-        """End the worker processes; may be called twice."""
+        """End the worker processes, and let go of the journal; may be called twice."""
         self._shard.close()
+        if self.updates is not None:
+            self.updates.close()
 
     # Shares for MPC ---------------------------------------------------------------------------------------------------
 
@@ -223,6 +247,7 @@ def open_server(
     owner: bytes | None = None,
     identity: bytes | None = None,
     device: str = "cpu",
+    journal: Path | None = None,
 ) -> Server:
     """A server of a table in a file. workers: processes that share its rows; 0: in this process, on a device."""
     if workers and device != "cpu":
@@ -230,7 +255,11 @@ def open_server(
         raise InputError(f"{workers} workers for a table on {device}", where="open_server(workers)", hint=hint)
     source = Source.open(path, tensor)
     shard = Workers(path, tensor, workers) if workers else opened(source, device)
-    return Server(source, party, owner=owner, identity=identity, shard=shard)
+    try:
+        return Server(source, party, owner=owner, identity=identity, shard=shard, journal=journal)
+    except BaseException:
+        shard.close()
+        raise
 
 
 def local_servers(

@@ -167,7 +167,7 @@ def test_a_query_that_is_not_of_whole_inferences_is_refused() -> None:
     with pytest.raises(InputError, match="an inference has 36 keys"):
         server.handle(pack_query("xor", keys))
     with pytest.raises(InputError, match="no updates"):
-        server._shard.write(torch.tensor([0]), torch.zeros(1, 20, dtype=torch.uint8))
+        server.update(b"")
 
 
 def test_over_the_wire_several_clients_share_a_pass(tmp_path: Path) -> None:

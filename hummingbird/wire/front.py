@@ -1,0 +1,215 @@
+"""The frame of every program that serves: limits, health, metrics, log, and an orderly end.
+
+    with Front("he-server", config) as front:          # SIGTERM and SIGINT are this program's from here on
+        front.serve(service.handlers())                # listens; health says NOT_SERVING
+        front.ready()                                  # SERVING
+        print(front.line, flush=True)
+        front.wait()                                   # until a signal
+    # drained: new calls are refused as UNAVAILABLE, those at work have ended, or `grace` seconds have passed
+
+A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+import grpc
+from google.protobuf import message
+from grpc_health.v1 import health_pb2
+
+from hummingbird.errors import InputError, NotFoundError, OverloadError, TrustError
+from hummingbird.wire.gate import Gate, Limits, Record
+from hummingbird.wire.log import Log
+from hummingbird.wire.metrics import Metrics, Page
+from hummingbird.wire.service import Exchange, Method, serve
+from hummingbird.wire.tokens import Tokens
+from hummingbird.wire.trust import Tls
+
+GRACE = 30.0  # seconds
+_POLL = 0.2  # seconds between looks at what a program waits for
+_LAST = 1.0  # seconds for the last status to reach its caller
+_FILES = 512  # descriptors that are not connections
+_WATCHERS = 16  # of health; as many more calls ask for it once
+_HEALTH_STALL = 5.0  # seconds that such a caller may be slow
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class ServiceConfig:
+    """How a program serves; `wire.options.service_of` reads one from its options.
+
+    listen: addresses, unix:PATH or HOST:PORT. tls: all three files for callers with certificates, cert and key alone
+    for callers with tokens. tokens: the file of their names. metrics: [HOST:]PORT, none if not given. log: a file, "-"
+    for standard error. grace: seconds that calls at work may take to end. TrustError for certificates and tokens both.
+    """
+
+    listen: tuple[str, ...]
+    tls: Tls | None = None
+    tokens: Path | None = None
+    metrics: str | None = None
+    log: str | None = None
+    limits: Limits = field(default_factory=Limits)
+    grace: float = GRACE
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tls is not None and self.tls.mutual:
+            hint = "with tokens, name no authority of callers (--tls-ca)"
+            raise TrustError("callers are known by certificates or by tokens, not by both", hint=hint)
+
+
+class Front:
+    """A program's servers, as a context. name: of the program. `metrics.registry` takes a service's own figures.
+
+    Raises the errors of `wire.service.serve`, of Tokens, Log and Page.
+    """
+
+    def __init__(self, name: str, config: ServiceConfig) -> None:
+        self.name, self.config = name, config
+        self.line = f"{name} listening on {' '.join(config.listen)}"
+        self._stopped = threading.Event()
+        self._health = _Health()
+        self._ends = ExitStack()
+        self._servers: list[grpc.Server] = []
+        limits = replace(config.limits, connections=_room_for(config.limits.connections))
+        with ExitStack() as ends:
+            tokens = None if config.tokens is None else Tokens(config.tokens)
+            self.metrics = Metrics(config.tls, lambda: self.gate.in_flight)
+            self._log = None if config.log is None else Log(name, config.log)
+            if self._log is not None:
+                ends.callback(self._log.close)
+            self.gate = Gate(limits, tokens, self._ended)
+            self._health_gate = Gate(Limits(requests=2 * _WATCHERS, stall=_HEALTH_STALL))
+            for gate in (self.gate, self._health_gate):
+                gate.watch()
+                ends.callback(gate.close)
+            if config.metrics is not None:
+                ends.callback(Page(self.metrics.registry, config.metrics).close)
+            self._ends = ends.pop_all()
+
+    def serve(self, handlers: Mapping[str, Method | Exchange], address: str | None = None) -> None:
+        """Listen, at the first address of the configuration or at this one; NOT_SERVING until `ready`."""
+        address = self.config.listen[0] if address is None else address
+        health = (self._health_gate, self._health.handlers())
+        self._servers.append(serve(handlers, address, self.config.tls, gate=self.gate, health=health))
+        self._say("listening", address=address)
+
+    def ready(self, yes: bool = True) -> None:
+        """Have the health service say SERVING, or NOT_SERVING."""
+        if self._health.set(yes and not self.stopping):
+            self._say("ready" if self._health.serving else "not ready")
+        self.metrics.ready.set(self._health.serving)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this program has been told to end."""
+        return self._stopped.is_set()
+
+    def wait(self, look: Callable[[], object] = lambda: None) -> None:
+        """Return when the program is told to end. look: called five times a second; what it raises is raised."""
+        while not self._stopped.wait(_POLL):
+            look()
+
+    def stop(self) -> None:
+        """Tell the program to end, as a signal does."""
+        self._stopped.set()
+
+    def __enter__(self) -> Front:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._ends.callback(signal.signal, number, signal.signal(number, self._on_signal))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        with self._ends:
+            self.ready(False)
+            self._say("draining", at_work=self.gate.in_flight)
+            in_time = self.gate.drain(self.config.grace)
+            for ended in [server.stop(_LAST if in_time else 0) for server in self._servers]:
+                ended.wait(2 * _LAST)
+            self._say("stopped", in_time=in_time)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stopped.set()
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)  # a second one ends the process at once
+
+    def _ended(self, record: Record) -> None:
+        self.metrics.count(record)
+        if self._log is not None:
+            self._log.call(record)
+
+    def _say(self, event: str, **fields: object) -> None:
+        if self._log is not None:
+            self._log.event(event, **fields)
+
+
+class _Health:
+    """gRPC's standard health service, of the whole server (service name "" or "hummingbird")."""
+
+    def __init__(self) -> None:
+        self.serving = False
+        self._changed = threading.Condition()
+        self._watchers = threading.Semaphore(_WATCHERS)
+
+    def set(self, serving: bool) -> bool:
+        """Whether this is a change."""
+        with self._changed:
+            changed, self.serving = serving != self.serving, serving
+            self._changed.notify_all()
+            return changed
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods Check and Watch."""
+        return {"Check": self._check, "Watch": self._watch}
+
+    def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if not _ours(request):
+            raise NotFoundError("no such service", hint="ask for hummingbird, or for nothing: the whole server")
+        return _status("SERVING" if self.serving else "NOT_SERVING")
+
+    def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._watchers.acquire(blocking=False):
+            raise OverloadError(f"{_WATCHERS} callers watch already")
+        try:
+            told = ""
+            while context.is_active():
+                now = ("SERVING" if self.serving else "NOT_SERVING") if _ours(request) else "SERVICE_UNKNOWN"
+                if now != told:
+                    told = now
+                    yield _status(now)
+                with self._changed:
+                    self._changed.wait(_POLL)
+        finally:
+            self._watchers.release()
+
+
+def _ours(request: bytes) -> bool:
+    """Whether a request for health asks for this server."""
+    try:
+        return health_pb2.HealthCheckRequest.FromString(request).service in ("", "hummingbird")
+    except message.DecodeError:
+        raise InputError("malformed message: no request for health") from None
+
+
+def _status(name: str) -> bytes:
+    data: bytes = health_pb2.HealthCheckResponse(status=name).SerializeToString()
+    return data
+
+
+def _room_for(connections: int) -> int:
+    """So many connections, or as many as this process may have files open; the soft limit is raised to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return connections if soft == resource.RLIM_INFINITY else min(connections, max(soft - _FILES, soft // 2))

@@ -1,0 +1,212 @@
+"""The gate that every call of a service passes: who calls, whether there is room, how long it may take, what was sent.
+
+A call has a thread of its own from its first byte, so that nobody waits behind others' calls: where limits are reached
+it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
+call only, and that for `stall` seconds. Callers without a name (plain text on this host) count together with nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import grpc
+
+from hummingbird.errors import ConfigError, OverloadError, UnavailableError
+from hummingbird.wire.refusal import code_of, refuse
+from hummingbird.wire.tokens import Tokens
+
+MAX_MESSAGE = 4 << 20  # gRPC's own default
+STOPPING = "this server is stopping"
+_LOOK = 1.0  # seconds between looks at calls that stand still
+_RETRY = 1.0  # seconds after which a caller may try again
+_names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that callers may take of a service.
+
+    requests: calls at work at a time; per_client: those of one name. client_bytes: messages of one name's calls that
+    are in memory. connections: open at a time; others are closed at once. stall: seconds that a caller may leave a
+    message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is not above 0.
+    """
+
+    requests: int = 256
+    per_client: int = 64
+    client_bytes: int = 256 << 20
+    connections: int = 16_000
+    stall: float = 120.0
+    seconds: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ConfigError(f"{name} is {value}", where="Limits", hint="more than 0")
+
+
+class Record(NamedTuple):
+    """A call that has ended. outcome: the name of its status. received, sent: bytes of messages."""
+
+    method: str
+    client: str | None
+    outcome: str
+    seconds: float
+    received: int
+    sent: int
+
+
+class Call:
+    """A call at work; its thread tells here what it reads and writes."""
+
+    def __init__(self, method: str, client: str | None, context: grpc.ServicerContext) -> None:
+        self.method, self.client, self.context = method, client, context
+        self.started = time.monotonic()
+        self.waiting: float | None = None  # since when its caller is awaited
+        self.received = self.sent = self.held = 0
+
+    def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
+        """The caller's messages, counted. How long to wait for one is the method's to say."""
+        for request in requests:
+            self.received += len(request)
+            yield request
+
+    @contextmanager
+    def for_caller(self) -> Iterator[None]:
+        """Within, the caller is awaited: after `stall` seconds the call is cancelled."""
+        self.waiting = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting = None
+
+
+class Gate:
+    """All calls of the servers of a program.
+
+    tokens: who may call; without, callers have the names of their certificates. ended: told of every call that has
+    ended, those that were refused among them.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        tokens: Tokens | None = None,
+        ended: Callable[[Record], object] = lambda record: None,
+    ) -> None:
+        self.limits = Limits() if limits is None else limits
+        self.tokens, self._ended = tokens, ended
+        self._calls: set[Call] = set()
+        self._by_client: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._closed = threading.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """Calls at work."""
+        return len(self._calls)
+
+    def drain(self, timeout: float) -> bool:
+        """Refuse new calls, and wait for those at work; whether all have ended in time (seconds)."""
+        with self._changed:
+            self._stopping = True
+            return self._changed.wait_for(lambda: not self._calls, timeout)
+
+    def watch(self) -> None:
+        """From now until `close`, cancel calls that stand still or take too long, from a thread."""
+        threading.Thread(target=self._watch, name="hummingbird-gate", daemon=True).start()
+
+    def close(self) -> None:
+        """End the thread of `watch`; may be called twice."""
+        self._closed.set()
+
+    @contextmanager
+    def call(self, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
+        """A call from its beginning to its end; an error within, or one of the gate's own, becomes its status."""
+        call, outcome = Call(method, None, context), "OK"
+        try:
+            call.client = _names[context] = self._name(context)
+            self._enter(call)
+            try:
+                yield call
+            finally:
+                self._leave(call)
+            if not context.is_active():
+                left = context.time_remaining()
+                outcome = "CANCELLED" if left is None or left > 0 else "DEADLINE_EXCEEDED"
+        except GeneratorExit:
+            outcome = "CANCELLED"
+            raise
+        except Exception as error:
+            outcome = code_of(error).name if context.is_active() else "CANCELLED"
+            raise refuse(error, context) from None
+        finally:
+            seconds = time.monotonic() - call.started
+            self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent))
+
+    def hold(self, call: Call, size: int) -> None:
+        """Count bytes that a call keeps in memory until its end. OverloadError where its caller has too many."""
+        if call.client is None:
+            return
+        with self._changed:
+            if self._held[call.client] + size > self.limits.client_bytes:
+                what = f"your calls hold {self._held[call.client] / 1e6:.0f} MB here, the limit is "
+                raise OverloadError(f"{what}{self.limits.client_bytes / 1e6:.0f}", retry_after=_RETRY)
+            self._held[call.client] += size
+            call.held += size
+
+    def _name(self, context: grpc.ServicerContext) -> str | None:
+        return common_name(context) if self.tokens is None else self.tokens.name_of(context)
+
+    def _enter(self, call: Call) -> None:
+        with self._changed:
+            if self._stopping:
+                raise UnavailableError(STOPPING, hint="try again when it is back, or another one")
+            if len(self._calls) >= self.limits.requests:
+                raise OverloadError(f"{self.limits.requests} calls are at work, the most", retry_after=_RETRY)
+            if call.client is not None and self._by_client[call.client] >= self.limits.per_client:
+                what = f"{self.limits.per_client} calls of yours are at work, the most"
+                raise OverloadError(what, retry_after=_RETRY)
+            self._calls.add(call)
+            if call.client is not None:
+                self._by_client[call.client] += 1
+
+    def _leave(self, call: Call) -> None:
+        with self._changed:
+            self._calls.discard(call)
+            if call.client is not None:
+                for counts, amount in ((self._by_client, 1), (self._held, call.held)):
+                    counts[call.client] -= amount
+                    if not counts[call.client]:
+                        del counts[call.client]
+            self._changed.notify_all()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(_LOOK, self.limits.stall / 4)):
+            now = time.monotonic()
+            with self._changed:
+                calls = list(self._calls)
+            for call in calls:
+                waiting = call.waiting
+                stalled = waiting is not None and now - waiting > self.limits.stall
+                if stalled or now - call.started > self.limits.seconds:
+                    call.context.cancel()
+
+
+def common_name(context: grpc.ServicerContext) -> str | None:
+    """The common name in the caller's verified certificate; None in plain text."""
+    names = context.auth_context().get("x509_common_name", [])
+    return names[0].decode(errors="replace") if names else None
+
+
+def caller_name(context: grpc.ServicerContext) -> str | None:
+    """The caller's name, of its certificate or its token, in a method; None in plain text without tokens."""
+    return _names.get(context)

@@ -1,0 +1,63 @@
+"""A service's log: one line of JSON for each call and each change of its state; never a value, never an error's text.
+
+{"time": "2026-01-31T12:00:00.123Z", "service": "he-server", "event": "call", "method": "Turn", "client": "alice",
+ "outcome": "OK", "ms": 41.2, "in": 1048592, "out": 262144}
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import threading
+from typing import TextIO
+
+from hummingbird.errors import EnvironmentProblem
+from hummingbird.wire.gate import Record
+
+_NAME = 80  # characters of a caller's name
+
+
+class Log:
+    """Lines into a file, made for this user alone and appended to; `-` is standard error.
+
+    EnvironmentProblem for a file that cannot be written at first. Later a full disk costs lines, no answers: `lost`
+    counts them.
+    """
+
+    def __init__(self, service: str, path: str) -> None:
+        self._service, self._lock = service, threading.Lock()
+        self._file: TextIO | None = None
+        self.lost = 0
+        if path == "-":
+            return
+        try:
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a")
+        except OSError as error:
+            hint = "name a file that can be written"
+            raise EnvironmentProblem(f"cannot write the log: {error.strerror}", where=path, hint=hint) from None
+
+    def call(self, record: Record) -> None:
+        """A call that has ended."""
+        client = None if record.client is None else record.client[:_NAME]
+        what = {"method": record.method, "client": client, "outcome": record.outcome}
+        self.event("call", **what, ms=round(1e3 * record.seconds, 3), **{"in": record.received, "out": record.sent})
+
+    def event(self, event: str, **fields: object) -> None:
+        """A line of these fields."""
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"time": now, "service": self._service, "event": event, **fields}) + "\n"
+        file = sys.stderr if self._file is None else self._file
+        with self._lock:
+            try:
+                file.write(line)
+                file.flush()
+            except (OSError, ValueError):  # ValueError: closed
+                self.lost += 1
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._file is not None:
+            with self._lock:
+                self._file.close()

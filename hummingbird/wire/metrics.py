@@ -1,0 +1,92 @@
+"""Figures of a service for Prometheus, over HTTP: how many calls, how they ended, how long they took; no values.
+
+    hummingbird_requests_total{method,outcome}                 calls that have ended; outcome is gRPC's status
+    hummingbird_request_duration_seconds{method}               histogram, from the first byte to the last
+    hummingbird_requests_in_flight                             calls at work
+    hummingbird_message_bytes_total{direction}                 bytes of messages, "in" and "out"
+    hummingbird_ready                                          1 while the health service says SERVING
+    hummingbird_certificate_expiry_timestamp_seconds{file}     when it ends, Unix time
+
+A service adds its own to `registry`. Whoever reaches the address reads them: it is on loopback unless a host is given.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from http.server import ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import MetricsHandler
+
+from hummingbird.errors import EnvironmentProblem
+from hummingbird.wire.gate import Record
+from hummingbird.wire.trust import Tls, split
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
+_PATIENCE = 10.0  # seconds for one scrape
+
+
+class Metrics:
+    """The figures that a service counts. in_flight: the number of calls at work, asked at each scrape."""
+
+    def __init__(self, tls: Tls | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._requests = Counter(
+            "hummingbird_requests", "Calls that have ended.", ["method", "outcome"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            "hummingbird_request_duration_seconds",
+            "Seconds from a call's beginning to its end.",
+            ["method"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._bytes = Counter("hummingbird_message_bytes", "Bytes of messages.", ["direction"], registry=self.registry)
+        at_work = Gauge("hummingbird_requests_in_flight", "Calls at work.", registry=self.registry)
+        at_work.set_function(in_flight)
+        self.ready = Gauge("hummingbird_ready", "1 while the health service says SERVING.", registry=self.registry)
+        name, text = "hummingbird_certificate_expiry_timestamp_seconds", "When a certificate ends, Unix time."
+        expiry = Gauge(name, text, ["file"], registry=self.registry)
+        for file, moment in ({} if tls is None else tls.expiry()).items():
+            expiry.labels(file).set(moment)
+
+    def count(self, record: Record) -> None:
+        """A call that has ended."""
+        self._requests.labels(record.method, record.outcome).inc()
+        self._seconds.labels(record.method).observe(record.seconds)
+        self._bytes.labels("in").inc(record.received)
+        self._bytes.labels("out").inc(record.sent)
+
+
+class Page:
+    """`registry` at http://ADDRESS/metrics, from now until `close`. EnvironmentProblem for an address in use.
+
+    address: HOST:PORT, or PORT for this host alone.
+    """
+
+    def __init__(self, registry: CollectorRegistry, address: str) -> None:
+        host, port = split(address if ":" in address else f"127.0.0.1:{address}")
+        handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": _PATIENCE})
+        kind = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
+        try:
+            self._server = kind((host, port), handler)
+        except OSError as error:
+            what = f"cannot offer metrics: {error.strerror or error}"
+            raise EnvironmentProblem(what, where=f"--metrics {address}", hint="choose another port") from None
+        threading.Thread(target=self._server.serve_forever, name="hummingbird-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """End; may be called twice."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: a scraper that has gone is no error of ours."""

@@ -1,0 +1,104 @@
+"""Errors across a connection: which status of gRPC says what, and the words that both sides see.
+
+An error of this package that a method raises travels as the status details, word for word; of any other the type
+alone, since its text may hold data. A refusal carries metadata that says so: without it, the same status is gRPC's own
+word on a lost connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import grpc
+
+from hummingbird.errors import (
+    AccessError,
+    ConfigError,
+    HummingbirdError,
+    InputError,
+    NotFoundError,
+    OverloadError,
+    PeerError,
+    TrustError,
+    UnavailableError,
+)
+
+Code = grpc.StatusCode
+# The first class that an error is an instance of decides; FAILED_PRECONDITION for those of no class here.
+CODES: list[tuple[type[HummingbirdError], grpc.StatusCode]] = [
+    (InputError, Code.INVALID_ARGUMENT),
+    (ConfigError, Code.INVALID_ARGUMENT),
+    (TrustError, Code.PERMISSION_DENIED),
+    (AccessError, Code.PERMISSION_DENIED),
+    (OverloadError, Code.RESOURCE_EXHAUSTED),
+    (UnavailableError, Code.UNAVAILABLE),
+    (NotFoundError, Code.NOT_FOUND),
+]
+DETAILS = 600  # characters of an error on the wire: gRPC's headers hold 8 KiB, an escaped character up to 12 bytes
+_REFUSED = "hummingbird-refused"  # metadata of what a service says itself
+_RETRY = "grpc-retry-pushback-ms"  # gRPC's own name for a time to retry
+_log = logging.getLogger(__name__)
+
+
+class Unknown(AccessError):
+    """A caller without a token or with a wrong one: UNAUTHENTICATED on the wire."""
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """The status that an error of a method ends its call with."""
+    if isinstance(error, Unknown):
+        return Code.UNAUTHENTICATED
+    if not isinstance(error, HummingbirdError):
+        return Code.INTERNAL
+    return next((code for kind, code in CODES if isinstance(error, kind)), Code.FAILED_PRECONDITION)
+
+
+def refuse(error: Exception, context: grpc.ServicerContext) -> Exception:
+    """End the call with the error's text; abort() itself raises, the result is for readers and checkers."""
+    metadata = [*(context.trailing_metadata() or ()), (_REFUSED, "1")]
+    if isinstance(error, OverloadError):
+        metadata.append((_RETRY, str(int(1000 * error.retry_after))))
+    context.set_trailing_metadata(tuple(metadata))
+    if isinstance(error, HummingbirdError):
+        context.abort(code_of(error), str(error)[:DETAILS])
+    if context.is_active():
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        place = "".join(f" at {frame.filename}:{frame.lineno}" for frame in last)
+        _log.error("a method failed: %s%s", type(error).__name__, place)  # not its text, which may hold data
+    context.abort(Code.INTERNAL, f"the service failed: {type(error).__name__}")
+    return error
+
+
+def explain(error: grpc.RpcError, where: str) -> PeerError:
+    """A failed call in words: the service's own where it refused, otherwise what became of the connection.
+
+    OverloadError, UnavailableError, AccessError and NotFoundError where the status says so.
+    """
+    code, details = error.code(), str(error.details())
+    metadata = dict(error.trailing_metadata() or ())
+    what, _, hint = details.partition("\nhint: ")
+    if _REFUSED in metadata:
+        if code == Code.RESOURCE_EXHAUSTED:
+            retry = metadata.get(_RETRY, "")
+            return OverloadError(what, where=where, hint=hint, retry_after=int(retry) / 1e3 if retry.isdecimal() else 1)
+        kinds: dict[grpc.StatusCode, type[PeerError]] = {
+            Code.UNAVAILABLE: UnavailableError,
+            Code.UNAUTHENTICATED: AccessError,
+            Code.PERMISSION_DENIED: AccessError,
+            Code.NOT_FOUND: NotFoundError,
+        }
+        return kinds.get(code, PeerError)(what, where=where, hint=hint)
+    if code == Code.DEADLINE_EXCEEDED:
+        return PeerError(
+            "no answer in time", where=where, hint="is it overloaded or stopped? A larger timeout may help"
+        )
+    if code == Code.UNAVAILABLE:
+        hint = "did it end, or was it killed? Its own output may say why"
+        return UnavailableError(f"the connection is lost: {details}", where=where, hint=hint)
+    if code == Code.CANCELLED:
+        hint = "a service ends calls whose messages are left unread, or unsent, for too long"
+        return PeerError("the call was cancelled", where=where, hint=hint)
+    if code == Code.RESOURCE_EXHAUSTED:
+        return OverloadError(f"{code.name}: {what}", where=where, hint=hint)
+    return PeerError(f"{code.name}: {what}", where=where, hint=hint)

@@ -1,0 +1,168 @@
+"""Limits on one caller of a service, so that others are served."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from hummingbird.errors import (
+    OverloadError,
+)
+from hummingbird.wire import service
+from hummingbird.wire.front import Front, ServiceConfig
+from hummingbird.wire.gate import Limits
+from tests.support.patience import HANG, until
+from tests.support.services import HANDLERS, asked, file_of, free_port, health, started
+
+
+class Held:
+    """A method that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.inside, self.go = threading.Semaphore(0), threading.Event()
+
+    def __call__(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.inside.release()
+        assert self.go.wait(HANG)
+        return b"done"
+
+
+def begun(held: Held, channel: grpc.Channel, count: int) -> list[threading.Thread]:
+    threads = [
+        threading.Thread(target=service.call, args=(channel, "Held", b"x"), kwargs={"timeout": HANG})
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert held.inside.acquire(timeout=HANG)
+    return threads
+
+
+def test_a_caller_with_many_calls_is_told_to_wait_and_others_are_served(tmp_path: Path) -> None:
+    path, (alice, bob) = file_of(tmp_path, "alice", "bob")
+    address, held = f"unix:{tmp_path}/s", Held()
+    limits = Limits(requests=5, per_client=3, client_bytes=9 << 20)
+    with Front("test", ServiceConfig((address,), tokens=path, limits=limits)) as front:
+        front.serve({**HANDLERS, "Held": held})
+        hers, his = (service.connect(address, timeout=HANG, token=token) for token in (alice, bob))
+        threads = begun(held, hers, 3)
+        with pytest.raises(grpc.RpcError) as caught:
+            service.call(hers, "Echo", b"", timeout=HANG)
+        told = service.explain(caught.value, "x")
+        assert isinstance(told, OverloadError) and "3 calls of yours" in told.what and told.retry_after > 0
+        assert service.call(his, "Echo", b"x", timeout=HANG) == b"x"
+        threads += begun(held, his, 2)
+        with pytest.raises(grpc.RpcError) as caught:
+            service.call(his, "Echo", b"", timeout=HANG)
+        assert "5 calls are at work" in str(caught.value.details())
+        assert health(address) == "NOT_SERVING"  # which is asked for all the same
+        held.go.set()
+        for thread in threads:
+            thread.join(HANG)
+        assert service.call(hers, "Echo", b"x", timeout=HANG) == b"x"
+        for channel in (hers, his):
+            channel.close()
+
+
+def test_bytes_of_a_caller_are_bounded(tmp_path: Path) -> None:
+    path, (alice,) = file_of(tmp_path, "alice")
+    with Front(
+        "test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path, limits=Limits(client_bytes=3 << 20))
+    ) as front:
+        front.serve(HANDLERS)
+        channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG, token=alice)
+        for size, fits in ((1 << 20, True), (2 << 20, False), (1 << 20, True)):  # request and answer are both held
+            try:
+                assert len(service.call(channel, "Echo", bytes(size), timeout=HANG)) == size and fits
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and not fits
+        channel.close()
+
+
+def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
+    """More of both than there may be calls at work: each is cancelled after its time, others go on meanwhile."""
+    address, ended = f"unix:{tmp_path}/s", threading.Semaphore(0)
+
+    def much(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(ended.release)
+        for _ in range(64):
+            yield bytes(service.CHUNK)
+
+    with Front("test", ServiceConfig((address,), limits=Limits(requests=8, stall=1.0))) as front:
+        front.serve({**HANDLERS, "Much": much})
+        silent = threading.Event()
+        channel, other = (service.connect(address, timeout=HANG) for _ in range(2))
+        unread = [service.stream(channel, "Much", b"", timeout=HANG) for _ in range(4)]
+        unsent = [
+            service.exchange(channel, "Echo", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(3)
+        ]
+        until(lambda: front.gate.in_flight == 7)
+        assert service.call(other, "Echo", b"x", timeout=HANG) == b"x"
+        until(lambda: front.gate.in_flight == 0)
+        for call in unread:
+            assert ended.acquire(timeout=HANG)
+            with pytest.raises(grpc.RpcError):
+                list(call)
+        for call in unsent:
+            with pytest.raises(grpc.RpcError) as caught:
+                list(call)
+            assert caught.value.code() == grpc.StatusCode.CANCELLED
+        silent.set()
+        assert list(service.stream(other, "Much", b"", timeout=HANG))[-1] == bytes(service.CHUNK)
+        for each in (channel, other):
+            each.close()
+
+
+def idle(address: str, count: int) -> list[socket.socket]:
+    """Connections that say nothing after gRPC's greeting."""
+    host, _, port = address.rpartition(":")
+    opened = []
+    for _ in range(count):
+        opened.append(socket.create_connection((host, int(port)), timeout=HANG))
+        opened[-1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    return opened
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether the other side has not closed it."""
+    connection.settimeout(0)
+    try:
+        while data := connection.recv(1 << 12):
+            assert data
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_idle_connections_do_not_stop_a_client_that_has_one(tmp_path: Path, count: int) -> None:
+    """Twice as many as may be open: a client with a connection works on, and one that comes later is served then."""
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < count + 2000:
+        pytest.skip("this host allows too few open files")
+    address = f"127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "tests.jobs.service", "--listen", address, "--max-connections", str(count // 2)]
+    with started(command) as process:
+        channel = service.connect(address, timeout=HANG)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count + 2000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        opened = idle(address, count)
+        for _ in range(20):
+            assert service.call(channel, "Echo", b"x", timeout=HANG) == b"x"
+        assert sum(map(is_open, opened)) < count // 2
+        for each in opened:
+            each.close()
+        assert asked(address, "Echo", b"y") == b"y"
+        channel.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG) == 0
