@@ -152,7 +152,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
         if args.plot:
             plots.check(args.plot, "--plot")
         check_states([state], args.resume)
-    subject = load()
+    subject = load().settled()
     study = study_of(args, subject, cut=args.cut)
     link = {"bandwidth": args.bandwidth, "rtt": args.rtt, "images": args.batch_images}
     objective = study.objective(args.objective, **link)

@@ -129,9 +129,10 @@ def run(
         check_writable(args.out, "--out")
     config = BitConfig.load(args.bits)
     subject = load()
-    net = subject.net
-    hummingbird.simulate(net, config, args.protocol, args.parties)  # says at once if the windows are another net's
-    twin = hummingbird.simulate(net, config.windows, args.protocol, args.parties, clamp=args.clamp)
+    net, example = subject.net, subject.example
+    # Says at once if the windows are another net's.
+    hummingbird.simulate(net, config, args.protocol, args.parties, example=example)
+    twin = hummingbird.simulate(net, config.windows, args.protocol, args.parties, clamp=args.clamp, example=example)
     lesson = teach()
     ranks.agree(
         lambda: {**subject.facts(), "--bits": config, "training data": fingerprint(lesson.images, lesson.labels)}

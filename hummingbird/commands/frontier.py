@@ -183,7 +183,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
             plots.check(args.plot, "--plot")
         states += states_of(args)
         check_states(states, args.resume)
-    subject = load()
+    subject = load().settled()
     frontier = Frontier(subject, args, command)
     with tqdm(planned(args), desc="budgets", unit="search", leave=False) as pairs:
         rows = [frontier.row(*pair) for pair in pairs]

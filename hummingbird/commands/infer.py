@@ -75,8 +75,6 @@ def run(args: argparse.Namespace) -> None:
     if os.environ.get("RANK", "0") == "0":  # the party that writes
         check_outputs(args)
     session = launch.init(**session_options(args))
-    net, private = nets_of(args, session.rank)
-    private.images_per_slice = args.batch
     images, labels = torch.empty(0), None
     if session.rank == 0:
         images, labels = images_of(args.data, "--data")
@@ -84,6 +82,8 @@ def run(args: argparse.Namespace) -> None:
     # Only party 0 has the images, so it tells the others how many there are, and their shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
+    net, private = nets_of(args, session.rank, torch.empty(1, *shape))
+    private.images_per_slice = args.batch
     parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
     counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
     # Says at once if the net cannot take such images.

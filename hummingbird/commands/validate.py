@@ -215,7 +215,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject]) -> None:
     if args.json is not None and ranks.first():
         check_writable(args.json, "--json")
     config = BitConfig.load(args.bits)
-    subject = load()
+    subject = load().settled()
     ranks.agree(lambda: {**subject.facts(), "--bits": config})
     result = outcome(subject, config, args)
     largest = reached(subject, config, args)

@@ -111,7 +111,7 @@ HELP: dict[str, Callable[[], str]] = {
 
 
 TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
-TORCHRUN |= {"--max-restarts"}
+TORCHRUN |= {"--max-restarts", "--monitor-interval"}
 
 
 def program(words: list[str]) -> tuple[str, list[str]]:
