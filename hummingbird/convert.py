@@ -115,9 +115,10 @@ def convert_model(
         reduced-ring ReLU, whose comparison is computed by the parties on dealt triples. Both trust the dealer not to
         collude with a party.
     example: an input that the net is traced with, for a forward() that asks for shapes or takes several inputs: a
-        tensor, a tuple of arguments or a dict of keyword arguments. Its floating-point tensors are private, and only
-        their shapes count, which inputs must then have, but for the number of images; everything else (masks, flags,
-        None) is public and becomes part of the converted net.
+        tensor, a tuple of arguments or a dict of keyword arguments. Only shapes count, which inputs must then have, but
+        for the number of images. Floating-point tensors are private; others (masks, token numbers) are public, and
+        every party brings the same to a call. Flags and None are part of the converted net, and so are public tensors
+        if forward() asks for their values.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties.
@@ -144,12 +145,6 @@ def build(
     if problems := _problems(net, owner, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
-    if owner is not None and (
-        constants := [step.name for step in steps if isinstance(step.attrs.get("value"), Tensor)]
-    ):
-        # They would be public, and read from every party's own net.
-        hint = 'use weights="public", or move them into a Linear, Conv or BatchNorm layer'
-        raise ModelError([Problem(name, "a constant tensor cannot be private", hint) for name in constants])
     if owner is not None and (public := [step.name for step in steps if step.op == "custom" and _tensors(step)]):
         # They would be each party's own, and the result of their products garbage.
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'

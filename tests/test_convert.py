@@ -244,9 +244,8 @@ def test_unknown_protocol() -> None:
 
 
 @pytest.mark.parametrize("constant", [torch.full((4,), 0.5), torch.tensor(0.5)], ids=["vector", "number"])
-def test_constant_tensors_are_not_silently_public_when_weights_are_private(constant: Tensor) -> None:
-    """A learned offset would be read from party 0's net, whoever owns the weights: refused until it can be shared."""
+def test_constant_tensors_are_the_owners_when_weights_are_private(constant: Tensor) -> None:
+    """A learned offset would else be read from party 0's net, whoever owns the weights."""
     net = Fixed(2.0, nn.Parameter(constant))
-    convert_model(net, weights="public")
-    with pytest.raises(ModelError, match="add"):
-        convert_model(net, weights=1)
+    assert "private to party 1" in repr(convert_model(net, weights=1).get_submodule("add"))
+    assert "private" not in repr(convert_model(net, weights="public").get_submodule("add"))

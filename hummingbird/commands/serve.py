@@ -9,7 +9,7 @@ from typing import Any
 
 from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
-from hummingbird.errors import InputError, UnavailableError
+from hummingbird.errors import ConfigError, InputError, UnavailableError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.serving.figures import Figures
@@ -62,6 +62,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
     place = environment(args.lanes)
+    if place.lanes > 1:
+        raise ConfigError(f"{place.lanes} lanes", where="--lanes", hint="a service has one lane for each party")
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))

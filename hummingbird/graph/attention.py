@@ -4,7 +4,8 @@
 
 Every part is a step: "root_scale" divides by the root of the last dimension's length, "matmul" multiplies two values,
 "causal" masks what comes later. A mask takes 2^12 off the logits that it hides, where torch takes infinity: of logits
-that differ by less than 4,000 the softmax is the same, but for a row that a mask hides altogether: torch gives NaN.
+that differ by less than 4,000 the softmax is the same. A row that a mask hides altogether is refused: of such a row
+torch makes NaN, zeros or a mean.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor, nn
 
 from hummingbird.errors import InputError
 from hummingbird.graph import layer_rules as layer
-from hummingbird.graph.build import TUPLE, Builder, Unsupported
+from hummingbird.graph import public
+from hummingbird.graph.build import PUBLIC, TENSOR, TUPLE, Builder, Unsupported
+from hummingbird.graph.public import HIDDEN
 from hummingbird.graph.steps import Ref
-
-HIDDEN = -(2.0**12)
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
@@ -80,7 +81,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Ref:
-    """torch's function, with a constant mask; what is dropped, and grouped queries, are refused."""
+    """torch's function, with a constant mask or a public one; what is dropped, and grouped queries, are refused."""
     if dropout_p:
         raise Unsupported(f"attention with dropout_p={dropout_p}", "pass dropout_p=0 at inference")
     if enable_gqa:
@@ -96,18 +97,30 @@ def _weights(b: Builder, query: Any, key: Any, mask: Any, causal: bool, scale: f
     logits = b.emit("matmul", q, turned, suffix=".logits")
     if causal:
         logits = b.emit("causal", logits, suffix=".causal")
-    if mask is not None:
+    if b.kind(mask) == PUBLIC:
+        added = public.share(b, public.emit(b, "hidden", (mask,), {}, suffix=".hidden"), TENSOR)
+        logits = b.emit("add", logits, added, suffix=".mask")
+    elif mask is not None:
         logits = b.emit("add", logits, suffix=".mask", value=hidden(b, mask))
     return b.emit("softmax", logits, suffix=".softmax", dim=-1)
 
 
 def hidden(b: Builder, mask: Any) -> Tensor:
-    """A constant mask as what is added to logits: False, and numbers below HIDDEN, become HIDDEN."""
+    """A constant mask as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN."""
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
+    try:
+        return b.weight(public.hidden(mask), "attn_mask")
+    except InputError as error:
+        raise Unsupported(error.what, error.hint) from None
+
+
+def is_causal_mask(mask: Tensor) -> bool:
+    """Whether a mask (queries, keys), True or -inf for what is hidden, hides just the keys that come after a query."""
+    later = ~shown(*mask.shape).to(mask.device)
     if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape).masked_fill(~mask, HIDDEN)
-    return b.weight(mask.clamp(min=HIDDEN), "attn_mask")
+        return torch.equal(mask, later)
+    return bool((mask[~later] == 0).all()) and bool((mask[later] < HIDDEN).all())
 
 
 def _times(b: Builder, x: Ref, factor: Any, suffix: str) -> Ref:
@@ -146,6 +159,8 @@ def multihead(
     if attn_mask is not None:  # True hides here, and shows in scaled_dot_product_attention; is_causal is but a hint
         if not isinstance(attn_mask, Tensor) or attn_mask.dim() != 2:
             raise Unsupported("an attn_mask other than a constant matrix", "make it in __init__, (queries, keys)")
+        if is_causal and not is_causal_mask(attn_mask):  # torch then takes this mask or the causal one, as it suits
+            raise Unsupported("is_causal=True with a mask that is not causal", "leave is_causal out")
         attn_mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
     elif is_causal:
         raise Unsupported("is_causal without attn_mask", "torch asks for the mask too")
@@ -168,7 +183,7 @@ def multihead(
         out = b.emit("permute", out, suffix=".out_last", dims=(1, 0, 2))
     if not need_weights:
         return out, None
-    return out, b.emit("mean", weights, suffix=".mean", dims=(1,), keepdim=False) if average_attn_weights else weights
+    return out, b.emit("mean", weights, suffix=".mean", dims=(-3,), keepdim=False) if average_attn_weights else weights
 
 
 def _projected(b: Builder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:

@@ -13,6 +13,7 @@ from hummingbird.graph.steps import Ref, Step
 # What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
 # problem does not hide the next ones nor cause them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
+PUBLIC = "public"  # a tensor that every party has (public.py)
 
 
 class Unsupported(Exception):
@@ -43,6 +44,10 @@ class Builder:
         self.steps.append(Step(self.name + suffix, op, inputs, attrs))
         self.kinds.append(kind)
         return Ref(len(self.steps) - 1)
+
+    def first(self, op: str) -> Ref:
+        """The value of the first step of this operation."""
+        return Ref(next(number for number, step in enumerate(self.steps) if step.op == op))
 
     def kind(self, value: Any) -> str:
         """The kind of a value; "" for a constant."""
@@ -96,9 +101,13 @@ class Builder:
 
     def _show(self, value: Any) -> str:
         if isinstance(value, Ref):
-            return {TUPLE: "a tuple of tensors", SIZE: "a shape", INT: "a size", BOOL: "a comparison"}.get(
-                self.kind(value), "a tensor"
-            )
+            return {
+                TUPLE: "a tuple of tensors",
+                SIZE: "a shape",
+                INT: "a size",
+                BOOL: "a comparison",
+                PUBLIC: "a public one",
+            }.get(self.kind(value), "a tensor")
         if isinstance(value, Tensor):
             return "a constant tensor"
         if isinstance(value, (tuple, list)):

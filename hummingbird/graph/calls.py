@@ -1,6 +1,7 @@
 """A call of a converted net: the caller's arguments as the one tensor that its steps begin with, and results as given.
 
-Several inputs are one tensor (batch, values), each image's values in a row, and so are several results.
+Several inputs are one tensor (batch, values), each image's values in a row, and so are several results. Public inputs
+stay as they are, in the order of the steps "public".
 """
 
 from __future__ import annotations
@@ -8,41 +9,90 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.graph.example import is_public
+from hummingbird.graph.public import is_short
 from hummingbird.graph.run import run_all
 from hummingbird.graph.steps import Step, refs
-from hummingbird.graph.structure import Structure, flatten, rebuild
+from hummingbird.graph.structure import PUBLIC, TENSOR, Structure, flatten, rebuild, spelled
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call. leaves: all of them, in the order of the arguments; batch: the number of images."""
+
+    leaves: list[Any]
+    private: list[Any]
+    public: list[Tensor]
+    batch: int
+
+    def packed(self) -> Tensor:
+        """The private ones, where they are plain tensors, as the net's one tensor."""
+        return packed(self.private) if self.private else torch.zeros(self.batch, 0)
 
 
 def inputs(
     steps: Sequence[Step], args: Sequence[Any], kwargs: dict[str, Any], private: Callable[[Any], bool]
-) -> list[Any]:
-    """The private inputs of a call, in order; private: tells them. InputError for a call unlike that of the example."""
+) -> Inputs:
+    """The inputs of a call; private: tells private ones. InputError for a call unlike that of the example."""
     attrs = next(step.attrs for step in steps if step.op == "input")
     if "call" not in attrs:
         if len(args) != 1 or kwargs:
             hint = "convert the net with example=, a tuple of arguments or a dict of keyword arguments"
             raise InputError(f"one input, got {len(args)} and {len(kwargs)} by name", where="input", hint=hint)
-        return list(args)
-    structure, found = flatten((tuple(args), kwargs), private)
+        return Inputs(list(args), list(args), [], 0)
+    free = [step.attrs for step in steps if step.op == "public"]
+    structure, leaves = flatten((tuple(args), kwargs), private, is_public if free else lambda value: False)
+    structure = spelled(structure, is_short)
     if not _same(structure, attrs["call"]):
-        form = f"the private inputs {', '.join(map(repr, attrs['names']))} in the places that they have in the example"
-        hint = "public arguments are part of the converted net: convert it again to change them"
+        names = [*attrs["names"], *(public["title"] for public in free)]
+        form = f"the inputs {', '.join(map(repr, names))} in the places that they have in the example"
+        hint = "other public arguments are part of the converted net: convert it again to change them"
         raise InputError(f"expected {form}, and the same public arguments", where="input", hint=hint)
+    found, public = [x for x in leaves if private(x)], [x for x in leaves if not private(x)]
     sizes = [tuple(x.size()) for x in found]
+    rows: list[tuple[str, int]] = []
     for name, shape, size in zip(attrs["names"], attrs["shapes"], sizes, strict=True):
         if not size or size[1:] != shape:
             what = f"{name!r} has shape {size}, expected (batch, {', '.join(map(str, shape))})"
             raise InputError(what, where="input", hint="inputs have the shapes of the example")
-        if size[0] != sizes[0][0]:
-            what = f"{name!r} is a batch of {size[0]}, and {attrs['names'][0]!r} one of {sizes[0][0]}"
+        rows.append((name, size[0]))
+    for wanted, x in zip(free, public, strict=True):
+        _check_public(wanted, x)
+        if wanted["shape"][:1] == (None,):
+            rows.append((wanted["title"], x.shape[0]))
+    for name, count in rows:
+        if count != rows[0][1]:
+            what = f"{name!r} is a batch of {count}, and {rows[0][0]!r} one of {rows[0][1]}"
             raise InputError(what, where="input", hint="the first dimension of every input is the batch")
-    return found
+    batch = rows[0][1] if rows else attrs["shape"][0]
+    return Inputs(leaves, found, public, batch)
+
+
+def _check_public(wanted: dict[str, Any], x: Tensor) -> None:
+    """InputError unless a public input has the type and the shape of the example's."""
+    shape = tuple(x.shape)
+    kept, name = str(x.dtype).removeprefix("torch."), wanted["title"]
+    fits = len(shape) == len(wanted["shape"]) and all(
+        size is None or size == got for size, got in zip(wanted["shape"], shape, strict=True)
+    )
+    if not fits or kept != wanted["dtype"]:
+        shown = "(" + ", ".join("batch" if size is None else str(size) for size in wanted["shape"]) + ")"
+        what = f"{name!r} is {kept} of shape {shape}, expected {wanted['dtype']} of shape {shown}"
+        raise InputError(what, where="input", hint="public inputs have the types and shapes of the example")
+
+
+def on_meta(steps: Sequence[Step], shape: Sequence[int]) -> list[Tensor]:
+    """A net's inputs without numbers, for an input of this shape: what steps are run on that are asked for shapes."""
+    public = [step.attrs for step in steps if step.op == "public"]
+    shapes = [[shape[0] if size is None else size for size in attrs["shape"]] for attrs in public]
+    types = [getattr(torch, attrs["dtype"]) for attrs in public]
+    found = [torch.empty(size, dtype=kept, device="meta") for size, kept in zip(shapes, types, strict=True)]
+    return [torch.empty(tuple(shape), device="meta"), *found]
 
 
 def packed_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -74,7 +124,7 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
     if "structure" not in steps[-1].attrs:
         return []
     bare = [_on_meta(step) for step in steps]
-    values = run_all(bare, torch.empty(tuple(shape), device="meta"))
+    values = run_all(bare, *on_meta(bare, shape))
     pack = steps[next(refs(steps[-1].inputs)).index]
     return [tuple(values[ref.index].shape) for ref in refs(pack.inputs)]
 
@@ -85,8 +135,10 @@ def _on_meta(step: Step) -> Step:
 
 
 def _same(a: Structure, b: Structure) -> bool:
-    if a[0] != b[0] or a[0] == "tensor":
+    if a[0] != b[0] or a in (TENSOR, PUBLIC):
         return bool(a[0] == b[0])
+    if a[0] == "numbers":
+        return a == b
     if a[0] == "constant":
         return _equal(a[1], b[1])
     return a[1] == b[1] and len(a[2]) == len(b[2]) and all(_same(x, y) for x, y in zip(a[2], b[2], strict=True))

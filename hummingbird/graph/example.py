@@ -1,13 +1,15 @@
 """The inputs that a net is traced with, and what every traced value is for them.
 
-Shapes are then known, so forward() may ask for them. Floating-point tensors are the private inputs; everything else
-(masks, token numbers, flags, None) is public and part of the converted net. To keep the batch free, two batches of
-different sizes are run side by side: a size that differs between them is a multiple of the batch's (batch.py).
+Shapes are then known, so forward() may ask for them. Floating-point tensors are the private inputs. Other tensors
+(masks, token numbers) are public: free, so that each call brings its own, or, where forward() asks for their values,
+part of the converted net, as flags and None are. To keep the batch free, two batches of different sizes are run side by
+side: a size that differs between them is a multiple of the batch's (batch.py).
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,9 @@ from hummingbird.errors import InputError
 from hummingbird.graph.batch import Batch, BatchSize
 from hummingbird.graph.structure import Structure, flatten, rebuild
 
+# Types of public tensors.
+PUBLIC_TYPES = (torch.int64, torch.int32, torch.bool)
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 # Attributes of a tensor that are the same for every image.
 PUBLIC = frozenset(
     "shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_leaf "
@@ -32,27 +37,51 @@ FACTS = frozenset(
 
 
 class Example:
-    """A call of a net: private tensors, in order, and the structure that they stand in.
+    """A call of a net: its tensors, in order, and the structure that they stand in.
 
-    structure: of (arguments, keyword arguments). names: of the private inputs, as forward() calls them.
+    structure: of (arguments, keyword arguments). names: of the tensors, as forward() calls them. Public ones are among
+    them where they are free. batched: whether those of the batch's size in their first dimension follow it.
     """
 
-    def __init__(self, structure: Structure, leaves: Sequence[Tensor], names: Sequence[str]) -> None:
-        self.structure, self.leaves, self.names = structure, list(leaves), list(names)
+    def __init__(
+        self, structure: Structure, leaves: Sequence[Tensor], names: Sequence[str], batched: bool = True
+    ) -> None:
+        self.structure, self.leaves, self.names, self.batched = structure, list(leaves), list(names), batched
+
+    @property
+    def private(self) -> list[Tensor]:
+        """The tensors that are shared between the parties."""
+        return [x for x in self.leaves if is_private(x)]
 
     @property
     def batch(self) -> int:
         """Number of images."""
-        return int(self.leaves[0].shape[0])
+        return int((self.private or self.leaves)[0].shape[0])
+
+    def follows(self, x: Tensor) -> bool:
+        """Whether the first dimension of one of these tensors is the batch."""
+        return is_private(x) or (self.batched and x.dim() > 0 and x.shape[0] == self.batch)
 
     def of(self, batch: int) -> list[Tensor]:
-        """Tensors of the private inputs' shapes and types with this many images."""
-        return [torch.empty((batch, *x.shape[1:]), dtype=x.dtype, device=x.device) for x in self.leaves]
+        """Tensors of these shapes and types, without numbers, with this many images."""
+        shapes = [(batch, *x.shape[1:]) if self.follows(x) else tuple(x.shape) for x in self.leaves]
+        return [torch.empty(shape, dtype=x.dtype) for shape, x in zip(shapes, self.leaves, strict=True)]
 
     def call(self, net: Any, leaves: Sequence[Any]) -> Any:
-        """net(...) on these private tensors."""
+        """net(...) on these tensors."""
         args, kwargs = rebuild(self.structure, iter(leaves))
         return net(*args, **kwargs)
+
+    def readings(self) -> list[Example]:
+        """This call with free public tensors, batched or not, and with fixed ones: from the freest on."""
+        if len(self.private) == len(self.leaves):
+            return [self]
+        bound = rebuild(self.structure, iter(self.leaves))
+        structure, leaves = flatten(bound, is_private)
+        names = [name for name, x in zip(self.names, self.leaves, strict=True) if is_private(x)]
+        free = [self, Example(self.structure, self.leaves, self.names, batched=False)]
+        free = free[: 2 if self.private else 1]  # without private inputs, the public ones tell the batch
+        return free + ([Example(structure, leaves, names)] if leaves else [])
 
 
 def given(net: nn.Module, example: Any) -> Example:
@@ -62,28 +91,37 @@ def given(net: nn.Module, example: Any) -> Example:
     """
     kwargs = dict(example) if isinstance(example, dict) else {}
     args = () if isinstance(example, dict) else tuple(example) if isinstance(example, (tuple, list)) else (example,)
-    structure, leaves = flatten((args, kwargs), is_private)
+    structure, leaves = flatten((args, kwargs), is_private, is_public)
     if not leaves:
         hint = "a tensor, a tuple of arguments, or a dict of keyword arguments; private ones are floating-point tensors"
-        raise InputError(f"no private input in {type(example).__name__}", where="example", hint=hint)
+        raise InputError(f"no tensor in {type(example).__name__}", where="example", hint=hint)
     try:
         bound = inspect.signature(net.forward).bind(*args, **kwargs)
     except TypeError as error:
         raise InputError(
             f"forward() {error}", where="example", hint="give the arguments that forward() takes"
         ) from None
-    names = [name for name, value in bound.arguments.items() for _ in flatten(value, is_private)[1]]
-    for name, x in zip(names, leaves, strict=True):
-        if x.dim() == 0 or not x.numel() or x.shape[0] != leaves[0].shape[0]:
-            what = f"private input {name!r} has shape {tuple(x.shape)}, and the batch {tuple(leaves[0].shape)[:1]}"
-            hint = "the first dimension of every private input is the batch, of one image or more"
-            raise InputError(what, where="example", hint=hint)
-    return Example(structure, [x.detach() for x in leaves], names)
+    # In the order of the structure, which is that of the call.
+    found = {id(x): name for name, value in bound.arguments.items() for x in flatten(value, is_private, is_public)[1]}
+    call = Example(structure, [x.detach() for x in leaves], [found[id(x)] for x in leaves])
+    batch = tuple((call.private or leaves)[0].shape)[:1]
+    for name, x in zip(call.names, call.leaves, strict=True):
+        if is_private(x) or not call.private:
+            if x.dim() == 0 or not x.numel() or x.shape[:1] != batch:
+                what = f"input {name!r} has shape {tuple(x.shape)}, and the batch {batch}"
+                hint = "the first dimension of every private input is the batch, of one image or more"
+                raise InputError(what, where="example", hint=hint)
+    return call
 
 
 def is_private(value: Any) -> bool:
     """Whether an argument is shared between the parties: a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def is_public(value: Any) -> bool:
+    """Whether an argument is a tensor that every party has: one of whole numbers or of truth values."""
+    return isinstance(value, Tensor) and value.dtype in PUBLIC_TYPES
 
 
 class Running:
@@ -103,11 +141,15 @@ class Running:
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
         """The node's value in every run."""
         self.busy = True
+        quiet, _LOG.disabled = _LOG.disabled, True  # torch logs what it raises, with a page of its own code
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # in which attention gives a tensor for weights that are None
         try:
             with self._fake:
                 self.values[node] = tuple(self._value(node, run) for run in range(len(self.sizes)))
         finally:
-            self.busy = False
+            self.busy, _LOG.disabled = False, quiet
+            torch.backends.mha.set_fastpath_enabled(fast)
         return self.values[node]
 
     def _value(self, node: fx.Node, run: int) -> Any:
@@ -130,6 +172,10 @@ class Running:
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def types(self) -> dict[fx.Node, torch.dtype]:
+        """The type of every node that is a tensor."""
+        return {node: values[0].dtype for node, values in self.values.items() if isinstance(values[0], Tensor)}
 
     def attribute(self, node: fx.Node, name: str) -> Any:
         """A public attribute of a tensor: its shape, its type."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from torch import nn
 _ROOT = "needs a private inverse square root: train with BatchNorm, which inference folds away"
 _LOG = "return the logits, and compute it on the opened result; of logarithms, log_softmax is known"
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
-_TABLE = "private indices: hummingbird.lookup gives a net its rows; public indices are part of an example"
-_RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
+TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
+_RECURRENT = (
+    "torch's LSTM, GRU and RNN are unrolled on an example, convert_model(net, example=x); others: write the steps"
+)
+_WRAPPED = "it is traced into if there is an example: convert_model(net, example=x)"
 _COMPARE = "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known"
 _ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
 _SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
@@ -30,8 +34,7 @@ _MODULES: dict[type[Any], str] = {
     nn.Transformer: _ATTENTION,
     nn.TransformerDecoder: _ATTENTION,
     nn.TransformerDecoderLayer: _ATTENTION,
-    nn.Embedding: _TABLE,
-    nn.EmbeddingBag: _TABLE,
+    nn.EmbeddingBag: TABLE,
     nn.RNNBase: _RECURRENT,
     nn.RNNCellBase: _RECURRENT,
     nn.ELU: _SMOOTH,
@@ -81,7 +84,7 @@ _FUNCTIONS = {
     **dict.fromkeys(("logsigmoid", "logsumexp", "nll_loss", "cross_entropy"), _LOG),
     "grid_sample": "no private resampling: use interpolate, or resample before the net",
     "multi_head_attention_forward": _ATTENTION,
-    **dict.fromkeys(("embedding", "embedding_bag", "gather", "index_select"), _TABLE),
+    **dict.fromkeys(("embedding_bag", "gather", "index_select"), TABLE),
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "log1p", "expm1", "norm", "std", "var"), _ROOTS),
     **dict.fromkeys(("elu", "selu", "celu", "softplus", "softsign", "mish", "glu"), _SMOOTH),
     **dict.fromkeys(("max", "min", "amax", "amin", "argmin", "topk", "sort"), _COMPARE),
@@ -112,4 +115,6 @@ def function_hint(name: str, target: Any = None) -> str:
     """The hint for a function or method that cannot be converted; `target`: what the graph calls."""
     if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
         return _PROGRAM
+    if isinstance(target, FunctionType) and not target.__module__.startswith("torch."):  # kept whole by fx.wrap
+        return _WRAPPED
     return _FUNCTIONS.get(name.rstrip("_"), _ANY)

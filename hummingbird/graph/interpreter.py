@@ -17,6 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from hummingbird.errors import InputError
 from hummingbird.graph.steps import map_refs, refs
 
+INPUTS = ("input", "public")  # what the caller brings
+
 
 class _Step(Protocol):
     @property
@@ -46,7 +48,7 @@ class Interpreter(Generic[S]):
     def __init__(self, steps: Sequence[S], order: Iterable[int] | None = None, *, keep: bool = False) -> None:
         self.steps = steps
         self._order = range(len(steps)) if order is None else tuple(order)
-        self._inputs = [number for number, step in enumerate(steps) if step.op == "input"]
+        self._inputs = [number for number, step in enumerate(steps) if step.op in INPUTS]
         self._dead: list[list[int]] = [[] for _ in steps]
         if not keep:
             last = {ref.index: number for number in self._order for ref in refs(steps[number].inputs)}
@@ -54,10 +56,12 @@ class Interpreter(Generic[S]):
                 self._dead[number].append(index)
 
     def start(self, *inputs: Any) -> dict[int, Any]:
-        """Values before the first step: those of the net's inputs. InputError for a wrong number of them."""
+        """Values before the first step: of the net's input, then its public ones. InputError for a wrong number."""
         if len(inputs) != len(self._inputs):
+            public = sum(self.steps[number].op == "public" for number in self._inputs)
             what = f"the net takes {len(self._inputs)} input(s), got {len(inputs)}"
-            raise InputError(what, where="inputs")
+            hint = f"{public} of them are public, and enter with every call" if public else ""
+            raise InputError(what, where="inputs", hint=hint)
         return dict(zip(self._inputs, inputs, strict=True))
 
     def run(
@@ -73,7 +77,7 @@ class Interpreter(Generic[S]):
         """
         for number in self._order if numbers is None else numbers:
             step = self.steps[number]
-            given = (values[number],) if step.op == "input" else arguments(step, values)
+            given = (values[number],) if step.op in INPUTS else arguments(step, values)
             values[number] = compute(number, step, given)
             self.drop(values, number)
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from hummingbird.errors import InputError, ModelError
 from hummingbird.graph.batch import BatchSize
-from hummingbird.graph.calls import packed
+from hummingbird.graph.calls import Inputs
 from hummingbird.graph.capture import capture, is_leaf
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Step, map_refs
@@ -53,7 +53,7 @@ class LiveNet:
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveNet:
         return self  # it holds no weights and never changes
 
-    def run(self, net: nn.Module, inputs: Sequence[Any], instead: Mapping[str, Callable[..., Any]]) -> Any:
+    def run(self, net: nn.Module, inputs: Inputs, instead: Mapping[str, Callable[..., Any]]) -> Any:
         """The results of forward() on these inputs, in order if there are several.
 
         instead: `instead[name](tensor, weight of a PReLU)` for the steps of these names.
@@ -63,9 +63,9 @@ class LiveNet:
             hint = "fine-tune the net in eval mode, or take the test of self.training out of forward()"
             raise InputError("forward() takes another way in training mode", where="simulate", hint=hint)
         values: dict[fx.Node, Any] = {}
-        left = iter(inputs)
+        left, like = iter(self._placed(inputs)), inputs.packed()
         for call in self.calls:
-            x = next(left) if call.node.op == "placeholder" else inputs[0]
+            x = next(left) if call.node.op == "placeholder" else like
             values[call.node] = value = self._value(net, call, x, values, instead)
             for other in call.renamed if call.step is not None and call.step.name in instead else ():
                 values[other] = value
@@ -74,6 +74,10 @@ class LiveNet:
             for node in call.dead:
                 values.pop(node, None)
         raise AssertionError("a graph ends with its output")
+
+    def _placed(self, inputs: Inputs) -> Sequence[Any]:
+        """The values of the placeholders."""
+        return inputs.leaves
 
     def result(self, out: Any) -> Any:
         """The value of forward(), from the results in order."""
@@ -148,7 +152,7 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
     nodes, graph = walked.live, walked.captured.graph
     assert graph is not None
     with torch.no_grad():
-        other = capture(plain_copy(net).train(), custom, example).graph
+        other = capture(plain_copy(net).train(), custom, walked.captured.example).graph
     training = _arguments(graph, other) if other is not None else None
     last = {source: node for node in nodes for source in node.all_input_nodes}
     place = {node: number for number, node in enumerate(nodes)}
@@ -177,10 +181,10 @@ def live(net: nn.Module, custom: tuple[type[nn.Module], ...], example: Any = Non
 
 
 class _SavedLive(LiveNet):
-    """A saved net has one input, which holds all."""
+    """A saved net has one private input, which holds all, and then its public ones."""
 
-    def run(self, net: nn.Module, inputs: Sequence[Any], instead: Mapping[str, Callable[..., Any]]) -> Any:
-        return super().run(net, [packed(inputs)], instead)
+    def _placed(self, inputs: Inputs) -> Sequence[Any]:
+        return [inputs.packed(), *inputs.public]
 
 
 def _saved(net: SavedNet) -> LiveNet:
@@ -194,7 +198,7 @@ def _saved(net: SavedNet) -> LiveNet:
         if "structure" in step.attrs:  # the results one by one, in place of one tensor that holds them all
             inputs = steps[inputs[0].index].inputs
         arguments = map_refs(inputs, lambda ref: nodes[ref.index])
-        kind = {"input": "placeholder", "output": "output"}.get(step.op, "call_module")
+        kind = {"input": "placeholder", "public": "placeholder", "output": "output"}.get(step.op, "call_module")
         nodes.append(graph.create_node(kind, step.name, arguments))
     last = {source: node for node in nodes for source in node.all_input_nodes}
     calls = tuple(

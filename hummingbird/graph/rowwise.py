@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.graph.calls import on_meta
 from hummingbird.graph.run import run_all
 from hummingbird.graph.steps import Ref, Step, map_refs
 
@@ -52,10 +53,10 @@ Shape = tuple[int, ...]
 Rule = Callable[[dict[str, Any], list[Where], list[Shape], Shape], Where]
 
 
-def rowwise(steps: Sequence[Step], shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether every image of batches of such inputs, one shape for each of the net's, is computed by itself."""
-    probed = _values(steps, shapes, _PROBE)
-    others = {images: _values(steps, shapes, images) for images in {*_OTHERS, shapes[0][0]}}
+def rowwise(steps: Sequence[Step], shape: Sequence[int]) -> bool:
+    """Whether every image of a batch of this shape is computed by itself."""
+    probed = _values(steps, shape, _PROBE)
+    others = {images: _values(steps, shape, images) for images in {*_OTHERS, shape[0]}}
     if probed is None:
         return False
     try:
@@ -70,10 +71,10 @@ def rowwise(steps: Sequence[Step], shapes: Sequence[Sequence[int]]) -> bool:
     return True
 
 
-def _values(steps: Sequence[Step], shapes: Sequence[Sequence[int]], images: int) -> list[Any] | None:
+def _values(steps: Sequence[Step], shape: Sequence[int], images: int) -> list[Any] | None:
     """Every step's value, shapes only; None if the net cannot take so many images."""
     try:
-        return run_all(steps, *(torch.empty((images, *shape[1:]), device="meta") for shape in shapes))
+        return run_all(steps, *on_meta(steps, (images, *shape[1:])))
     except (InputError, RuntimeError, IndexError, ValueError, TypeError):
         return None
 
@@ -92,6 +93,10 @@ def _layout(
 ) -> Any:
     if step.op == "input":
         return Layout(0)
+    if step.op == "public":
+        return Layout(0) if step.attrs["shape"][:1] == (None,) else None
+    if step.op in ("share_public", "embedding"):  # what they read beside the public value tells a type alone
+        return where[0]
     if not isinstance(value, (Tensor, tuple, list)) or step.op in ("size", "int"):
         return None
     if step.op == "getitem" and isinstance(values[step.inputs[0].index], (tuple, list)):

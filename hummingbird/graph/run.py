@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph import attention, elementwise, norms, resize_rules
+from hummingbird.graph import attention, elementwise, norms, public, resize_rules
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.steps import Step
 
@@ -24,7 +24,7 @@ Attrs = dict[str, Any]
 
 
 def run(steps: Sequence[Step], *inputs: Tensor) -> Tensor:
-    """The net's output for one input; InputError for a wrong number of inputs or a wrong rank."""
+    """The net's output for one input, and its public ones; InputError for a wrong number of them, or a wrong rank."""
     net = Interpreter(steps)
     values = net.start(*inputs)
     net.run(values, partial(_evaluate, inputs[0]))
@@ -260,5 +260,6 @@ OPS: dict[str, Callable[..., Any]] = {
     elementwise.OP: elementwise.evaluate,
     **norms.OPS,
     **attention.OPS,
+    **public.OPS,
     "custom": lambda a, *x: a["module"](*x),
 }

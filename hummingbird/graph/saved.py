@@ -78,7 +78,8 @@ class SavedNet(nn.Module):
             return step(*arguments)
 
         net = Interpreter(tuple(self._by_name.values()))
-        values = net.start(calls.packed(calls.inputs(steps, inputs, named, is_private)))
+        given = calls.inputs(steps, inputs, named, is_private)
+        values = net.start(given.packed(), *given.public)
         net.run(values, compute)
         return calls.unpacked(steps, values[len(steps) - 1], shapes, lambda part: part)
 

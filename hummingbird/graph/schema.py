@@ -14,19 +14,25 @@ from typing import Any
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.graph.build import INT, SIZE, TENSOR, TUPLE
+from hummingbird.graph.build import INT, PUBLIC, SIZE, TENSOR, TUPLE
+from hummingbird.graph.public import FUNCTIONS, MOST_NUMBERS, TYPES
 from hummingbird.graph.resize_rules import MODES
 from hummingbird.graph.steps import Ref, Step
 
 _MOST = 1 << 31  # what sizes and positions stay below
 
 # Operation -> kinds of its inputs, and its attributes as NAME=KIND, with "?" where they may be missing. An input is "x"
-# (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "size" (a number or a step that makes one);
-# "x?" may be missing, "size*" may repeat.
+# (a tensor), "tuple" (of chunk, split or unbind), "xs" (several tensors), "public" (a public value, or a step of a
+# number), "size" (a number or a step that makes one); "x?" may be missing, "size*" may repeat.
 OPERATIONS: dict[str, tuple[str, str]] = {
     "input": ("", "rank?=positive shape?=shape names?=words shapes?=shapes call?=structure"),
     "output": ("x", "structure?=structure"),
     "constant": ("", "value=tensor"),
+    "public": ("", "title=word shape=shape dtype=type"),
+    "public_constant": ("", "numbers=exact shape=sizes dtype=type"),
+    "public_call": ("public*", "function=function call=call"),
+    "share_public": ("public x", ""),
+    "embedding": ("public x", "weight=tensor"),
     "pack": ("xs", ""),
     "conv": ("x", "weight=tensor bias=tensor|none stride=positives padding=wholes dilation=positives groups=positive"),
     "conv_transpose": (
@@ -36,7 +42,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     ),
     "linear": ("x", "weight=tensor bias=tensor|none"),
     "batch_norm": ("x", "mean=tensor var=tensor weight=tensor|none bias=tensor|none eps=number"),
-    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none"),
+    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none rank?=positive"),
     "affine": ("x", "scale=tensor shift=tensor"),
     "scale_last": ("x", "scale=tensor shift=tensor"),
     "root_scale": ("x", ""),
@@ -67,7 +73,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "sum": ("x", "dims=ints|none keepdim=bool"),
     "add": ("x x?", "value?=number|tensor"),
     "sub": ("x x?", "value?=number|tensor reversed?=bool"),
-    "mul": ("x x?", "value?=number|tensor"),
+    "mul": ("x x?", "value?=number|tensor whole?=bool"),
     "neg": ("x", ""),
     "square": ("x", ""),
     "abs": ("x", ""),
@@ -125,7 +131,7 @@ def _is_index(value: Any) -> bool:
 
 def _is_shape(value: Any) -> bool:
     """Whether these are sizes, of which the first, the batch, may be open."""
-    return type(value) is tuple and bool(value) and (value[0] is None or _is_int(value[0])) and _sizes(value[1:])
+    return type(value) is tuple and (value[:1] == (None,) or _sizes(value[:1])) and _sizes(value[1:])
 
 
 def _sizes(value: Any) -> bool:
@@ -140,16 +146,47 @@ def _is_structure(value: Any) -> bool:
     """Whether it is one of `graph.structure`, with constants that are numbers, words, True, False or None."""
     if type(value) is not tuple or not value:
         return False
-    if value[0] == "tensor":
+    if value[0] in ("tensor", "public"):
         return len(value) == 1
     if value[0] == "constant":
         return len(value) == 2 and (value[1] is None or type(value[1]) in (bool, int, float, str))
+    if value[0] == "numbers":
+        return len(value) == 4 and value[1] in TYPES and _sizes(value[2]) and _all_exact(value[3])
     if len(value) != 3 or value[0] not in ("tuple", "list", "dict", "object"):
         return False
     kind, keys, parts = value
     named = type(keys) is tuple and all(type(key) in (str, int) for key in keys) and len(set(keys)) == len(keys)
     count = type(parts) is tuple and len(keys) == (len(parts) if kind in ("dict", "object") else 0) if named else False
     return count and all(_is_structure(part) for part in parts)
+
+
+def _all_exact(value: Any) -> bool:
+    """Whether these are whole numbers of 64 bits, or truth values."""
+    whole = type(value) is tuple and all(type(item) in (int, bool) for item in value)
+    return whole and all(-(1 << 63) <= item < 1 << 63 for item in value) and len(value) <= MOST_NUMBERS
+
+
+def _is_call(value: Any) -> bool:
+    """Whether it is a structure of arguments and keyword arguments, with types and positions among the constants."""
+    if type(value) is not tuple or len(value) != 3 or value[:2] != ("tuple", ()):
+        return False
+    if not _is_structure(_bare(value)) or len(value[2]) != 2:
+        return False
+    args, kwargs = value[2]
+    return args[0] == "tuple" and kwargs[0] == "dict" and all(type(key) is str for key in kwargs[1])
+
+
+def _bare(value: Any) -> Any:
+    """A structure of a call with None in place of what other structures do not hold."""
+    if type(value) is not tuple or not value:
+        return None
+    if value[0] == "type":
+        return ("constant", None) if len(value) == 2 and value[1] in TYPES else None
+    if value[0] == "constant" and len(value) == 2 and (value[1] is Ellipsis or _is_slice(value[1])):
+        return ("constant", None)
+    if len(value) == 3 and type(value[2]) is tuple:
+        return (*value[:2], tuple(_bare(part) for part in value[2]))
+    return value
 
 
 def _is_equation(value: Any) -> bool:
@@ -177,7 +214,13 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "index": _is_index,
     "shape": _is_shape,
     "shapes": lambda value: type(value) is tuple and all(_sizes(shape) for shape in value),
+    "word": lambda value: type(value) is str,
     "words": _all_words,
+    "sizes": _sizes,
+    "exact": _all_exact,
+    "type": lambda value: type(value) is str and value in TYPES,
+    "function": lambda value: type(value) is str and value in FUNCTIONS,
+    "call": _is_call,
     "structure": _is_structure,
     "equation": _is_equation,
     "gelu": lambda value: value in ("none", "tanh"),
@@ -193,8 +236,9 @@ def check(steps: Sequence[Step]) -> None:
     names: set[str] = set()
     for number, step in enumerate(steps):
         try:
-            if step.name in names or not all(step.name.split(".")):
-                raise ValueError("a name that is empty, or that another step has")
+            parts = step.name.split(".")
+            if step.name in names or not all(parts) or "training" in parts:  # which every module has, and sets
+                raise ValueError("a name that is empty, that another step has, or that no module can have")
             names.add(step.name)
             if step.op not in OPERATIONS:
                 raise ValueError(f"the operation {step.op[:32]!r} is not in the vocabulary of saved nets")
@@ -214,6 +258,8 @@ def _kind(step: Step, kinds: Sequence[str]) -> str:
     """The kind of a step's value."""
     if step.op in ("chunk", "split", "unbind"):
         return TUPLE
+    if step.op in ("public", "public_constant", "public_call"):
+        return PUBLIC
     if step.op == "size":
         return SIZE if step.attrs["dim"] is None else INT
     if step.op == "int":
@@ -251,7 +297,9 @@ def _is_input(step: Step, value: Any, want: str, kinds: Sequence[str]) -> bool:
         if not 0 <= value.index < len(kinds):
             raise ValueError(f"{step.op} reads a step that does not come before it")
         whole = SIZE if step.op in ("reshape", "expand", "resize") or "index" in step.attrs else INT
-        known = {"x": (TENSOR,), "x|tuple": (TENSOR, TUPLE), "size": (INT, whole)}[want]
+        known = {"x": (TENSOR,), "x|tuple": (TENSOR, TUPLE), "size": (INT, whole), "public": (PUBLIC, INT)}[want]
+        if want == "public" and step.op != "public_call":
+            known = (PUBLIC,)
         if step.op == "getitem" and kinds[value.index] == TUPLE and not _is_int(step.attrs.get("index")):
             return False
         return kinds[value.index] in known
@@ -277,6 +325,12 @@ def _check_shapes(step: Step) -> None:
     space = {len(a[name]) for name in names if isinstance(a.get(name), tuple)}
     if len(space) > 1 or not space <= {1, 2}:
         raise ValueError(f"{step.op} has one or two spatial dimensions, the same for all of its attributes")
+    if step.op == "public_constant" and math.prod(a["shape"]) != len(a["numbers"]):
+        raise ValueError(f"{len(a['numbers'])} numbers for the shape {a['shape']}")
+    if step.op == "public_call" and len(step.inputs) != _count(a["call"]):
+        raise ValueError(f"a call of {_count(a['call'])} values with {len(step.inputs)}")
+    if step.op == "embedding" and a["weight"].dim() != 2:
+        raise ValueError(f"a table of shape {tuple(a['weight'].shape)}")
     if "pads" in a and len(a["pads"]) % 2:
         raise ValueError("pads come in pairs")
     if step.op == "roll" and len(a["shifts"]) != len(a["dims"]):
@@ -315,3 +369,10 @@ def _check_shapes(step: Step) -> None:
         raise ValueError("the lower bound is above the upper one")
     if step.op == "prelu" and (a["weight"].dim() != 1 or not len(a["weight"])):
         raise ValueError(f"a PReLU's weight of shape {tuple(a['weight'].shape)}")
+
+
+def _count(structure: Any) -> int:
+    """Number of tensors in a structure."""
+    if structure[0] == "tensor":
+        return 1
+    return sum(map(_count, structure[2])) if len(structure) == 3 else 0

@@ -72,11 +72,11 @@ def map_refs(value: Any, function: Callable[[Ref], Any]) -> Any:
 def compact(steps: Sequence[Step], forward: Mapping[int, int] | None = None) -> list[Step]:
     """Read step forward[i] wherever step i was read, drop what the last step does not need, number again.
 
-    The input stays, even where nothing reads it: an evaluation gives it a value.
+    The inputs stay, even where nothing reads them: an evaluation gives it a value.
     """
     forward = forward or {}
     steps = [_renumbered(step, lambda index: forward.get(index, index)) for step in steps]
-    needed = {len(steps) - 1} | {index for index, step in enumerate(steps) if step.op == "input"}
+    needed = {len(steps) - 1} | {index for index, step in enumerate(steps) if step.op in ("input", "public")}
     for index in reversed(range(len(steps))):
         if index in needed:
             needed.update(ref.index for ref in refs(steps[index].inputs))

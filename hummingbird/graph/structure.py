@@ -1,7 +1,8 @@
 """Nested arguments and results as plain data: a structure of tuples, lists and dicts, and its tensors in order.
 
-A structure is ("tensor",), ("constant", value), or (kind, keys, parts) for a container; kind is "tuple", "list",
-"dict" or "object" (a dataclass, or a library's ModelOutput, which comes back as a `Result`).
+A structure is ("tensor",), ("public",) for a tensor that is no secret, ("constant", value), ("numbers", type, shape,
+values) for a tensor that stays as it is, or (kind, keys, parts) for a container; kind is "tuple", "list", "dict" or
+"object" (a dataclass, or a library's ModelOutput, which comes back as a `Result`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 Structure = tuple[Any, ...]
 TENSOR: Structure = ("tensor",)
+PUBLIC: Structure = ("public",)
 
 
 class Result(dict[str, Any]):
@@ -24,10 +26,14 @@ class Result(dict[str, Any]):
             raise AttributeError(f"the result has no {name!r}, only {', '.join(self)}") from None
 
 
-def flatten(value: Any, is_tensor: Callable[[Any], bool]) -> tuple[Structure, list[Any]]:
-    """The structure of a value, and what in it `is_tensor`, from front to back."""
+def flatten(
+    value: Any, is_tensor: Callable[[Any], bool], is_public: Callable[[Any], bool] = lambda value: False
+) -> tuple[Structure, list[Any]]:
+    """The structure of a value, and what in it `is_tensor` or else `is_public`, from front to back."""
     if is_tensor(value):
         return TENSOR, [value]
+    if is_public(value):
+        return PUBLIC, [value]
     parts: list[Any]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         keys = [field.name for field in dataclasses.fields(value)]
@@ -40,14 +46,24 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool]) -> tuple[Structure, li
         kind, keys, parts = ("list" if isinstance(value, list) else "tuple"), [], list(value)
     else:
         return ("constant", value), []
-    flat = [flatten(part, is_tensor) for part in parts]
+    flat = [flatten(part, is_tensor, is_public) for part in parts]
     structure = (kind, tuple(keys), tuple(structure for structure, _ in flat))
     return structure, [leaf for _, leaves in flat for leaf in leaves]
 
 
+def spelled(structure: Structure, fits: Callable[[Any], bool]) -> Structure:
+    """The structure with the values of constant tensors, of those that `fits`, in place of the tensors."""
+    if structure[0] == "constant" and fits(structure[1]):
+        x = structure[1]
+        return ("numbers", str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.reshape(-1).tolist()))
+    if len(structure) == 3:
+        return (*structure[:2], tuple(spelled(part, fits) for part in structure[2]))
+    return structure
+
+
 def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
     """The value of this structure with these tensors."""
-    if structure[0] == "tensor":
+    if structure in (TENSOR, PUBLIC):
         return next(leaves)
     if structure[0] == "constant":
         return structure[1]
@@ -59,9 +75,9 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
 
 
 def constants(structure: Structure) -> Iterator[Any]:
-    """Everything in a structure that is no tensor."""
+    """Every constant in a structure."""
     if structure[0] == "constant":
         yield structure[1]
-    elif structure[0] != "tensor":
+    elif len(structure) == 3:
         for part in structure[2]:
             yield from constants(part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, fx, nn
 
 from hummingbird.errors import ModelError, Problem
-from hummingbird.graph import elementwise
+from hummingbird.graph import elementwise, public
 from hummingbird.graph.alias import VIEWS, Aliases
 from hummingbird.graph.batch import BatchSize
-from hummingbird.graph.build import INT, UNKNOWN, Builder, Unsupported
+from hummingbird.graph.build import BOOL, INT, PUBLIC, SIZE, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.build import TENSOR as TENSOR_KIND
 from hummingbird.graph.capture import Capture, capture, is_leaf
 from hummingbird.graph.chance import Chance
-from hummingbird.graph.example import leaves, plain
+from hummingbird.graph.example import Example, given, is_private, leaves, plain
 from hummingbird.graph.fold import fold
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
 from hummingbird.graph.layer_rules import check_variance
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, compact
-from hummingbird.graph.structure import TENSOR
+from hummingbird.graph.structure import TENSOR, spelled
 from hummingbird.graph.unwrap import plain_copy, unwrapped
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 
@@ -112,16 +112,32 @@ def _walk(
     except ModelError as error:
         return None, error.problems
     found = [] if is_leaf(twin, tuple(custom)) else _around(twin)
+    readings: list[Example | None] = [None] if example is None else [*given(net, example).readings()]
+    best: tuple[Walk | None, list[Problem]] | None = None
+    for reading in readings:
+        walked, problems = _walked(twin, custom, elementwise, reading)
+        if walked is not None and not problems and not walked.captured.fixed:
+            return walked, found
+        if best is None or best[1]:  # the last word on problems is that of the reading with the fewest symbols
+            best = walked, problems
+    assert best is not None
+    return best[0], list(dict.fromkeys(found + best[1]))
+
+
+def _walked(
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, reading: Example | None
+) -> tuple[Walk | None, list[Problem]]:
+    """The net read in one way: with these of its inputs free."""
     with torch.no_grad(), Chance() as chance:
-        captured = capture(twin, tuple(custom), example)
+        captured = capture(net, tuple(custom), reading)
         if captured.graph is None:
-            return None, found + captured.problems
+            return None, captured.problems
         walked = Walk(captured, tuple(custom), elementwise)
         walked.nodes()
-    found += captured.problems + walked.problems
+    found = captured.problems + walked.problems
     if chance.drawn:
         found.append(Problem("net", f"forward() draws random numbers ({chance.drawn})", RANDOM))
-    return walked, list(dict.fromkeys(found))
+    return walked, found
 
 
 def _around(net: nn.Module) -> list[Problem]:
@@ -199,12 +215,15 @@ class Walk:
             return self._input(node)
         if node.op == "get_attr":
             return _attribute(self.captured.root, str(node.target))
-        args = plain(fx.node.map_aggregate(node.args, self._argument))
-        kwargs = {key: plain(fx.node.map_aggregate(value, self._argument)) for key, value in node.kwargs.items()}
-        if node.op == "output":
-            return self._output(args[0])
         module = self.captured.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         sized = any(isinstance(value, BatchSize) for value in leaves((node.args, node.kwargs)))
+        if self._is_public(node, sized):
+            args, kwargs = self._arguments(node, self._argument)
+            return public.emit(self.builder, str(public.name_of(node)), args, kwargs)
+        takes = isinstance(module, nn.Embedding) or public.takes(node.target)
+        args, kwargs = self._arguments(node, self._argument if takes else self._shared)
+        if node.op == "output":
+            return self._output(args[0])
         if not sized and not any(isinstance(self.values[source], Ref) for source in node.all_input_nodes):
             return _constant(node, module, args, kwargs)
         if module is not None:
@@ -227,6 +246,26 @@ class Walk:
             raise problem
         return elementwise.emit(self.builder, found, args, kwargs)
 
+    def _is_public(self, node: fx.Node, sized: bool) -> bool:
+        """Whether a call is of public values and sizes alone, none of them a weight, and known."""
+        given = [self.values[source] for source in node.all_input_nodes]
+        kinds = [self.builder.kind(value) for value in given]
+        known = all(kind in (PUBLIC, INT, SIZE) for kind, x in zip(kinds, given, strict=True) if isinstance(x, Ref))
+        weights = any(not isinstance(x, Ref) and not (isinstance(x, Tensor) and not is_private(x)) for x in given)
+        return known and (sized or PUBLIC in kinds) and not weights and public.name_of(node) is not None
+
+    def _arguments(self, node: fx.Node, read: Callable[[Any], Any]) -> tuple[Any, dict[str, Any]]:
+        args = plain(fx.node.map_aggregate(node.args, read))
+        return args, {key: plain(fx.node.map_aggregate(value, read)) for key, value in node.kwargs.items()}
+
+    def _shared(self, value: Any) -> Any:
+        """An argument, a private value where it is public."""
+        found = self._argument(value)
+        if self.builder.kind(found) != PUBLIC:
+            return found
+        kind = BOOL if self.captured.types.get(value) == torch.bool else TENSOR_KIND
+        return public.share(self.builder, found, kind)
+
     def _argument(self, value: Any) -> Any:
         if isinstance(value, BatchSize):
             return self._size(value.factor)
@@ -235,34 +274,53 @@ class Walk:
     def _size(self, factor: int) -> Ref:
         """A multiple of the batch's size, which the input tells."""
         if factor not in self.sizes:
-            first = next(number for number, step in enumerate(self.builder.steps) if step.op == "input")
-            size = self.builder.emit("size", Ref(first), suffix=f".batch{factor}", kind=INT, dim=0)
+            size = self.builder.emit("size", self.builder.first("input"), suffix=f".batch{factor}", kind=INT, dim=0)
             if factor > 1:
                 size = self.builder.emit("int", size, factor, suffix=f".batch{factor}", kind=INT, function="mul")
             self.sizes[factor] = size
         return self.sizes[factor]
 
     def _input(self, node: fx.Node) -> Ref:
-        """The net's input; several are one tensor, each image's values in a row, and parts of it."""
+        """The net's input; several are one tensor, each image's values in a row, and parts of it; or a public one."""
         call = self.captured.example
         if call is None:
             if any(step.op == "input" for step in self.builder.steps):
                 raise Unsupported("a second input of the net", "give an example: convert_model(net, example=(x, y))")
             return self.builder.emit("input")
-        batch = call.batch if self.captured.fixed else None
-        shapes = [tuple(x.shape[1:]) for x in call.leaves]
-        attrs: dict[str, Any] = {"names": tuple(call.names), "shapes": tuple(shapes), "call": call.structure}
-        if len(shapes) == 1:
-            return self.builder.emit("input", shape=(batch, *shapes[0]), **attrs)
+        placeholders = [other for other in self.live if other.op == "placeholder"]
+        number = placeholders.index(node)
+        private = [x for x in call.leaves if is_private(x)]
+        shapes = [tuple(x.shape[1:]) for x in private]
+        if not number:
+            self._begin(call, placeholders, shapes)
+        leaf = call.leaves[number]
+        if not is_private(leaf):
+            follows = call.follows(leaf) and not self.captured.fixed
+            shape = (None if follows else leaf.shape[0], *leaf.shape[1:]) if leaf.dim() else ()
+            kept = str(leaf.dtype).removeprefix("torch.")
+            return self.builder.emit("public", kind=PUBLIC, title=call.names[number], shape=shape, dtype=kept)
+        if len(private) == 1:
+            return self.builder.first("input")
+        place = sum(is_private(x) for x in call.leaves[:number])
         sizes = [math.prod(shape) for shape in shapes]
-        if not any(step.op == "input" for step in self.builder.steps):
-            self.builder.emit("input", suffix=".all", shape=(batch, sum(sizes)), **attrs)
-        number = sum(other.op == "placeholder" for other in self.live[: self.live.index(node)])
-        start = sum(sizes[:number])
-        part = (slice(None), slice(start, start + sizes[number]))
-        return self.builder.emit(
-            "reshape", self.builder.emit("getitem", Ref(0), suffix=".part", index=part), -1, *shapes[number]
-        )
+        start = sum(sizes[:place])
+        part = (slice(None), slice(start, start + sizes[place]))
+        found = self.builder.emit("getitem", self.builder.first("input"), suffix=".part", index=part)
+        return self.builder.emit("reshape", found, -1, *shapes[place])
+
+    def _begin(self, call: Example, placeholders: list[fx.Node], shapes: list[tuple[int, ...]]) -> None:
+        """The input of the steps: the one private tensor, or all of them side by side."""
+        names = tuple(name for name, x in zip(call.names, call.leaves, strict=True) if is_private(x))
+        batch = call.batch if self.captured.fixed else None
+        shape = (batch, *shapes[0]) if len(shapes) == 1 else (batch, sum(math.prod(shape) for shape in shapes))
+        pairs = zip(placeholders, call.leaves, strict=True)
+        mine, name = next((x for x, leaf in pairs if is_private(leaf)), None), self.builder.name
+        if mine is not None and len(shapes) == 1 and mine is not placeholders[0]:
+            self.builder.name = self._name(mine)
+        spelt = spelled(call.structure, public.is_short)
+        attrs: dict[str, Any] = {"names": names, "shapes": tuple(shapes), "call": spelt}
+        self.builder.emit("input", suffix="" if len(shapes) == 1 else ".all", shape=shape, **attrs)
+        self.builder.name = name
 
     def _output(self, value: Any) -> Ref:
         if self.captured.structure == TENSOR:
@@ -305,8 +363,8 @@ class Walk:
         if base is None or node.op == "output" or not isinstance(value, Ref):
             self.aliases.fresh(node)
         elif written and value != self.values[base] and self.builder.kind(value) in (TENSOR_KIND, UNKNOWN):
-            if not isinstance(self.values[base], Ref):
-                raise Unsupported("writes into a parameter or buffer", "use the form that is not in place")
+            if self.builder.kind(self.values[base]) in ("", PUBLIC):
+                raise Unsupported("writes into a parameter, a buffer or a public input", "write it without in-place")
             self.renamed[node] = self.aliases.written(node, base)
             for other in self.renamed[node]:
                 self.values[other] = value

@@ -27,6 +27,7 @@ from hummingbird.mpc.resizing import Resize
 from hummingbird.mpc.rounding_plan import Built
 from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.softmax import Argmax, LogSoftmax, Softmax
+from hummingbird.mpc.tables import Embedding, SharePublic
 from hummingbird.ring import SCALE
 
 # What `register_converter` has been taught: module type -> builder of its private form.
@@ -54,7 +55,7 @@ def builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[St
         if step.op == "custom":
             return Built(CUSTOM[type(step.attrs["module"])](step.attrs["module"]), None, SCALE, True)
         if step.op in PLAIN:
-            function = None if step.op in ("input", "output") else _bind(step)
+            function = None if step.op in ("input", "public", "output") else _bind(step)
             return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
         layer = BUILDERS[step.op](step, comparison(config.window(step.name)), owner)
         return Built(layer, None, layer.input_limit, layer.whole_input)
@@ -107,23 +108,29 @@ def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 def _add(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" in step.attrs:
-        return AddConstant(_constant(step))
+        return AddConstant(_constant(step), owner=_owner(step, owner))
     return Combine(lambda xs: xs[0] + xs[1], "add", 1)
 
 
 def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" not in step.attrs:
         return Combine(lambda xs: xs[0] - xs[1], "subtract", 1)
-    return AddConstant(_constant(step), sign=-1) if step.attrs.get("reversed") else AddConstant(-_constant(step))
+    value, its = _constant(step), _owner(step, owner)
+    return AddConstant(value, -1, its) if step.attrs.get("reversed") else AddConstant(-value, owner=its)
 
 
 def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" not in step.attrs:
         return Multiply()
-    factor = _constant(step)
-    if factor.numel() != 1:
-        return Linear("mul", factor, None, {}, None, last=True)
+    factor, its = _constant(step), _owner(step, owner)
+    if factor.numel() != 1 or its is not None:
+        return Linear("mul", factor, None, {}, its, last=True)
     return Scale(float(factor))
+
+
+def _owner(step: Step, owner: int | None) -> int | None:
+    """Whose the constant of a step is: a tensor is one of the weights, or made of them; a number is public."""
+    return owner if isinstance(step.attrs["value"], Tensor) else None
 
 
 def _constant(step: Step) -> Tensor:
@@ -217,11 +224,15 @@ BUILDERS: dict[str, Build] = {
     "resize": lambda step, comparison, owner: Resize(step.attrs),
     **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "flip", "roll", "edge_pad"), _defined),
     "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
-    "constant": lambda step, comparison, owner: Constant(_constant(step)),
+    "constant": lambda step, comparison, owner: Constant(_constant(step), owner),
     "pad": _pad,
+    "share_public": lambda step, comparison, owner: SharePublic(),
+    "embedding": lambda step, comparison, owner: Embedding(step.attrs["weight"], owner),
     **dict.fromkeys(
         "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined
     ),
 }
+# Ops on plain values, which are no shares.
+PUBLIC = ("public", "public_constant", "public_call")
 # Ops without a layer.
-PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom"})
+PLAIN = frozenset({"input", "output", "size", "int", "getitem", "custom", *PUBLIC})

@@ -1,4 +1,4 @@
-"""Layers with public numbers: x times one, x plus one, and padding with one. Nothing is sent.
+"""Layers with numbers beside the net's weights: x times one, x plus one, and padding with one. Nothing is sent.
 
 A factor has as many bits of fraction as hold it exactly, or as it needs (`ring.fraction`), and the result carries these
 bits more than the input.
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.errors import InputError
+from hummingbird.mpc import session as sessions
+from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, room
+from hummingbird.mpc.session import Session
 
 
 class Scale(Layer):
@@ -85,45 +88,96 @@ def fits(constant: Tensor, scale: int) -> None:
 
 
 class AddConstant(Layer):
-    """x + c for a public real c (number or tensor that broadcasts); sign=-1 gives c - x."""
+    """x + c for a real c (number or tensor that broadcasts); sign=-1 gives c - x.
+
+    owner: None for a public constant, else the party whose it is; the others' values are ignored. It is shared once,
+    by `PrivateNet.set_up`, at the scale that x has in the plan. InputError for one that may leave the ring.
+    """
 
     input_limit = MAX_SCALE
 
-    value: Tensor
+    value: Tensor  # the constant, float64; from `share_weights` on a share of it, int64, if it is private
 
-    def __init__(self, value: Tensor, sign: int = 1) -> None:
+    def __init__(self, value: Tensor, sign: int = 1, owner: int | None = None) -> None:
         super().__init__()
-        self.sign = sign
-        ring.encode(value, where="constant")  # says at once if it cannot be
+        self.sign, self.owner = sign, owner
+        if owner is None:
+            ring.encode(value, where="constant")  # says at once if it cannot be
+        else:
+            check_private(value, owner)
         self.register_buffer("value", value.double())
-        self.size = ring.exponent_of(float(value.abs().max())) if value.numel() else 0
+        self.size = size_of(value, owner)
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        if not self.value.is_meta:
+        if self.owner is None and not self.value.is_meta:
             fits(self.value, scales[0])
         return scales[0]
 
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds[0], self.size) + 1
 
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None:
+            code = ring.encode(self.value, self.scales[0], where="") if session.rank == self.owner else None
+            self.value = sharing.share_secret(session, code, tuple(self.value.shape), self.owner)
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x) * self.sign, scale_of(x)
+        if self.owner is not None:
+            return from_share(share + self.value, scale)
         constant = ring.encode(self.value, scale)
         return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
 
+    def label(self) -> str:
+        return "" if self.owner is None else f"private to party {self.owner}"
+
 
 class Constant(Layer):
-    """A public real tensor among private ones, at rest: party 0's share is the constant, the others' are zero."""
+    """A real tensor among private values, at rest. Public: party 0's share is the constant, the others' are zero.
+
+    owner: as of `AddConstant`.
+    """
 
     value: Tensor
 
-    def __init__(self, value: Tensor) -> None:
+    def __init__(self, value: Tensor, owner: int | None = None) -> None:
         super().__init__()
-        self.register_buffer("value", ring.encode(value, where="constant"))
-        self.size = ring.exponent_of(float(value.abs().max())) if value.numel() else 0
+        self.owner = owner
+        if owner is not None:
+            check_private(value, owner)
+        code = ring.encode(value, where="constant") if _known(owner) else torch.zeros(value.shape, dtype=torch.int64)
+        self.register_buffer("value", code)
+        self.size = size_of(value, owner)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return max(0, self.size)
 
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None:
+            self.value = sharing.share_secret(session, self.value, tuple(self.value.shape), self.owner)
+
     def forward(self) -> MPCTensor:
-        return from_share(self.value.clone() if self.session().rank == 0 else torch.zeros_like(self.value))
+        mine = self.owner is not None or self.session().rank == 0
+        return from_share(self.value.clone() if mine else torch.zeros_like(self.value))
+
+    def label(self) -> str:
+        return "" if self.owner is None else f"private to party {self.owner}"
+
+
+def _known(owner: int | None) -> bool:
+    """Whether this party has the numbers: public ones, its own, or before a session whoever's they will be."""
+    return owner is None or not sessions.is_initialized() or sessions.current().rank == owner
+
+
+def size_of(value: Tensor, owner: int | None) -> int:
+    """log2 of how large a constant can be; of a private one nothing is told."""
+    if owner is not None:
+        return FLOOR
+    return ring.exponent_of(float(value.abs().max())) if value.numel() else 0
+
+
+def check_private(value: Tensor, owner: int) -> None:
+    """InputError, at its owner, for a private constant that is not below 2^20, as every value of a net has to be."""
+    if _known(owner) and value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
+        # Not how large: this text is told to the other parties.
+        raise InputError(f"a private constant leaves the range of +-2^{FLOOR}", where="constant", hint="scale it down")

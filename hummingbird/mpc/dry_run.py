@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.graph import calls
 from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import from_share
@@ -96,5 +97,6 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
         twin = copy.deepcopy(net, {id(net._set_up_for): None})
         twin.set_up()
         setup, recorder.requests = recorder.requests, []
-        twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)))
+        public = [torch.zeros(x.shape, dtype=x.dtype) for x in calls.on_meta(net._graph, input_shape)[1:]]
+        twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
     return DryRun(setup, recorder.requests)

@@ -52,6 +52,7 @@ class Layer(nn.Module):
     whole_input = False  # whether all 64 bits of its inputs' shares must be right
     input_limit = SCALE
     read = 64  # set by the planner: how many low bits of the result's shares count; those above may be anything
+    scales: tuple[int, ...] = ()  # set by the planner: those of its inputs
     range = FLOOR  # set by the planner: the layer is right for values below 2^range, of its result or, with a window,
     # of what it compares
 

@@ -77,7 +77,10 @@ class Linear(Layer):
         if self.owner is None:
             return cost.FREE
         n = inputs[0].numel
-        out = n if self.op == "mul" else _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
+        if self.op == "mul":
+            out = torch.broadcast_shapes(inputs[0].shape, self.weight.shape).numel() if self.last else n
+        else:
+            out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
         return cost.fixed_product(n, out, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 
@@ -28,11 +29,13 @@ class Slice(NamedTuple):
 
     def of(self, x: MPCTensor) -> MPCTensor:
         """This slice of a shared batch."""
-        share = share_of(x)[self.start : self.start + self.images]
+        return from_share(self.rows(share_of(x)), scale_of(x))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """This slice of a plain batch."""
+        part = x[self.start : self.start + self.images]
         missing = self.shape[0] - self.images
-        if missing:
-            share = torch.cat([share, share.new_zeros(missing, *self.shape[1:])])
-        return from_share(share, scale_of(x))
+        return torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part
 
 
 def cut(shape: tuple[int, ...], largest: int, most: int | None) -> list[Slice]:

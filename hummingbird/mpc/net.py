@@ -6,8 +6,9 @@ Shapes follow from the input's shape on torch's meta device, so a net knows ever
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import Interpreter, Step, calls, run_all
 from hummingbird.graph.rowwise import rowwise
 from hummingbird.graph.steps import refs
-from hummingbird.mpc import microbatch
+from hummingbird.mpc import microbatch, public_inputs
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.correlations.request import Request
@@ -66,10 +67,11 @@ class PlannedCost(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A slice of the shared batch x that is to be run, and its material."""
+    """A slice of the shared batch x that is to be run, its public inputs, and its material."""
 
     x: MPCTensor
     part: Slice
+    public: Sequence[Tensor]
     supply: sessions.Supply
 
 
@@ -101,6 +103,7 @@ class PrivateNet(nn.Module):
         self._rowwise: dict[tuple[int, ...], bool] = {}  # by the shape of a batch
         self._costs: dict[tuple[tuple[int, ...], int], list[PlannedCost]] = {}
         self._interpreter = Interpreter(self.plan)
+        self._agreed = [step.name for step in self.plan if step.op == "public"]
         for step in self.plan:
             if step.layer is not None:
                 _attach(self, step.name, step.layer)
@@ -125,7 +128,8 @@ class PrivateNet(nn.Module):
         session.dealer.admit(self.facts, [])
         for step in self.plan:
             if isinstance(step.layer, Layer):
-                step.layer.share_weights(session)
+                with _located(step):
+                    step.layer.share_weights(session)
         if self._fixed_weights:
             with meter.layer("weights", "open", self.setup_cost(session.parties)):
                 open_weights(session, self._fixed_weights)
@@ -135,11 +139,11 @@ class PrivateNet(nn.Module):
         """Whether every image of such a batch is known to be computed by itself, so that parts of it can run apart."""
         shape = tuple(input_shape)
         if shape not in self._rowwise:
-            self._rowwise[shape] = rowwise(self._graph, [shape])
+            self._rowwise[shape] = rowwise(self._graph, shape)
         return self._rowwise[shape]
 
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
-        """The shape that `costs` takes, of inputs of these shapes: several are one tensor (batch, values)."""
+        """The shape that `costs` takes, of private inputs of these shapes: several are one tensor (batch, values)."""
         return calls.packed_shape(shapes)
 
     def result_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
@@ -155,7 +159,9 @@ class PrivateNet(nn.Module):
     @property
     def _fixed_weights(self) -> list[FixedWeight]:
         layers = [step.layer for step in self.plan if step.layer is not None]
-        return [module for layer in layers for module in layer.modules() if isinstance(module, FixedWeight)]
+        # Once each: a layer is also part of the one that it has its name from, as "where.kept" is of "where".
+        found = {id(x): x for layer in layers for x in layer.modules() if isinstance(x, FixedWeight)}
+        return list(found.values())
 
     def costs(self, input_shape: Sequence[int], parties: int) -> list[PlannedCost]:
         """Rounds and bits of every step for this input shape. InputError if the net cannot take it."""
@@ -165,14 +171,15 @@ class PrivateNet(nn.Module):
         return self._costs[key]
 
     def _price(self, input_shape: tuple[int, ...], parties: int) -> list[PlannedCost]:
-        if not input_shape or 0 in input_shape:
+        several = self._graph[0].attrs.get("names") == ()  # public inputs alone: (batch, 0)
+        if not input_shape or 0 in input_shape[: 1 if several else None]:
             raise InputError(
                 f"an input of shape {input_shape} is no batch of images",
                 where="input",
                 hint="the first dimension is the batch: give one image or more",
             )
         try:
-            values = run_all(self._graph, torch.empty(input_shape, device="meta"))
+            values = run_all(self._graph, *calls.on_meta(self._graph, input_shape))
         except InputError as error:
             raise InputError(error.what, where=error.where or "input", hint=error.hint) from None
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
@@ -186,6 +193,8 @@ class PrivateNet(nn.Module):
             value = values[step.source]
             elements = value.numel() if isinstance(value, Tensor) else 0
             cost, variant, breadth = FREE, "", elements
+            if step.name in self._agreed[:1]:
+                cost = public_inputs.agreement_cost(self._agreed, parties)
             if isinstance(step.layer, Layer):
                 specs = [
                     Spec(tuple(values[self.plan[ref.index].source].shape), self.plan[ref.index].scale)
@@ -210,32 +219,43 @@ class PrivateNet(nn.Module):
         The result has the structure of forward()'s, of shared tensors.
         """
         session = sessions.current()
-        leaves = calls.inputs(self._graph, inputs, named, lambda value: isinstance(value, MPCTensor))
-        for leaf in leaves:
+        given = calls.inputs(self._graph, inputs, named, lambda value: isinstance(value, MPCTensor))
+        for leaf in given.private:
             _check_input(leaf)
-        x = leaves[0] if len(leaves) == 1 else from_share(calls.packed([share_of(leaf) for leaf in leaves]))
+        if len(given.private) == 1:
+            x = given.private[0]
+        elif given.private:
+            x = from_share(calls.packed([share_of(leaf) for leaf in given.private]))
+        else:
+            x = from_share(torch.zeros(given.batch, 0, dtype=torch.int64, device=session.device))
         if self._set_up_for is not session:
             self._check(x, progress)
             self.set_up()
-        out: MPCTensor = super().__call__(x, progress)
+        out: MPCTensor = super().__call__(x, progress, given.public)
         if "structure" not in self._graph[-1].attrs:
             return out
         shapes = calls.shapes_for(self._graph, x.size())
         return calls.unpacked(self._graph, share_of(out), shapes, lambda share: from_share(share, scale_of(out)))
 
-    def forward(self, x: MPCTensor, progress: Callable[[int], None] | None = None) -> MPCTensor:
+    def forward(
+        self, x: MPCTensor, progress: Callable[[int], None] | None = None, public: Sequence[Tensor] = ()
+    ) -> MPCTensor:
         """The net's result on a shared batch, in slices where it is large; every slice costs what `costs` says.
 
         Several inputs, and several results, are one tensor here (graph/calls.py).
 
         Two slices run in turns, three on a GPU: while the opening of one is on the wire, the next one computes.
-        progress: called with the number of images whenever a slice is done.
+        progress: called with the number of images whenever a slice is done. public: the public inputs, in order, of
+        which the parties compare digests once, before the first slice.
         """
         session = sessions.current()
         if self._set_up_for is not session:
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
         self._check(x, progress)
-        work = self.begin(x)
+        if self._agreed:
+            with meter.layer(self._agreed[0], "public", public_inputs.agreement_cost(self._agreed, session.parties)):
+                public_inputs.agree(session, self._agreed, public)
+        work = self.begin(x, public)
         outputs: list[Any] = [None] * len(work)
         together = min(microbatch.in_flight(session.device), len(work))
 
@@ -248,20 +268,25 @@ class PrivateNet(nn.Module):
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
         return microbatch.join(outputs, [each.part for each in work])
 
-    def begin(self, x: MPCTensor) -> list[Work]:
-        """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order."""
+    def begin(self, x: MPCTensor, public: Sequence[Tensor] = ()) -> list[Work]:
+        """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
+
+        public: the public inputs, on which the parties agree.
+        """
         session, shape = sessions.current(), tuple(x.size())
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
+        reserve, known = session.dealer.reserve, self._requests
         return [
-            Work(x, part, session.dealer.reserve(self._requests.get((part.shape, session.parties)))) for part in parts
+            Work(x, part, self._public_of(part, public), reserve(known.get((part.shape, session.parties))))
+            for part in parts
         ]
 
     def run(self, work: Work) -> MPCTensor:
         """The result of one slice; slices may take turns (wire/turns.py)."""
         session = sessions.current()
         with session.supplied_by(work.supply) as made:
-            out = self._run(session, work.part.of(work.x))
+            out = self._run(session, work.part.of(work.x), work.public)
         self._requests[work.part.shape, session.parties] = made
         return out
 
@@ -287,7 +312,12 @@ class PrivateNet(nn.Module):
         largest = max((step.breadth for step in self.costs(shape, session.parties)), default=0)
         return microbatch.cut(shape, largest, self.images_per_slice)
 
-    def _run(self, session: sessions.Session, x: MPCTensor) -> MPCTensor:
+    def _public_of(self, part: Slice, public: Sequence[Tensor]) -> list[Tensor]:
+        """A slice's public inputs."""
+        steps = [step.attrs["shape"] for step in self._graph if step.op == "public"]
+        return [part.rows(x) if shape[:1] == (None,) else x for shape, x in zip(steps, public, strict=True)]
+
+    def _run(self, session: sessions.Session, x: MPCTensor, public: Sequence[Tensor]) -> MPCTensor:
         """One slice through all layers."""
         costs = self.costs(tuple(x.size()), session.parties)
 
@@ -301,19 +331,15 @@ class PrivateNet(nn.Module):
                 _check_foreign(step, value)
             return value
 
-        values = self._interpreter.start(x)
+        values = self._interpreter.start(x, *public)
         self._interpreter.run(values, compute)
         return values[len(self.plan) - 1]
 
     @staticmethod
     def _call(step: PlanStep, arguments: tuple[Any, ...]) -> Any:
         assert step.layer is not None
-        try:
+        with _located(step):
             return step.layer(*arguments)
-        except HummingbirdError as error:
-            if not error.where:  # errors from the ring know what is wrong, not in which layer
-                raise type(error)(error.what, where=step.name, hint=error.hint) from error
-            raise
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PrivateNet:
         # Of the same session, which is not copied; private weights keep their mask, under which they are open already.
@@ -332,6 +358,17 @@ class PrivateNet(nn.Module):
     def extra_repr(self) -> str:
         known = "" if self.input_range is None else f", inputs within +-{self.input_range:g}"
         return f"private inference: {self._settings}, {len(self.comparing_layers)} layers with a window{known}"
+
+
+@contextlib.contextmanager
+def _located(step: PlanStep) -> Iterator[None]:
+    """Errors from the ring know what is wrong, not in which layer: here they are told."""
+    try:
+        yield
+    except HummingbirdError as error:
+        if not error.where:
+            raise type(error)(error.what, where=step.name, hint=error.hint) from error
+        raise
 
 
 def _check_input(x: Any) -> None:

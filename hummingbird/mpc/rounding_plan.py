@@ -50,7 +50,7 @@ class _Narrow(Exception):
 
 _FORMS = "as it is", "local", "whole"
 _NO_TENSOR = frozenset(
-    {"size", "int", "chunk", "split", "unbind"}
+    {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call"}
 )  # and what makes several, of which each reader takes one
 
 
@@ -158,7 +158,7 @@ class Planner:
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int]:
         """Scale and valid bits of a step's result; tells a comparing layer how many its inputs have, and checks."""
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
-        if step.op in ("size", "int") or not given:
+        if step.op in ("size", "int", "public_call") or not given:
             return SCALE, 64
         scales, valid = [scale for scale, _ in given], [low for _, low in given]
         if not isinstance(built.layer, Layer):
@@ -218,11 +218,11 @@ def digest(plan: Sequence[PlanStep]) -> str:
 
 
 def _note_ranges(plan: Sequence[PlanStep]) -> None:
-    """Tell each layer for which values it is right: of its result, or with a window of what it compares."""
+    """Tell each layer its inputs' scales, and for which values it is right: of its result, or of what it compares."""
     for step in plan:
         if isinstance(step.layer, Layer):
             comparison = step.layer.comparison
-            scales = [plan[ref.index].scale for ref in refs(step.inputs)]
+            step.layer.scales = scales = tuple(plan[ref.index].scale for ref in refs(step.inputs))
             if comparison is not None and not comparison.drops:
                 step.layer.range = comparison.range(max(scales))
             else:

@@ -24,7 +24,9 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph import SavedNet, Step
+from hummingbird.graph.public import MOST_NUMBERS
 from hummingbird.graph.schema import check
+from hummingbird.graph.structure import TENSOR, constants
 from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.net import PrivateNet
@@ -133,6 +135,10 @@ def _savable(net: nn.Module, example: Any) -> list[Step]:
     ]
     if own:
         raise ModelError(own, hint="a saved net is data: it holds no code")
+    if any(isinstance(value, Tensor) for step in steps for value in constants(step.attrs.get("call", TENSOR))):
+        what = "the example holds tensors that cannot be written as part of a net"
+        hint = f"public tensors of whole numbers or truth values, of at most {MOST_NUMBERS} numbers, can"
+        raise InputError(what, where="example", hint=hint)
     check(steps)
     return steps
 

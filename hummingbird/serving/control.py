@@ -1,4 +1,4 @@
-"""Words between parties beside the protocol: which requests each holds, and party 0's list of what happens next.
+"""Messages of the parties beside the protocol: which requests each holds, and party 0's list of what happens next.
 
 Claims go to party 0 at any time, over a channel of their own (`mpc.rendezvous.beside`: the proof and the certificates
 of the session's), and one every few seconds though there is nothing to say. The list goes to all others over the

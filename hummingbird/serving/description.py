@@ -24,7 +24,7 @@ _LATEST = 1e11  # seconds since 1970
 
 @dataclass(frozen=True)
 class Description:
-    """A service, as much of it as a client must know.
+    """The facts that a client must know of a service, and no more.
 
     release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: this run of the parties.
     shape, result: of one image, and of its result. limit: the largest |x| the windows were made for; None: not known.

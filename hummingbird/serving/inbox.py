@@ -1,4 +1,4 @@
-"""Clients' requests at one party: those that wait, their answers, and every id until its deadline has passed.
+"""The requests of clients at one party: those that wait, their answers, and every id until its deadline has passed.
 
 An id belongs to the client that used it first, with the bytes it came with: the same again waits for the same answer or
 gets it once more, anything else under it is refused, and no id is computed twice. What waits is bounded for each client

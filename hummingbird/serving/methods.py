@@ -39,7 +39,7 @@ class Methods:
             self.party.end()
 
     def handlers(self) -> dict[str, Method]:
-        """The handlers that `wire.front.Front` serves."""
+        """The methods that `wire.front.Front` serves."""
         return {"Describe": self._by(_describe), "Ask": self._by(Party.ask)}
 
     def _by(self, method: _Asked) -> Method:

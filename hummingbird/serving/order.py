@@ -18,7 +18,7 @@ from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 
 
 class Action(enum.IntEnum):
-    """The fate of a request."""
+    """The outcome of a request."""
 
     RUN = 0
     MISSING = 1  # its deadline has passed, and party `detail` never got it
@@ -105,7 +105,7 @@ class Order:
             return not self._held
 
     def next(self, idle: float) -> list[Decision]:
-        """The next list: drops, then the requests of one batch; [] after `idle` seconds without either."""
+        """The next steps: drops, then the requests of one batch; [] after `idle` seconds without either."""
         ends = time.monotonic() + idle
         with self._changed:
             while True:

@@ -64,15 +64,18 @@ class _Seat(Channel):
 
 
 class Whole(nn.Module):
-    """A private net as a function of one tensor that holds all its inputs, to one that holds all its results."""
+    """A private net as a function of one tensor that holds all its inputs, to one that holds all its results.
 
-    def __init__(self, net: PrivateNet) -> None:
+    public: the public inputs, which all parties have.
+    """
+
+    def __init__(self, net: PrivateNet, public: Sequence[Tensor] = ()) -> None:
         super().__init__()
-        self.net = net
+        self.net, self.public = net, list(public)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         self.net.set_up()
-        return self.net.forward(x)
+        return self.net.forward(x, public=self.public)
 
 
 class Parties:

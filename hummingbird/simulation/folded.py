@@ -56,9 +56,10 @@ class FoldedNet:
         """All steps, by name."""
         return {step.name: step for step in self._steps}
 
-    def start(self, x: Tensor) -> State:
-        """Before the first step, with this batch as the net's input."""
-        return State(0, self._interpreter.start(x.to(self.device, torch.float32)))
+    def start(self, x: Tensor, *public: Tensor) -> State:
+        """Before the first step, with this batch as the net's input, and its public ones."""
+        placed = [value.to(self.device) for value in public]
+        return State(0, self._interpreter.start(x.to(self.device, torch.float32), *placed))
 
     def advance(self, state: State, instead: Mapping[str, Callable[..., Any]], stop: str | None = None) -> State:
         """Go on up to the step of this name, or to the end; `instead[name](tensor, weight of a PReLU)` for those

@@ -167,14 +167,14 @@ class FastTwin(nn.Module):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """The net's own arguments, real tensors; its result."""
-        leaves = calls.inputs(self._calls.steps, inputs, named, is_private)
-        x = calls.packed(leaves)
+        given = calls.inputs(self._calls.steps, inputs, named, is_private)
+        x = given.packed()
         self.inputs.see(x)
         self._compare.training = self.net.training
         if self.net.training or torch.is_grad_enabled() or not self._single(x):
-            return self._calls.result(self._calls.run(self.net, leaves, self._layers))
+            return self._calls.result(self._calls.run(self.net, given, self._layers))
         folded = self._as_converted()
-        return folded.result(folded.finish(folded.start(x), self._layers), x.shape)
+        return folded.result(folded.finish(folded.start(x, *given.public), self._layers), x.shape)
 
     def _single(self, x: Tensor) -> bool:
         """Whether input, parameters and buffers are float32, as in the folded net."""
@@ -219,17 +219,17 @@ class ExactTwin(nn.Module):
         net cannot take.
         """
         steps = graph.trace(self.net, custom=tuple(builders.CUSTOM), example=self._example)
-        leaves = calls.inputs(steps, arguments, named, is_private)
-        for leaf in leaves:
+        given = calls.inputs(steps, arguments, named, is_private)
+        for leaf in given.private:
             inputs.encoded(leaf, "simulate")
-        x = calls.packed(leaves)
+        x = given.packed()
         self.inputs.see(x)
         if x.device not in self._running:
             self._running[x.device] = Parties(self._parties, self._seed, x.device)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             private = convert.build(self.net, self._bits, protocol=self._protocol, example=self._example)
             try:
-                out = self._running[x.device].run(Whole(private), x)
+                out = self._running[x.device].run(Whole(private, given.public), x)
                 return calls.unpacked(steps, out, calls.shapes_for(steps, x.shape), lambda part: part)
             except BaseException:  # parties that were stopped at different places cannot go on together
                 del self._running[x.device]

@@ -44,6 +44,8 @@ class Shapes(nn.Module):
 
 
 def test_a_net_that_asks_for_shapes_is_the_same_at_every_batch_size() -> None:
+    made = Call(lambda x: x + torch.ones(x.size(0), 1) * torch.arange(x.size(0))[:, None])
+    assert torch.equal(run(trace(made, example=torch.ones(2, 3)), torch.ones(4, 3)), made(torch.ones(4, 3)))
     net = Shapes().eval()
     assert any("convert_model(net, example=x)" in problem.hint for problem in problems(net))
     steps = trace(net, example=torch.randn(1, 3, 4, 4))
@@ -59,7 +61,6 @@ FIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "a branch whose error is caught": lambda x: caught(x),
     "a loop": lambda x: torch.stack([x[i] for i in range(x.shape[0])]) * x.shape[0],
     "a hidden loop": lambda x: x + sum(x[i : i + 1] for i in range(int(x.shape[0]))),
-    "a constant of its size": lambda x: x + torch.ones(x.size(0), 1),
     "len": lambda x: x * (1.0 if len(x) > 1 else 3.0),
     "its root": lambda x: x * x.shape[0] ** 0.5,
     "rows": lambda x: torch.cat([row.unsqueeze(0) for row in x]),
@@ -146,7 +147,8 @@ def test_several_inputs_and_results_keep_their_structure(mode: str) -> None:
     for a, b in zip([got.logits, *got["hidden"]], [expected.logits, *expected.hidden], strict=True):
         assert a.shape == b.shape and float((a - b).abs().max()) < 2.0**-12
     for wrong, words in {
-        "public": ({"x": x, "y": y, "mask": mask + 1, "double": True}, "same public arguments"),
+        "public": ({"x": x, "y": y, "mask": mask, "double": False}, "same public arguments"),
+        "type": ({"x": x, "y": y, "mask": mask.bool(), "double": True}, "'mask' is bool of shape"),
         "missing": ({"x": x, "mask": mask, "double": True}, "same public arguments"),
         "batch": ({"x": x[:2], "y": y, "mask": mask, "double": True}, "'y' is a batch of 3, and 'x' one of 2"),
         "shape": ({"x": x, "y": y[:, :1], "mask": mask, "double": True}, "'y' has shape"),
@@ -161,7 +163,7 @@ def test_structures_without_an_example() -> None:
     steps = trace(net)
     out = calls.unpacked(steps, run(steps, x), calls.shapes_for(steps, x.shape), lambda part: part)
     assert torch.equal(out["a"], x.relu()) and torch.equal(out["b"][0], x.sum(1)) and out["b"][1:] == [None, "name"]
-    assert calls.inputs(steps, (x,), {}, is_private)[0] is x
+    assert calls.inputs(steps, (x,), {}, is_private).private[0] is x
     with pytest.raises(InputError, match="one input, got 2"):
         calls.inputs(steps, (x, x), {}, is_private)
     with pytest.raises(InputError, match="whose first dimension is the batch"):
@@ -171,7 +173,7 @@ def test_structures_without_an_example() -> None:
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        (torch.ones(2, dtype=torch.long), "no private input"),
+        (3, "no tensor in int"),
         ((torch.ones(2, 2), torch.ones(2, 2), None, True, 3), "too many"),
         ({"x": torch.ones(2, 2), "z": 3}, "missing a required argument"),
         ((torch.ones(2, 2), torch.ones(3, 2, 2)), r"'y' has shape \(3, 2, 2\)"),

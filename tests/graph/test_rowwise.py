@@ -146,7 +146,7 @@ def test_a_net_that_mixes_images_is_not_rowwise(name: str) -> None:
         pass
     # Slices would indeed give something else, or nothing.
     assert halves is None or halves.shape != whole.shape or not torch.allclose(halves, whole, atol=1e-6)
-    assert not rowwise(steps, [shape])
+    assert not rowwise(steps, shape)
 
 
 @pytest.mark.parametrize("name", APART)
@@ -155,11 +155,11 @@ def test_a_net_that_keeps_images_apart_is_rowwise(name: str) -> None:
     steps = trace(net_of(what))
     x = torch.randn(shape)
     assert torch.allclose(torch.cat([run(steps, x[:1]), run(steps, x[1:])]), run(steps, x), atol=1e-6)
-    assert rowwise(steps, [shape])
+    assert rowwise(steps, shape)
 
 
 def test_every_operation_of_images_is_rowwise() -> None:
     for name, case in cases().items():
-        known = rowwise(trace(case.net.eval()), [tuple(case.x.shape)])
+        known = rowwise(trace(case.net.eval()), tuple(case.x.shape))
         # One goes along the batch, one holds a constant for each of three images.
         assert known == (name not in ("argmax behind a layer", "constant joined")), name

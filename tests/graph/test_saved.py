@@ -72,6 +72,8 @@ def test_nets_of_one_operation_are_read_from_a_file_and_compute_the_same(name: s
 
 RESIZE = {"mode": "nearest", "align_corners": None, "recompute": None, "scale": (2.0,)}
 SIZES = RESIZE | {"scale": None}
+NO_CALL = ("tuple", (), (("tuple", (), ()), ("dict", (), ())))
+TAKES_ONE = ("tuple", (), (("tuple", (), (("tensor",),)), ("dict", (), ())))
 WRONG: list[tuple[Step, str]] = [
     (Step("s", "roll", (Ref(0),), {"shifts": (1, 2), "dims": (1,)}), "a shift for each"),
     (Step("s", "flip", (Ref(0),), {"dims": (1.0,)}), "dims of flip must be ints"),
@@ -88,6 +90,14 @@ WRONG: list[tuple[Step, str]] = [
     (Step("s", "maximum", (Ref(0),), {}), "another value or a constant"),
     (Step("s", "maximum", (Ref(0), Ref(0)), {"value": 1.0}), "another value or a constant"),
     (Step("s", "greater", (Ref(0),), {"value": 1.0, "turned": 0, "strict": True}), "turned of greater must be bool"),
+    (Step("s", "public", (), {"title": "ids", "shape": (None, -1), "dtype": "int64"}), "shape of public must be shape"),
+    (Step("s", "public_constant", (), {"numbers": (1, 2), "shape": (3,), "dtype": "int64"}), "2 numbers for the shape"),
+    (Step("s", "public_constant", (), {"numbers": (0.5,), "shape": (1,), "dtype": "int64"}), "must be exact"),
+    (Step("s", "public_call", (), {"function": "os.system", "call": NO_CALL}), "function of public_call must be func"),
+    (Step("s", "public_call", (), {"function": "torch.ones", "call": ("type", "int64")}), "must be call"),
+    (Step("s", "public_call", (), {"function": "torch.ones", "call": TAKES_ONE}), "a call of 1 values with 0"),
+    (Step("s", "public_call", (Ref(0),), {"function": "torch.ones", "call": TAKES_ONE}), "expected public"),
+    (Step("s", "embedding", (Ref(0), Ref(0)), {"weight": torch.ones(2, 2)}), "expected public"),
 ]
 
 
@@ -125,3 +135,52 @@ def test_several_inputs_and_results(tmp_path) -> None:
         one, other = (twin(*example) for twin in twins)
         assert torch.equal(one["a"], other["a"]) and torch.equal(one["b"][1], other["b"][1])
     assert torch.allclose(twins[1](*example)["a"], before["a"], atol=0.01), "with gradients: the calls one by one"
+
+
+class Words(nn.Module):
+    """Rows of a table by public numbers, hidden by a mask and by places, and a private vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.register_buffer("places", torch.arange(6)[None])
+
+    def forward(self, ids: torch.Tensor, x: torch.Tensor, shown: torch.Tensor, twice: bool) -> torch.Tensor:
+        mask = (ids != 0) & shown.to(torch.bool) & (self.places[:, : ids.shape[1]] < 5)
+        y = self.table(ids).masked_fill(~mask[..., None], 0.0) + x[:, None]
+        return y.sum(1) * 2 if twice else y.sum(1)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_public_inputs(fixed: bool, tmp_path) -> None:
+    torch.manual_seed(0)
+    net, ids, x = Words().eval(), torch.randint(0, 9, (2, 6)), torch.randn(2, 4)
+    shown = torch.tensor([[1, 1, 0, 1, 1, 1]])
+    if fixed:  # its values are asked for
+        net = type("Asking", (Words,), {"forward": asking})().eval()
+    example = {"ids": ids, "x": x, "shown": shown, "twice": True}
+    hummingbird.save(net, tmp_path / "saved", example=example, weights=1)
+    plain = hummingbird.load_net(tmp_path / "saved")
+    assert hummingbird.load(tmp_path / "saved").facts == hummingbird.convert_model(net, None, 1, example=example).facts
+    other = example if fixed else example | {"ids": ids.flip(0).flip(1), "shown": shown.flip(1)}
+    with torch.no_grad():
+        wanted = net(**other)
+        assert torch.allclose(plain(**other), wanted, atol=1e-5)
+        assert torch.allclose(hummingbird.simulate(plain)(**other), wanted, atol=1e-3)
+    assert torch.allclose(hummingbird.simulate(plain)(**other), wanted, atol=1e-3), "with gradients"
+    if fixed:
+        with pytest.raises(InputError, match="the same public arguments"):
+            plain(**(example | {"shown": shown.flip(1)}))
+
+
+def asking(self: Words, ids: torch.Tensor, x: torch.Tensor, shown: torch.Tensor, twice: bool) -> torch.Tensor:
+    """Words that asks for a value of its mask."""
+    return Words.forward(self, ids, x, shown, twice) if shown[0, 0] else x
+
+
+def test_an_example_that_cannot_be_written_is_told_before_anything_is(tmp_path) -> None:
+    net, x = Words().eval(), torch.randn(2, 4)
+    example = {"ids": torch.randint(0, 9, (2, 6)), "x": x, "shown": torch.ones(1, 6, dtype=torch.uint8), "twice": False}
+    with pytest.raises(InputError, match="tensors that cannot be written") as caught:
+        hummingbird.save(net, tmp_path / "saved", example=example)
+    assert "whole numbers or truth values" in caught.value.hint and not list(tmp_path.iterdir())

@@ -15,8 +15,8 @@ from torch import nn
 import hummingbird
 from hummingbird import cost, ring
 from hummingbird.bits import BitWindow
-from hummingbird.convert import convert_model
-from hummingbird.errors import DealerError
+from hummingbird.convert import build, convert_model
+from hummingbird.errors import DealerError, ModelError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
 from hummingbird.mpc.correlations.registry import from_json
@@ -233,3 +233,23 @@ def test_weights_are_opened_once_for_all_batches(parties: int) -> None:
     # Of n uniform bits n/2 are ones, within 5.5 standard deviations of sqrt(n)/2: one in 400,000 runs would fail.
     n = result["words"]
     assert max(abs(ones - n / 2) for ones in result["ones"]) < 5.5 * math.sqrt(n) / 2
+
+
+def test_constants_outside_of_layers_are_their_owners() -> None:
+    """Tokens, places, scales, means: shared once, held in shares alone, and the other party's own are ignored."""
+    for found in json.loads(succeed(["-m", "tests.jobs.private_constants"], 2)[0].out.strip().splitlines()[-1]):
+        assert found["error"] < found["bound"]
+
+
+def test_a_private_constant_that_is_too_large_is_told_at_its_owner() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.tensor([2.0**20]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.shift
+
+    with pytest.raises(ModelError, match=r"add: a private constant leaves the range of \+-2\^20"):
+        build(Large().eval(), weights=0)
+    build(Large().eval())

@@ -86,6 +86,22 @@ def test_a_net_gives_in_private_what_torch_gives(name: str) -> None:
     assert torch.equal(got.argmax(1), wanted.argmax(1))
 
 
+@pytest.mark.parametrize("words", ["inputs_embeds", "input_ids"])
+def test_bert_takes_other_words_masks_and_batches_than_the_examples(words: str) -> None:
+    net, _ = named("BERT")
+
+    def given(batch: int) -> dict[str, Tensor]:
+        embeds = {"inputs_embeds": torch.randn(batch, 6, 16), "input_ids": torch.randint(0, 100, (batch, 6))}
+        mask = torch.ones(batch, 6, dtype=torch.long)
+        mask[0, batch:] = 0
+        return {words: embeds[words], "attention_mask": mask}
+
+    twin = hummingbird.simulate(net, mode="exact", example=given(2))
+    for x in (given(1), given(3)):
+        wanted = logits(net, x)
+        assert float((logits(twin, x) - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
+
+
 @pytest.mark.parametrize("name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "timm ViT"])
 def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
     net, x = named(name)

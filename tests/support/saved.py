@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 CODE = '''
+import torch
 from torch import nn
 
 
@@ -25,6 +26,7 @@ class Secret(nn.Module):
         self.pool = nn.MaxPool2d(2)
         self.tied = nn.Linear(8, 8)
         self.head = nn.Sequential(nn.Linear(8, 5), nn.Hardtanh(-3, 3))
+        self.gain, self.shift = nn.Parameter(torch.rand(5) + 0.5), nn.Parameter(torch.randn(1, 5))
 
     def forward(self, x):
         y = self.relu(self.norm(self.conv(x)))
@@ -33,9 +35,8 @@ class Secret(nn.Module):
         y = self.pool(nn.functional.pad(self.prelu(a - 0.5) * 2.0, (0, 0, 0, 0)))
         y = y.mean((2, 3)).view(x.size(0), -1)
         b = b.mean((2, 3))
-        import torch
         y = self.tied(self.tied(torch.cat([y, b], 1)))
-        return self.head(y)
+        return self.head(y) * self.gain + self.shift
 '''
 
 

@@ -1,0 +1,82 @@
+"""Public values among private ones, and rows of a table by public numbers. Nothing is sent.
+
+A public value v is shared as (v, 0, ..., 0), as a public constant is. A table of one party is shared once, as its
+weights are, and every party takes the rows of its own share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.errors import InputError
+from hummingbird.graph.public import check_rows
+from hummingbird.mpc import sharing
+from hummingbird.mpc._crypten import MPCTensor, from_share
+from hummingbird.mpc.constants import check_private, size_of
+from hummingbird.mpc.layer import FLOOR, Layer
+from hummingbird.mpc.session import Session
+
+
+class _Public(Layer):
+    """A layer of a public value; it reads the net's input for its place in the plan alone."""
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return 64
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return 0
+
+    def reads(self, later: int | None) -> int | None:
+        return 0
+
+
+class SharePublic(_Public):
+    """A public tensor of a call as a private one, scale 2^16. InputError for values from 2^20 on."""
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return FLOOR
+
+    def forward(self, value: Tensor, x: MPCTensor) -> MPCTensor:
+        if value.numel() and not float(value.abs().max()) < 2.0**FLOOR:
+            what = f"a public value of {float(value.abs().max()):g}, and values of a net stay below 2^{FLOOR}"
+            raise InputError(what, hint="a mask that adds -inf: give it as truth values, or with -1000 in its place")
+        session = self.session()
+        code = ring.encode(value.to(session.device, torch.float64))
+        return from_share(code if session.rank == 0 else torch.zeros_like(code))
+
+
+class Embedding(_Public):
+    """Rows of a table (rows, values) by public numbers, int64 (...): private values (..., values), scale 2^16.
+
+    owner: None for a public table, else the party whose table it is; the others' values are ignored.
+    """
+
+    table: Tensor
+
+    def __init__(self, weight: Tensor, owner: int | None) -> None:
+        super().__init__()
+        self.owner = owner
+        if owner is not None:
+            check_private(weight, owner)
+        self.register_buffer("table", ring.encode(weight, where="weight"))
+        self.size = size_of(weight, owner)
+
+    def share_weights(self, session: Session) -> None:
+        if self.owner is not None:
+            self.table = sharing.share_secret(session, self.table, tuple(self.table.shape), self.owner)
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(0, self.size)
+
+    def forward(self, numbers: Tensor, x: MPCTensor) -> MPCTensor:
+        check_rows(numbers, len(self.table))
+        rows = self.table[numbers.to(self.table.device, torch.int64)]
+        return from_share(rows if self.owner is not None or self.session().rank == 0 else torch.zeros_like(rows))
+
+    def label(self) -> str:
+        owner = "public" if self.owner is None else f"private to party {self.owner}"
+        return f"{len(self.table)} rows, {owner}"
