@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 
+import torch
 from torch import nn
 
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, TABLE_BITS, Cost
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.mpc.builders import MOVES
+from hummingbird.graph.at_hand import settled
+from hummingbird.mpc.builders import CUSTOM, MOVES
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PlannedCost
 from hummingbird.table import text_table
@@ -111,7 +113,8 @@ def estimate(
     """Rounds, bits and wire time of every layer of a net for a batch of `shape` (B, ...), before anything runs.
 
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers will do: a price does not
-    depend on the net's weights, so that it need not be trained. bandwidth: bits per second and party; rtt: round-trip
+    depend on the net's weights, so that it need not be trained. A net that asks for shapes is traced with this one.
+    bandwidth: bits per second and party; rtt: round-trip
     time in seconds. lanes: of each party; each runs such a batch at the same time, with its part of the bandwidth.
     No session is needed. Raises what `convert_model` raises, InputError for a shape that the net cannot take, and
     ConfigError for the other arguments.
@@ -126,6 +129,7 @@ def estimate(
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
         hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32)"
         raise InputError(f"{shape!r} is no shape of a batch", where="shape", hint=hint)
+    net = settled(net, torch.empty(sizes), any_batch=False, custom=tuple(CUSTOM))
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol)
     return Estimate(sizes, private.costs(sizes, parties), private.setup_cost(parties), parties, bandwidth, rtt, lanes)
 
