@@ -25,6 +25,7 @@ from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
 from hummingbird.graph.norms import rows
 from hummingbird.graph.resize_rules import exact_bits
+from hummingbird.mpc import builders
 
 UNIT = 2.0**-16
 HALF = UNIT / 2
@@ -237,10 +238,7 @@ BOUNDS: dict[str, Bound] = {
     "constant": lambda a, rounding: torch.full_like(a["value"].double(), HALF),
     "pad": lambda a, rounding, x, e: OPS["pad"]({**a, "value": HALF}, e),
 }
-MOVES = frozenset(
-    "output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int expand "
-    "pixel_shuffle pixel_unshuffle channel_shuffle flip roll edge_pad unbind unflatten".split()
-)
+MOVES = builders.MOVES | {"output", "getitem", "size", "int"}
 
 
 def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:

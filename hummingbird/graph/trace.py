@@ -116,6 +116,8 @@ def _walk(
     readings: list[Example | None] = [None] if example is None else [*given(net, example).readings()]
     best: tuple[Walk | None, list[Problem]] | None = None
     for reading in readings:
+        if best is not None and not best[1] and reading is not None and not reading.any_batch:
+            break  # it is traced for one batch already
         walked, problems = _walked(twin, custom, elementwise, reading)
         if walked is not None and not problems and not walked.captured.fixed:
             return walked, found

@@ -1,4 +1,4 @@
-"""Views of a client and of three parties with private weights: answers are uniform given their sum, for every net."""
+"""Views of a client and of three parties with private weights: answers are uniform given their sum, for any net."""
 
 from __future__ import annotations
 
