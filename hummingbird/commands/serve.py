@@ -7,6 +7,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import ConfigError, InputError, UnavailableError
@@ -75,7 +77,8 @@ def run(args: argparse.Namespace) -> None:
 
         def begin() -> Party:
             session = launch.init(**options)
-            _, private = nets_of(copy.copy(args), session.rank)  # which it changes
+            image = torch.empty(1, *args.input)
+            _, private = nets_of(copy.copy(args), session.rank, image)  # which changes its options
             how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
             return Party(private, args.input, session, grace=config.grace, figures=figures, **how)
 

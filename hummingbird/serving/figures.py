@@ -19,7 +19,7 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Figures:
-    """The counts of one process, over all its lives. registry: of `wire.metrics.Metrics`."""
+    """Counts of one process, over all its lives. registry: of `wire.metrics.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str) -> Counter:
