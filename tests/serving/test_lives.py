@@ -38,11 +38,11 @@ def test_parties_and_dealer_die_and_come_back() -> None:
     """Also: requests of a net that computes images together run one by one, each as if it were alone."""
     net, x = centred(), torch.tensor([[1.0, -2.0, 3.0], [5.0, 0.25, 0.0]])
     options = ["--model", "tests.support.serving_nets:centred", "--input", "3", "--max-batch", "8"]
-    with Service(*options) as service, service.client() as client:
+    with Service(*options) as service, service.client() as client, service.client(0.2) as hasty:
         assert not client.service.rowwise
         for rank in (1, 0):
             service.processes[rank] = again(service.processes[rank])
-            with pytest.raises(UnavailableError), Client(service.addresses, timeout=0.2) as hasty:
+            with pytest.raises(UnavailableError):
                 hasty(x)
             assert (client(x) - net(x)).abs().max() < 1e-3
         (dealer,) = children(service.processes[0].pid)
