@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hummingbird.errors import PeerError, UnavailableError
+from hummingbird.errors import PeerError
 from hummingbird.serving.client import Client
 from tests.support.parties import free_port
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
+from tests.support.rebirth import hasty
 from tests.support.serving import Service, served
 from tests.support.serving_nets import centred, doubled
 
@@ -38,12 +39,12 @@ def test_parties_and_dealer_die_and_come_back() -> None:
     """Also: requests of a net that computes images together run one by one, each as if it were alone."""
     net, x = centred(), torch.tensor([[1.0, -2.0, 3.0], [5.0, 0.25, 0.0]])
     options = ["--model", "tests.support.serving_nets:centred", "--input", "3", "--max-batch", "8"]
-    with Service(*options) as service, service.client() as client:
+    with Service(*options) as service, service.client() as client, hasty(service.addresses) as impatient:
         assert not client.service.rowwise
         for rank in (1, 0):
             service.processes[rank] = again(service.processes[rank])
-            with pytest.raises(UnavailableError), Client(service.addresses, timeout=0.2) as hasty:
-                hasty(x)
+            with pytest.raises(PeerError):
+                impatient(x)
             assert (client(x) - net(x)).abs().max() < 1e-3
         (dealer,) = children(service.processes[0].pid)
         os.kill(dealer, signal.SIGKILL)
