@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 
+import torch
 from torch import nn
 
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, TABLE_BITS, Cost
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph.at_hand import settled
+from hummingbird.mpc.builders import CUSTOM, MOVES
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PlannedCost
 from hummingbird.table import text_table
@@ -67,7 +70,7 @@ class Estimate:
     def __str__(self) -> str:
         rows, elements = [], 0
         for planned in self.layers:
-            if planned.range is None or planned.op in _SHAPES:
+            if planned.range is None or planned.op in MOVES:
                 continue
             elements += planned.elements if planned.window else 0
             names = (planned.name, planned.op, planned.window, planned.variant, f"2^{planned.range}")
@@ -110,7 +113,8 @@ def estimate(
     """Rounds, bits and wire time of every layer of a net for a batch of `shape` (B, ...), before anything runs.
 
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers will do: a price does not
-    depend on the net's weights, so that it need not be trained. bandwidth: bits per second and party; rtt: round-trip
+    depend on the net's weights, so that it need not be trained. A net that asks for shapes is traced with this one.
+    bandwidth: bits per second and party; rtt: round-trip
     time in seconds. lanes: of each party; each runs such a batch at the same time, with its part of the bandwidth.
     No session is needed. Raises what `convert_model` raises, InputError for a shape that the net cannot take, and
     ConfigError for the other arguments.
@@ -125,6 +129,7 @@ def estimate(
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
         hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32)"
         raise InputError(f"{shape!r} is no shape of a batch", where="shape", hint=hint)
+    net = settled(net, torch.empty(sizes), any_batch=False, custom=tuple(CUSTOM))
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol)
     return Estimate(sizes, private.costs(sizes, parties), private.setup_cost(parties), parties, bandwidth, rtt, lanes)
 
@@ -140,9 +145,6 @@ def check_link(bandwidth: float, rtt: float) -> None:
 def link_words(bandwidth: float, rtt: float) -> str:
     """A link in words: 10 Gb/s, 0.2 ms round trip."""
     return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
-
-
-_SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk split".split())  # the same values
 
 
 def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:

@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hummingbird.bits import BitWindow
 from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
+from hummingbird.graph.at_hand import settled
+from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
@@ -32,8 +34,11 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def nets_of(args: argparse.Namespace, rank: int) -> tuple[nn.Module, PrivateNet]:
-    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol."""
+def nets_of(args: argparse.Namespace, rank: int, image: Tensor) -> tuple[nn.Module, PrivateNet]:
+    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
+
+    image: one of the shape of the images, (1, ...), for nets that ask for it.
+    """
     folder = saved_of(args, rank)
     if folder is not None:
         saved = description(folder)
@@ -44,7 +49,8 @@ def nets_of(args: argparse.Namespace, rank: int) -> tuple[nn.Module, PrivateNet]
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
     owner = "public" if args.owner is None else args.owner
-    return net, convert_model(net, _windows(args), owner, args.protocol)
+    taken = settled(net, image, custom=tuple(CUSTOM))
+    return net, convert_model(taken, _windows(args), owner, args.protocol)
 
 
 def _windows(args: argparse.Namespace) -> Path | BitWindow | None:

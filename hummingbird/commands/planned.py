@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from hummingbird.bits import BitConfig
 from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
+from hummingbird.graph.at_hand import settled
+from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.saving import read_net
 from hummingbird.saving.folder import description
@@ -39,7 +42,8 @@ def planned(args: argparse.Namespace) -> Planned:
         return read_net(folder, saved, weights=saved.owner is None), *saved.arguments
     # The net may have no trained weights, so that the windows, given alone, are not held against it.
     bits = BitConfig.load(args.bits).windows if args.bits else None
-    return net_of(args), bits, 0 if args.private_weights else "public", args.protocol or "masked"
+    net = settled(net_of(args), torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
+    return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"
 
 
 def private_net(args: argparse.Namespace) -> PrivateNet:

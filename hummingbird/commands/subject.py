@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -17,6 +17,8 @@ from hummingbird.commands.sources import (
     place,
 )
 from hummingbird.errors import InputError
+from hummingbird.graph.at_hand import example_of, settled
+from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.protocols.registry import PROTOCOLS
 from hummingbird.window_search.images import fingerprint
 
@@ -38,6 +40,15 @@ class Subject:
         """Fingerprints of weights, images and labels, for ranks to agree on."""
         labels = () if self.labels is None else (self.labels,)
         return {"weights": fingerprint(*self.net.state_dict().values()), "data": fingerprint(self.images, *labels)}
+
+    @property
+    def example(self) -> Tensor | None:
+        """An image, if the net cannot be traced without an example. ModelError if it cannot be traced at all."""
+        return example_of(self.net, self.images[:1], custom=tuple(CUSTOM))
+
+    def settled(self) -> Subject:
+        """The same with a net that is traced without an example, for inference; errors of `graph.at_hand.settled`."""
+        return replace(self, net=settled(self.net, self.images[:1], custom=tuple(CUSTOM)))
 
     @property
     def labelled(self) -> Tensor:

@@ -49,8 +49,8 @@ class Judge:
     those of the weights.
     """
 
-    def __init__(self, net: nn.Module, args: argparse.Namespace) -> None:
-        self._net, self._args = copy.deepcopy(net), args
+    def __init__(self, net: nn.Module, args: argparse.Namespace, example: Tensor | None = None) -> None:
+        self._net, self._args, self._example = copy.deepcopy(net), args, example
 
     def accuracy(self, weights: bytes, bits: BitConfig | None, images: Tensor, labels: Tensor) -> float:
         """The share of images (N, C, H, W) that weights, the content of a file, put at labels (N,)."""
@@ -58,13 +58,15 @@ class Judge:
         self._load(weights)
         if bits is None:
             return evaluate(self._net, images, labels)
-        twin = hummingbird.simulate(self._net, bits.windows, args.protocol, args.parties, seed=args.seed)
+        twin = hummingbird.simulate(
+            self._net, bits.windows, args.protocol, args.parties, seed=args.seed, example=self._example
+        )
         return evaluate(twin, images, labels)
 
     def fingerprint(self, weights: bytes) -> str:
         """The fingerprint of the net with these weights, as `BitConfig.check_use` compares it."""
         self._load(weights)
-        return graph.fingerprint(traced(self._net))
+        return graph.fingerprint(traced(self._net, self._example))
 
     def _load(self, weights: bytes) -> None:
         load_weights(weights, self._net)
@@ -76,7 +78,7 @@ class Tuning:
     def __init__(self, subject: Subject, config: BitConfig, args: argparse.Namespace) -> None:
         self.args, self.config, self.source, self._net = args, config, subject.source, subject.net
         self.held = subject.images, subject.labelled
-        self.judge = Judge(subject.net, args)
+        self.judge = Judge(subject.net, args, subject.example)
         self.first = self.best = self._epoch(0)
 
     def _epoch(self, number: int) -> Epoch:

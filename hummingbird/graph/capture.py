@@ -201,7 +201,7 @@ def capture(net: nn.Module, custom: tuple[type[nn.Module], ...], call: Example |
         net = nn.Sequential(net)
     if call is None:
         return _capture(net, custom, None, ())
-    free = _free(net, custom, call)
+    free = _free(net, custom, call) if call.any_batch else None
     return replace(_capture(net, custom, call, (call.batch,)), running=None, fixed=True) if free is None else free
 
 

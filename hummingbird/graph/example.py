@@ -41,12 +41,19 @@ class Example:
 
     structure: of (arguments, keyword arguments). names: of the tensors, as forward() calls them. Public ones are among
     them where they are free. batched: whether those of the batch's size in their first dimension follow it.
+    any_batch: whether the batch may be free.
     """
 
     def __init__(
-        self, structure: Structure, leaves: Sequence[Tensor], names: Sequence[str], batched: bool = True
+        self,
+        structure: Structure,
+        leaves: Sequence[Tensor],
+        names: Sequence[str],
+        batched: bool = True,
+        any_batch: bool = True,
     ) -> None:
-        self.structure, self.leaves, self.names, self.batched = structure, list(leaves), list(names), batched
+        self.structure, self.leaves, self.names = structure, list(leaves), list(names)
+        self.batched, self.any_batch = batched, any_batch
 
     @property
     def private(self) -> list[Tensor]:
@@ -73,15 +80,21 @@ class Example:
         return net(*args, **kwargs)
 
     def readings(self) -> list[Example]:
-        """This call with free public tensors, batched or not, and with fixed ones: from the freest on."""
-        if len(self.private) == len(self.leaves):
-            return [self]
-        bound = rebuild(self.structure, iter(self.leaves))
-        structure, leaves = flatten(bound, is_private)
-        names = [name for name, x in zip(self.names, self.leaves, strict=True) if is_private(x)]
-        free = [self, Example(self.structure, self.leaves, self.names, batched=False)]
-        free = free[: 2 if self.private else 1]  # without private inputs, the public ones tell the batch
-        return free + ([Example(structure, leaves, names)] if leaves else [])
+        """This call with free public tensors, batched or not, and with fixed ones, for any batch and for its own: from
+        the freest on.
+        """
+        found = [self]
+        if len(self.private) < len(self.leaves):
+            if self.private:  # without, the public ones tell the batch
+                found.append(self._like(batched=False))
+            structure, leaves = flatten(rebuild(self.structure, iter(self.leaves)), is_private)
+            names = [name for name, x in zip(self.names, self.leaves, strict=True) if is_private(x)]
+            if leaves:
+                found.append(Example(structure, leaves, names))
+        return [*found, *(reading._like(any_batch=False) for reading in found)]
+
+    def _like(self, **changes: bool) -> Example:
+        return Example(self.structure, self.leaves, self.names, **{"batched": self.batched, **changes})
 
 
 def given(net: nn.Module, example: Any) -> Example:

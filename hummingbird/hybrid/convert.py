@@ -15,11 +15,13 @@ import math
 from collections.abc import Sequence
 from os import PathLike
 
+import torch
 from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.graph.at_hand import settled
 from hummingbird.he.compile import magnitudes
 from hummingbird.hybrid import description
 from hummingbird.hybrid.lowering import COMPARING, Lowering, problems
@@ -68,7 +70,7 @@ class TracedNet:
 
     def __init__(self, net: nn.Module, input_shape: Sequence[int]) -> None:
         shape = _shape(input_shape)
-        self.steps = graph.trace(net)
+        self.steps = graph.trace(settled(net, torch.empty(1, *shape)))
         found = [Problem(step.name, "its weights have no values", "load them") for step in self.steps if _is_meta(step)]
         if found:
             raise ModelError(found)

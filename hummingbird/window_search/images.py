@@ -90,7 +90,7 @@ def fingerprint(*tensors: Tensor) -> str:
     data = hashlib.sha256()
     for tensor in tensors:
         data.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
-        data.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        data.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return data.hexdigest()
 
 

@@ -20,7 +20,9 @@ from tqdm import tqdm
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph.at_hand import settled
 from hummingbird.graph.unwrap import plain_copy
+from hummingbird.mpc.builders import CUSTOM
 from hummingbird.report import BANDWIDTH, RTT, check_link, estimate
 from hummingbird.simulation.observe import check_images
 from hummingbird.simulation.windows import check_protocol, traced
@@ -76,8 +78,9 @@ def prepare(
     check_margin(margin)
     if type(samples) is not int or samples < 1:
         raise ConfigError(f"{samples!r} samples", where="samples", hint="how many images choose the windows, from 1")
-    traced(net)  # says what cannot be converted before images are read
     chosen, measured = _divided(loader, test, samples)
+    given, net = net, settled(net, chosen[0][:1], custom=tuple(CUSTOM))
+    traced(net)  # says what cannot be converted
     searched = SearchedNet(net, chosen[0].shape[1:], protocol)
     for where, (images, labels) in (("loader", chosen), ("loader" if test is None else "test", measured)):
         _check(images, labels, searched, where)
@@ -88,7 +91,7 @@ def prepare(
     images, labels = measured
     evaluator = CachedEvaluator(net, images, protocol=protocol, parties=parties, seed=seed, runs=1, memory=0)
     link: dict[str, Any] = {"bandwidth": bandwidth, "rtt": rtt}
-    plain, choices = _plain(net, images), []
+    plain, choices = _plain(given, images), []
     for name, config in tqdm(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run", leave=False):
         answers = evaluator.predictions(config)
         costs = estimate(net, (1, *images.shape[1:]), config, protocol=protocol, parties=parties, **link)

@@ -51,6 +51,18 @@ def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
     assert "[21:13)" in printed and "relu1" in printed and "predicted kB" in printed
 
 
+def test_a_net_that_asks_for_shapes_is_traced_on_party_0s_images(tmp_path: Path) -> None:
+    """With the weights of party 1, which knows of the images their shape alone."""
+    result, words = (
+        tmp_path / "result.json",
+        ["--model", "tests.support.asking:net", "--data", "tests.support.asking:images"],
+    )
+    succeed(["-m", "hummingbird", "infer", *words, "--owner", "1", "--samples", "5", "--json", str(result)], 2)
+    figures = json.loads(result.read_text())
+    assert figures["images"] == 5 and figures["bits_predicted_equal_bits_sent"]
+    assert figures["accuracy_private_percent"] == 100.0
+
+
 def test_infer_from_a_store(tmp_path: Path) -> None:
     """Dealt in advance for 40 images in slices of 8: a run of 20 takes three of them, and a second one has too few."""
     bits, store, result = ["--bits", "checkpoints/digits.bits.json"], str(tmp_path / "store"), tmp_path / "result.json"

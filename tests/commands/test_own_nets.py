@@ -15,7 +15,7 @@ import torch
 
 from hummingbird import hybrid, simulate
 from hummingbird.__main__ import COMMANDS, main, parser
-from hummingbird.bits import BitConfig
+from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands.accuracy import evaluate, predict
 from hummingbird.commands.sources import images_of
 from hummingbird.errors import HummingbirdError, InputError
@@ -82,6 +82,33 @@ def test_windows_are_found_used_trained_with_and_measured(folder: Path, capsys: 
     assert "windows that were found for net" in capsys.readouterr().err
 
 
+def test_a_net_that_asks_for_shapes_is_traced_on_the_images(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It needs no option: windows are those of the same net that asks for nothing, and so are prices."""
+    found, asking = [], ["--model", "my_net:asking", "--weights", "net.pt"]
+    for number, net in enumerate((NET, asking)):
+        out = ["--data", "my_data:images", "validation", "--out", f"{number}.json"]
+        assert main(["find-bits", *net, *out, "--budget", "4/64", "--samples", "12"]) == 0
+        found.append(BitConfig.load(f"{number}.json").windows)
+    assert found[0] == found[1]
+    given = [*asking, "--bits", "1.json"]
+    assert main(["validate", *given, "--data", "my_data:images", "--json", "v.json"]) == 0
+    data = ["--data", "my_data:images", "--validation", "my_data:images", "validation", "--epochs", "1"]
+    capsys.readouterr()
+    assert main(["finetune", *given, *data, "--out", "tuned.pt", "--rate", "0.001", "--batch", "16"]) == 0
+    assert "saved epoch" in capsys.readouterr().out
+    tables = []
+    for net in (NET, asking):
+        assert main(["estimate", *net, "--input", "2x1x6x6", "--bits", "0.json"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] and "total" in tables[0]
+    assert main(["deal", *asking, "--input", "2x1x6x6", "--images", "2", "--out", "store"]) == 0
+    plans = [hybrid.make_plan(net_of_folder(name), (1, 6, 6), BitWindow(20, 12)).plan for name in ("net", "asking")]
+    assert [str(step) for step in plans[0].steps[1:]] == [str(step) for step in plans[1].steps[1:]]
+    counting = ["--model", "my_net:counting", "--weights", "net.pt", "--data", "my_data:images"]
+    assert main(["find-bits", *counting, "--out", "2.json"]) == 1
+    assert "forward() depends on how many images there are" in capsys.readouterr().err
+
+
 def test_a_frontier(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--budgets", "exact", "eco", "4/64", "--out-folder", ".", "--json", "rows.json"]
     assert main(["frontier", *NET, "--data", "my_data:images", "validation", *words]) == 0
@@ -138,9 +165,9 @@ def test_validate_for_two_parties_without_a_dealer(capsys: pytest.CaptureFixture
         assert message in capsys.readouterr().err
 
 
-def net_of_folder() -> torch.nn.Module:
-    """my_net.net() with the weights of net.pt."""
-    net: torch.nn.Module = importlib.import_module("my_net").net()
+def net_of_folder(name: str = "net") -> torch.nn.Module:
+    """my_net.net(), or another net there, with the weights of net.pt."""
+    net: torch.nn.Module = getattr(importlib.import_module("my_net"), name)()
     net.load_state_dict(torch.load("net.pt", weights_only=True))
     return net.eval()
 

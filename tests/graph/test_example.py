@@ -61,6 +61,8 @@ FIXED: dict[str, Callable[[Tensor], Tensor]] = {
     "a branch whose error is caught": lambda x: caught(x),
     "a loop": lambda x: torch.stack([x[i] for i in range(x.shape[0])]) * x.shape[0],
     "a hidden loop": lambda x: x + sum(x[i : i + 1] for i in range(int(x.shape[0]))),
+    "a constant repeated": lambda x: x * torch.tensor([[0.5, 2.0, 1.0]]).repeat(x.shape[0], 1),
+    "a function of no known kind": lambda x: x + torch.linspace(0, 1, x.size(0))[:, None],
     "len": lambda x: x * (1.0 if len(x) > 1 else 3.0),
     "its root": lambda x: x * x.shape[0] ** 0.5,
     "rows": lambda x: torch.cat([row.unsqueeze(0) for row in x]),

@@ -89,6 +89,11 @@ def test_public_inputs_differ_from_call_to_call(name: str) -> None:
         assert all(torch.allclose(a, b, atol=0.1) for a, b in zip(got, flat(net(x, ids)), strict=True))
 
 
+def test_random_numbers_of_the_batchs_size_are_refused() -> None:
+    with pytest.raises(ModelError, match="random"):
+        trace(Call(lambda net, x: x + torch.rand(x.shape[0], 3)).eval(), example=torch.ones(2, 3))
+
+
 def test_no_weight_is_computed_with_in_public() -> None:
     """Weights may be one party's: what is computed of public values alone reads none of them."""
     for function in FREE.values():

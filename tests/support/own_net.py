@@ -14,6 +14,27 @@ from torch import nn
 def net(width=4):
     return nn.Sequential(nn.Conv2d(1, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * width, 3))
 """
+ASKING = """
+
+class Asking(nn.Sequential):
+    def forward(self, x):
+        if x.dim() != 4 or x.shape[-1] != x.shape[-2]:
+            raise ValueError(f"square images, got {tuple(x.shape)}")
+        return super().forward(x)
+
+
+class Counting(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * (1.0 if x.shape[0] == 1 else 2.0)
+
+
+def asking(width=4):
+    return Asking(*net(width))
+
+
+def counting(width=4):
+    return Counting(*net(width))
+"""
 DATA = '''
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -48,7 +69,7 @@ def loader():
 
 def write(folder: Path) -> None:
     """The modules, and net.pt, whose answers are right."""
-    (folder / "my_net.py").write_text(NET)
+    (folder / "my_net.py").write_text(NET + ASKING)
     (folder / "my_data.py").write_text(DATA)
     space: dict[str, Any] = {}
     exec(NET + DATA, space)  # noqa: S102 - the lines above

@@ -16,11 +16,14 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import hummingbird
 from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.convert import build
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.window_search import prepare as module
+from hummingbird.window_search.images import fingerprint
 from hummingbird.window_search.prepared import Prepared
 from models import get_model, load_checkpoint
 from scripts.data import load
+from tests.support import asking
 from tests.support.paths import ROOT
 
 NET = load_checkpoint(ROOT / "checkpoints/digits.pt", get_model("digits", 10)).eval()
@@ -119,12 +122,27 @@ def test_loaders_of_every_kind_and_no_more_read_than_needed() -> None:
             yield IMAGES[10 * number : 10 * number + 10], LABELS[10 * number : 10 * number + 10].int()
 
     for loader in ((IMAGES, LABELS), data, DataLoader(data, batch_size=7), endless()):
-        for first, (images, labels) in enumerate(
-            module._divided(loader, None, 30)
-        ):  # those that choose, and the others
+        for first, (images, labels) in enumerate(module._divided(loader, None, 30)):  # choose, measure
             assert torch.equal(images, IMAGES[first:60:2]) and torch.equal(labels, LABELS[first:60:2])
             assert labels.dtype == torch.int64
     assert numbers == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_net_that_asks_for_shapes_is_traced_on_the_images() -> None:
+    net, (images, labels) = asking.net(), asking.images()
+    with pytest.raises(ModelError):
+        hummingbird.convert_model(net)
+    found = hummingbird.prepare(net, (images, labels), None, samples=12)
+    assert found.accuracy_plain == 1.0 and found.choices[-1].accuracy == 1.0
+    build(net, found.bits, example=images[:1])  # its windows are known to be this net's
+    with pytest.raises(ModelError, match="Softplus is not in the vocabulary"):
+        hummingbird.prepare(nn.Sequential(net, nn.Softplus()), (images, labels), None)
+
+
+def test_images_of_half_precision_have_a_fingerprint() -> None:
+    x = torch.rand(3, 4)
+    assert len({fingerprint(x), fingerprint(x.half()), fingerprint(x.bfloat16())}) == 3
+    assert fingerprint(x.bfloat16()) == fingerprint(x.bfloat16().clone())
 
 
 def test_the_net_is_left_as_it_is() -> None:

@@ -1,0 +1,47 @@
+"""Nets whose forward() asks for shapes, where images or their shape are at hand: those are the example.
+
+A net that needs none is traced without, so that what was found for it before, windows above all, goes on to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import Tensor, nn
+
+from hummingbird.errors import ModelError, Problem
+from hummingbird.graph.saved import SavedNet
+from hummingbird.graph.trace import problems, unfolded
+
+
+def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
+    """The images if the net is traced with them alone, None if it is without; ModelError if with neither.
+
+    images: (B, ...), of which the shape counts. custom: as for `trace`.
+    """
+    if not problems(net, custom=custom):
+        return None
+    if found := problems(net, custom=custom, example=images):
+        raise ModelError(found, hint="replace these layers, or teach them with register_converter")
+    return images
+
+
+def settled(
+    net: nn.Module, images: Tensor, *, any_batch: bool = True, custom: Collection[type[nn.Module]] = ()
+) -> nn.Module:
+    """The net itself, or where it takes an example its steps as a net that takes none: `SavedNet`, for inference.
+
+    Raises as `example_of`, and ModelError with `any_batch` for a net that can have the batch of these images alone.
+    """
+    example = example_of(net, images, custom=custom)
+    if example is None:
+        return net
+    steps = unfolded(net, custom=custom, example=example)
+    if own := [step.name for step in steps if step.op == "custom"]:
+        hint = "take the test of shapes out of its forward()"
+        what = "a layer of register_converter in a net that asks for shapes"
+        raise ModelError([Problem(name, what, hint) for name in own])
+    if any_batch and steps[0].attrs["shape"][0] is not None:
+        what = f"forward() depends on how many images there are, and was traced with {len(images)}"
+        raise ModelError([Problem("net", what, "write it for any number of images")])
+    return SavedNet(steps)
