@@ -53,8 +53,6 @@ from hummingbird.version import VERSION
 from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
-from hummingbird.wire.health import Health
-from hummingbird.wire.tokens import Tokens, line_of
 from models import get_model
 from tests.support.correlation_checks import CASES
 from tests.support.dealers import Authority
@@ -427,24 +425,11 @@ def services() -> dict[str, Parser]:
     ]
     answer = pack_answer(torch.ones(2, 4, dtype=torch.int64), known.result_bits)
 
-    def read(rank: int) -> Callable[[bytes], object]:
-        return lambda data: Request.read(data, known, rank).words(known, rank)
-
     return {
-        "asked party 0": Parser([requests[0]], read(0)),
-        "asked party 1": Parser([requests[1]], read(1)),
+        "asked party 0": Parser([requests[0]], lambda data: Request.read(data, known, 0).words(known, 0)),
+        "asked party 1": Parser([requests[1]], lambda data: Request.read(data, known, 1).words(known, 1)),
         "answer to ask": Parser([answer], lambda data: joined([data, answer], 2, known)),
         "service's description": Parser([known.answer(1, 2.5)], lambda data: serving.Described.read(data, "test")),
-    }
-
-
-def health_and_tokens(root: Path) -> dict[str, Parser]:
-    """A request for health, from anybody, and a service's file of tokens."""
-    check: Any = Health().handlers()["Check"]
-    lines = "# callers\n" + line_of("alice", "0" * 64) + line_of("bob", "1" * 64)
-    return {
-        "health": Parser([b"\n\x0bhummingbird", b""], lambda data: check(data, None)),
-        "tokens": Parser([lines.encode()], _file(root / "tokens", Tokens)),
     }
 
 
@@ -460,5 +445,4 @@ def all_parsers(root: Path) -> dict[str, Parser]:
         **lookups(),
         **parties(root),
         **services(),
-        **health_and_tokens(root),
     }

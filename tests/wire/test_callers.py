@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -25,9 +27,11 @@ from hummingbird.errors import (
 )
 from hummingbird.wire import service
 from hummingbird.wire.front import Front, ServiceConfig
-from hummingbird.wire.tokens import Tokens, new_token, read_token
+from hummingbird.wire.health import Health
+from hummingbird.wire.tokens import Tokens, line_of, new_token, read_token
 from hummingbird.wire.trust import Tls
 from tests.support.dealers import Authority
+from tests.support.mutations import mutated
 from tests.support.patience import HANG
 from tests.support.services import HANDLERS, asked, file_of, free_port
 
@@ -125,6 +129,20 @@ def test_files_of_tokens_that_are_wrong(tmp_path: Path) -> None:
         Tokens(path)
     with pytest.raises(EnvironmentProblem, match="No such file"):
         Tokens(tmp_path / "none")
+
+
+def test_damaged_files_and_requests_are_errors_of_this_package(tmp_path: Path) -> None:
+    generator, path, refused = random.Random(0), tmp_path / "tokens", 0
+    check: Any = Health().handlers()["Check"]
+    good = [(line_of("alice", "0" * 64) + line_of("bob", "1" * 64)).encode(), b"\n\x0bhummingbird"]
+    for number in range(400):
+        data = mutated(generator, good[number % 2 :][:1])
+        path.write_bytes(data)
+        try:
+            Tokens(path) if number % 2 == 0 else check(data, None)
+        except HummingbirdError:
+            refused += 1
+    assert refused > 100
 
 
 def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
