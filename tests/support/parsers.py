@@ -56,6 +56,7 @@ from hummingbird.wire.frame import pack_tensors, unpack_tensors
 from models import get_model
 from tests.support.correlation_checks import CASES
 from tests.support.dealers import Authority
+from tests.support.updates import journaled, journals
 
 ROWS, PARTIES = 40, 2
 
@@ -244,28 +245,11 @@ def tables(root: Path) -> dict[str, Parser]:
         "safetensors": Parser(saved, open_safe),
         "safetensors header": Parser(heads, headed),
         "plan": Parser(plans, _file(root / "p.json", Plan.load)),
-        "journal": Parser(journals(root, owner), _file(root / "j", journaled)),
+        "journal": Parser(journals(root), _file(root / "j", journaled)),
         "key file": Parser([key + b"\n"], _file(root / "k", read_key)),
         "public key": Parser([owner.public], lambda data: public_key(data, "test")),
         "secret key": Parser([owner.key], Owner),
     }
-
-
-def journals(root: Path, owner: Owner) -> list[bytes]:
-    """Journals of a table of zeros: after two updates, and the same merged."""
-    server = Server(torch.zeros(ROWS, 2), 0, owner=owner.public, journal=root / "made")
-    for row in range(2):
-        server.update(owner.update(server.facts, server.state, torch.tensor([row]), torch.ones(1, 2)))
-    whole = (root / "made").read_bytes()
-    kept = server.updates._journal
-    kept.adopt(1, kept.merge(1, server.updates._after(server.updates._before, server.updates._made[:1])))
-    server.close()
-    return [whole, (root / "made").read_bytes()]
-
-
-def journaled(path: Path) -> None:
-    """A server that makes the updates of a journal again."""
-    Server(torch.zeros(ROWS, 2), 0, journal=path).close()
 
 
 def lookups() -> dict[str, Parser]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
-from hummingbird.pir import BatchCode, Owner, Plan
+from hummingbird.pir import BatchCode, Owner, Plan, Server
 
 OWNER = Owner()
 ROWS, DIM = 300, 4
@@ -32,3 +34,20 @@ def table_at(version: int) -> torch.Tensor:
         indices, new = change(number)
         rows[indices] = new
     return rows
+
+
+def journals(root: Path) -> list[bytes]:
+    """Journals of a table of zeros: after two updates, and the same merged."""
+    server = Server(torch.zeros(40, 2), 0, owner=OWNER.public, journal=root / "made")
+    for row in range(2):
+        server.update(OWNER.update(server.facts, server.state, torch.tensor([row]), torch.ones(1, 2)))
+    whole = (root / "made").read_bytes()
+    kept = server.updates._journal
+    kept.adopt(1, kept.merge(1, server.updates._after(server.updates._before, server.updates._made[:1])))
+    server.close()
+    return [whole, (root / "made").read_bytes()]
+
+
+def journaled(path: Path) -> None:
+    """A server that makes the updates of a journal again."""
+    Server(torch.zeros(40, 2), 0, journal=path).close()
