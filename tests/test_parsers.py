@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.mutations import mutated
 from tests.support.parsers import Parser, all_parsers
+from tests.support.serving_parsers import services
 
 COUNT = int(os.environ.get("HUMMINGBIRD_FUZZ", "300"))
 SECONDS = 20.0  # of computing, for one input; the slowest take milliseconds
@@ -45,7 +46,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def parsers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parser]:
-    return all_parsers(tmp_path_factory.mktemp("parsers"))
+    return {**all_parsers(tmp_path_factory.mktemp("parsers")), **services()}
 
 
 def test_every_parser_is_named(parsers: dict[str, Parser]) -> None:
