@@ -1,4 +1,4 @@
-"""Requests that a client repeats, and those that it never does; parties here are servers that run no net."""
+"""Clients: what they ask again, and what they never do; parties here are servers of this process that run no net."""
 
 from __future__ import annotations
 
