@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.mutations import mutated
 from tests.support.parsers import Parser, all_parsers
+from tests.support.serving_parsers import services
 
 COUNT = int(os.environ.get("HUMMINGBIRD_FUZZ", "300"))
 SECONDS = 20.0  # of computing, for one input; the slowest take milliseconds
@@ -24,16 +25,8 @@ ROOM = 64 << 20  # bytes that all inputs of a parser may add to this process; th
 NAMES = [
     *("bits", "checkpoint", "checkpoint's pickle", "ledger", "store header", "store header, signed"),
     *("dealer's Join", "dealer's Leave", "dealer's requests", "dealer's Correct", "answer to Join"),
-    *(
-        "dealt corrections",
-        "dealer's seconds",
-        "npy",
-        "safetensors",
-        "safetensors header",
-        "plan",
-        "key file",
-        "journal",
-    ),
+    *("dealt corrections", "dealer's seconds", "npy", "safetensors", "safetensors header", "plan", "key file"),
+    *("journal",),
     *("public key", "secret key", "frame", "query", "query at a server", "deposit", "deposit at a server"),
     *("collection", "answer", "update", "update at a server", "result", "description", "statement's query"),
     *("statement's answer", "hello", "channel's tensors", "channel's text", "facts", "next slot", "X25519 key"),
@@ -45,7 +38,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def parsers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Parser]:
-    return all_parsers(tmp_path_factory.mktemp("parsers"))
+    return {**all_parsers(tmp_path_factory.mktemp("parsers")), **services()}
 
 
 def test_every_parser_is_named(parsers: dict[str, Parser]) -> None:

@@ -47,8 +47,6 @@ from hummingbird.saving import folder as saved_folder
 from hummingbird.saving import read_net, save
 from hummingbird.saving import weights as saved_weights
 from hummingbird.saving.description import Description, _digest
-from hummingbird.serving import description as serving
-from hummingbird.serving.message import Request, joined, pack_answer, split
 from hummingbird.version import VERSION
 from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
@@ -401,22 +399,6 @@ def parties(root: Path) -> dict[str, Parser]:
     }
 
 
-def services() -> dict[str, Parser]:
-    known = serving.Description(VERSION, "ab", "cd" * 16, (2, 3), (4,), 1.5, 16, 21, 16, 43, 2, 8, True)
-    bodies = split(torch.zeros(2, 2, 3, dtype=torch.int64), known.bits, 2)
-    requests = [
-        Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
-    ]
-    answer = pack_answer(torch.ones(2, 4, dtype=torch.int64), known.result_bits)
-
-    return {
-        "asked party 0": Parser([requests[0]], lambda data: Request.read(data, known, 0).words(known, 0)),
-        "asked party 1": Parser([requests[1]], lambda data: Request.read(data, known, 1).words(known, 1)),
-        "answer to ask": Parser([answer], lambda data: joined([data, answer], 2, known)),
-        "service's description": Parser([known.answer(1, 2.5)], lambda data: serving.Described.read(data, "test")),
-    }
-
-
 def all_parsers(root: Path) -> dict[str, Parser]:
     """The table; files are made under `root`."""
     return {
@@ -428,5 +410,4 @@ def all_parsers(root: Path) -> dict[str, Parser]:
         **tables(root),
         **lookups(),
         **parties(root),
-        **services(),
     }

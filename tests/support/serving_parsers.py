@@ -1,0 +1,31 @@
+"""Parsers of a service for clients that are not parties, for the table of tests/support/parsers.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from hummingbird.serving import description as serving
+from hummingbird.serving.message import Request, joined, pack_answer, split
+from hummingbird.version import VERSION
+from tests.support.parsers import Parser
+
+
+def services() -> dict[str, Parser]:
+    known = serving.Description(VERSION, "ab", "cd" * 16, (2, 3), (4,), 1.5, 16, 21, 16, 43, 2, 8, True)
+    bodies = split(torch.zeros(2, 2, 3, dtype=torch.int64), known.bits, 2)
+    requests = [
+        Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
+    ]
+    answer = pack_answer(torch.ones(2, 4, dtype=torch.int64), known.result_bits)
+
+    def read(rank: int) -> Callable[[bytes], object]:
+        return lambda data: Request.read(data, known, rank).words(known, rank)
+
+    return {
+        "asked party 0": Parser([requests[0]], read(0)),
+        "asked party 1": Parser([requests[1]], read(1)),
+        "answer to ask": Parser([answer], lambda data: joined([data, answer], 2, known)),
+        "service's description": Parser([known.answer(1, 2.5)], lambda data: serving.Described.read(data, "test")),
+    }
