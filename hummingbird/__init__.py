@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hummingbird.mpc.sharing import cryptensor
     from hummingbird.report import estimate
     from hummingbird.saving import load, load_net, save
+    from hummingbird.serving.client import Client
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BitConfig": "bits",
     "BitWindow": "bits",
+    "Client": "serving.client",
     "Study": "window_search.study",
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
@@ -55,6 +57,7 @@ _HOMES = {
 __all__ = [
     "BitConfig",
     "BitWindow",
+    "Client",
     "Study",
     "__version__",
     "convert_model",

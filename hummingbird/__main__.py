@@ -11,8 +11,9 @@ from hummingbird.errors import HummingbirdError
 
 COMMANDS = (
     *("info", "check", "estimate", "save", "infer", "deal", "dealer"),
+    *("serve", "ask"),
     *("find-bits", "frontier", "finetune", "validate"),
-    *("he-server", "he-client", "pir-server"),
+    *("he-server", "he-client", "pir-server", "pir-owner"),
     *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token"),
 )
 

@@ -61,6 +61,28 @@ def sharing(parties: int, is_source: bool) -> Cost:
     return Cost(int(parties > 1), 8 * (parties - 1) * (HEADER_BYTES + 72) if is_source else 0)
 
 
+# Clients that are not parties (serving/message.py, serving/control.py) ------------------------------------------------
+
+REQUEST_HEADER_BYTES, ANSWER_HEADER_BYTES = 64, 8
+ORDER_WORDS = 4  # of 8 bytes, for each request that party 0 names
+
+
+def asking(parties: int, values: int, bits: int, results: int, result_bits: int) -> tuple[int, int]:
+    """Bytes that a client sends to all parties together, and gets: N - 1 seeds and one copy of its values' low bits up,
+    N copies of its results' down. values, results: of all images of the request.
+    """
+    up = parties * REQUEST_HEADER_BYTES + (parties - 1) * 16 + packed(values * bits)
+    return up, parties * (ANSWER_HEADER_BYTES + packed(results * result_bits))
+
+
+def ordering(parties: int, requests: int, first: bool) -> Cost:
+    """A list of so many requests from party 0 (`first`: its own price) to the others: a header, and a row for each."""
+    payload = 16 + 8 * ORDER_WORDS * requests
+    frames = 1 + (requests > 0)
+    bits = 8 * (parties - 1) * (frames * HEADER_BYTES + payload)
+    return Cost(int(parties > 1), bits if first and parties > 1 else 0)
+
+
 # The reduced-ring ReLU (protocols/gmw.py, protocols/truncation.py) --------------------------------------------------
 
 

@@ -24,7 +24,16 @@ ROOM = 64 << 20  # bytes that all inputs of a parser may add to this process; th
 NAMES = [
     *("bits", "checkpoint", "checkpoint's pickle", "ledger", "store header", "store header, signed"),
     *("dealer's Join", "dealer's Leave", "dealer's requests", "dealer's Correct", "answer to Join"),
-    *("dealt corrections", "dealer's seconds", "npy", "safetensors", "safetensors header", "plan", "key file"),
+    *(
+        "dealt corrections",
+        "dealer's seconds",
+        "npy",
+        "safetensors",
+        "safetensors header",
+        "plan",
+        "key file",
+        "journal",
+    ),
     *("public key", "secret key", "frame", "query", "query at a server", "deposit", "deposit at a server"),
     *("collection", "answer", "update", "update at a server", "result", "description", "statement's query"),
     *("statement's answer", "hello", "channel's tensors", "channel's text", "facts", "next slot", "X25519 key"),

@@ -15,25 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from tqdm import tqdm
 
 import hummingbird
-from hummingbird.bits import BitWindow
+from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.figures import Run, figures, show
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
-from hummingbird.commands.sources import add_images_argument, add_net_arguments, images_of, net_of, saved_of
+from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.errors import InputError
-from hummingbird.graph.at_hand import settled
 from hummingbird.mpc import launch
-from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
-from hummingbird.saving import read_net
-from hummingbird.saving.folder import description
 
 HELP = "Run a net on images that no other party reads, under torchrun."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
@@ -66,22 +61,12 @@ def add_parser(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_net_arguments(sub, "owner", "bits", "window", "protocol")
+    add_converted_arguments(sub)
     group = sub.add_argument_group("images")
     add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
     group.add_argument("--samples", type=int, metavar="N", help="the first N of these images (default: all)")
-    text = "the party whose secret the weights are (default: they are public, and every party has them)"
-    sub.add_argument("--owner", type=int, metavar="RANK", help=text)
     text = "most images at a time in a lane, two such batches in turns (default: %(default)s)"
     sub.add_argument("--batch", type=int, default=100, metavar="N", help=text)
-    windows = sub.add_mutually_exclusive_group()
-    text = "windows per layer (docs/bit-config.md); default: exact comparisons"
-    windows.add_argument("--bits", type=Path, metavar="FILE", help=text)
-    windows.add_argument("--window", metavar="K:M", help="one window for all layers instead, e.g. 20:12")
-    sub.add_argument(
-        "--protocol",
-        help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
-    )
     sub.add_argument("--layers", action="store_true", help="print the meter's table layer by layer")
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     add_session_arguments(sub)
@@ -102,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
     # Only party 0 has the images, so it tells the others how many there are, and their shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
-    net, private = _nets(args, session.rank, torch.empty(1, *shape))
+    net, private = nets_of(args, session.rank, shape)
     private.images_per_slice = args.batch
     parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
     counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
@@ -144,40 +129,10 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.json, found)
 
 
-def _nets(args: argparse.Namespace, rank: int, image: Tensor) -> tuple[nn.Module, PrivateNet]:
-    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
-
-    image: one of the shape of the images, for nets that ask for it.
-    """
-    folder = saved_of(args, rank)
-    if folder is not None:
-        saved = description(folder)
-        args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
-        saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
-        return saved_net, hummingbird.convert_model(saved_net, *saved.arguments)
-    torch.manual_seed(0)  # a net that comes without weights must be the same at every party
-    net = net_of(args, weights=args.owner in (None, rank))
-    args.protocol = args.protocol or "masked"
-    owner = "public" if args.owner is None else args.owner
-    taken = settled(net, image, custom=tuple(CUSTOM))
-    return net, hummingbird.convert_model(taken, _windows(args), owner, args.protocol)
-
-
 def _advance(bar: Any, done: int) -> None:
     """Bring a progress bar up to what is done."""
     if done > bar.n:
         bar.update(done - bar.n)
-
-
-def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
-    """The values of --bits or --window."""
-    if args.window is None:
-        bits: Path | None = args.bits
-        return bits
-    upper, _, lower = args.window.partition(":")
-    if not (upper.isdigit() and lower.isdigit()):
-        raise InputError(f"{args.window!r} is not a window", where="--window", hint="two numbers, K:M, such as 20:12")
-    return BitWindow(int(upper), int(lower))
 
 
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:

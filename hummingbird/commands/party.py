@@ -15,8 +15,8 @@ from hummingbird.wire.options import add_tls, tls_of
 from hummingbird.wire.service import Tls
 
 
-def add_session_arguments(parser: argparse.ArgumentParser) -> None:
-    """--lanes, --device, --dealer, --store, --tls-*, --timeout."""
+def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool = True) -> None:
+    """--lanes, --device, --dealer, --store, --tls-*, --timeout. certificates: whether it adds --tls-*."""
     group = parser.add_argument_group("session")
     group.add_argument(
         "--lanes",
@@ -41,11 +41,12 @@ def add_session_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the dealer of correlated randomness listens (`python -m hummingbird dealer`). It must not collude "
         "with any party. Default: party 0 starts one on this host",
     )
-    add_tls(
-        group,
-        "this party's certificate (PEM), for the name party-RANK ({rank} is replaced)",
-        "certificate of the authority that signed all parties' and the dealer's (PEM)",
-    )
+    if certificates:
+        add_tls(
+            group,
+            "this party's certificate (PEM), for the name party-RANK ({rank} is replaced)",
+            "certificate of the authority that signed all parties' and the dealer's (PEM)",
+        )
     group.add_argument(
         "--timeout", type=float, default=120.0, help="longest silence of another party, seconds (default 120)"
     )

@@ -4,7 +4,8 @@
 
 Every part is a step: "root_scale" divides by the root of the last dimension's length, "matmul" multiplies two values,
 "causal" masks what comes later. A mask takes 2^12 off the logits that it hides, where torch takes infinity: of logits
-that differ by less than 4,000 the softmax is the same, but for a row that a mask hides altogether: torch gives NaN.
+that differ by less than 4,000 the softmax is the same. A row that a mask hides altogether is refused: of such a row
+torch makes NaN, zeros or a mean.
 """
 
 from __future__ import annotations
@@ -105,10 +106,21 @@ def _weights(b: Builder, query: Any, key: Any, mask: Any, causal: bool, scale: f
 
 
 def hidden(b: Builder, mask: Any) -> Tensor:
-    """A constant mask as what is added to logits: False, and numbers below HIDDEN, become HIDDEN."""
+    """A constant mask as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN."""
     if not isinstance(mask, Tensor):
         raise Unsupported("a mask that depends on the net's input", "make the mask in __init__: it must be a constant")
-    return b.weight(public.hidden(mask), "attn_mask")
+    try:
+        return b.weight(public.hidden(mask), "attn_mask")
+    except InputError as error:
+        raise Unsupported(error.what, error.hint) from None
+
+
+def is_causal_mask(mask: Tensor) -> bool:
+    """Whether a mask (queries, keys), True or -inf for what is hidden, hides just the keys that come after a query."""
+    later = ~shown(*mask.shape).to(mask.device)
+    if mask.dtype == torch.bool:
+        return torch.equal(mask, later)
+    return bool((mask[~later] == 0).all()) and bool((mask[later] < HIDDEN).all())
 
 
 def _times(b: Builder, x: Ref, factor: Any, suffix: str) -> Ref:
@@ -147,6 +159,8 @@ def multihead(
     if attn_mask is not None:  # True hides here, and shows in scaled_dot_product_attention; is_causal is but a hint
         if not isinstance(attn_mask, Tensor) or attn_mask.dim() != 2:
             raise Unsupported("an attn_mask other than a constant matrix", "make it in __init__, (queries, keys)")
+        if is_causal and not is_causal_mask(attn_mask):  # torch then takes this mask or the causal one, as it suits
+            raise Unsupported("is_causal=True with a mask that is not causal", "leave is_causal out")
         attn_mask = ~attn_mask if attn_mask.dtype == torch.bool else attn_mask
     elif is_causal:
         raise Unsupported("is_causal without attn_mask", "torch asks for the mask too")
@@ -169,7 +183,7 @@ def multihead(
         out = b.emit("permute", out, suffix=".out_last", dims=(1, 0, 2))
     if not need_weights:
         return out, None
-    return out, b.emit("mean", weights, suffix=".mean", dims=(1,), keepdim=False) if average_attn_weights else weights
+    return out, b.emit("mean", weights, suffix=".mean", dims=(-3,), keepdim=False) if average_attn_weights else weights
 
 
 def _projected(b: Builder, given: tuple[Any, ...], joint: Any, bias: Any, apart: tuple[Any, ...]) -> list[Ref]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import inspect
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from hummingbird.graph.batch import BatchSize
 from hummingbird.graph.build import Unsupported
 from hummingbird.graph.example import Example, Running, leaves
 from hummingbird.graph.hints import is_unsupported, module_hint
+from hummingbird.graph.recurrent import LAYERS, unrolled
 from hummingbird.graph.structure import TENSOR, Structure, flatten
 from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
 from hummingbird.graph.vocabulary import module_rule
@@ -95,18 +98,33 @@ class _Tracer(SymbolTracer):
         """The function with a flat tuple of tensors as its result, or the one tensor; `structure` is what it gave."""
 
         def flat(*arguments: Any) -> Any:
-            self.structure, leaves = flatten(function(*arguments), lambda value: isinstance(value, (fx.Proxy, Tensor)))
+            result = self._unpacked(function(*arguments))
+            self.structure, leaves = flatten(result, lambda value: isinstance(value, (fx.Proxy, Tensor)))
             return leaves[0] if self.structure == TENSOR else tuple(leaves)
 
         return flat
+
+    def _unpacked(self, value: Any) -> Any:
+        """A result with the parts of tuples that one call gives, as chunk does: an example tells how many there are."""
+        if isinstance(value, fx.Proxy):
+            known = self.known(value)
+            return tuple(self._unpacked(part) for part in value) if isinstance(known, (tuple, list)) else value
+        if type(value) is dict:
+            return {key: self._unpacked(part) for key, part in value.items()}
+        return type(value)(map(self._unpacked, value)) if type(value) in (tuple, list) else value
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if self.running is not None and self.running.busy:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def _unrolls(self, m: nn.Module) -> bool:
+        """Whether a recurrent layer becomes the calls of its steps, which an example counts."""
+        known = type(m) in LAYERS and type(m) not in self.custom
+        return known and self.running is not None and self.path_of_module(m) not in self.opaque
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return (
+        return not self._unrolls(m) and (
             type(m) in self.custom
             or is_unsupported(m)
             or module_qualified_name in self.opaque
@@ -121,6 +139,11 @@ class _Tracer(SymbolTracer):
             return forward(*args, **kwargs)
         self.paths.append(self.path_of_module(m))
         try:
+            if self._unrolls(m):
+                if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m):
+                    self.refuse("a hook, or another forward(), on a recurrent layer would be lost", "remove it first")
+                assert isinstance(m, nn.RNNBase)
+                forward = partial(unrolled, m)
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.paths[-1] if self.failed is None else self.failed
@@ -134,6 +157,19 @@ class _Tracer(SymbolTracer):
         if self.running is not None and node.op == "get_attr":  # fx makes those of constants by itself
             self.running.compute(node)
         return node
+
+
+@contextmanager
+def _wrapped_functions_open() -> Iterator[None]:
+    """A block in which a library's functions are traced into that it keeps whole in torch.fx's traces (`fx.wrap`)."""
+    table = fx._symbolic_trace._wrapped_fns_to_patch
+    kept = {key: home for key, home in table.items() if isinstance(home.get(key[1]), FunctionType)}
+    for key in kept:
+        del table[key]
+    try:
+        yield
+    finally:
+        table.update(kept)
 
 
 def _given(argument: Any, positional: int) -> Any:
@@ -224,7 +260,8 @@ def _capture(
         running = None if example is None else Running(net, example, sizes)
         tracer = _Tracer(custom, opaque, example, running)
         try:
-            with _TRACING, answering(), Sizing(tracer):
+            opened = nullcontext() if example is None else _wrapped_functions_open()
+            with _TRACING, answering(), Sizing(tracer), opened:
                 graph = tracer.trace(net)
             break
         except Exception as error:  # forward() is the user's code: it may raise anything on symbols
@@ -233,13 +270,13 @@ def _capture(
             if not (opaque and "cannot be iterated" in str(error)):
                 found.append(_failure(path, error))
             if not path or path in opaque:
-                found += _unsupported_below(net, "")
+                found += _unsupported_below(net, "", example)
                 return Capture(net, None, {}, frozenset(opaque), list(dict.fromkeys(found)))
             opaque.add(path)
     # forward() may have caught the error, and gone another way than it goes at inference.
     found += [_failure(path, error) for path, error in tracer.refused]
     for path in sorted(opaque):
-        found += _unsupported_below(net, path)
+        found += _unsupported_below(net, path, example)
     found = list(dict.fromkeys(found))
     types = {} if running is None else running.types()
     paths = tracer.paths_of_nodes
@@ -257,10 +294,10 @@ def _failure(path: str, error: Exception) -> Problem:
     return Problem(path or "net", f"forward() cannot be traced: {reason}{place}", hint)
 
 
-def _unsupported_below(net: nn.Module, path: str) -> list[Problem]:
+def _unsupported_below(net: nn.Module, path: str, example: Example | None) -> list[Problem]:
     """Known unsupported layers in a part that was not traced."""
     return [
         Problem(name, f"{type(module).__name__} is not in the vocabulary", module_hint(module))
         for name, module in net.get_submodule(path).named_modules(prefix=path)
-        if is_unsupported(module)
+        if is_unsupported(module) and not (example is not None and type(module) in LAYERS)
     ]

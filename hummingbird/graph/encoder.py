@@ -20,6 +20,8 @@ _ACTIVATIONS: dict[Any, Callable[..., Ref]] = {
     torch.nn.functional.silu: layer.elementwise("silu"),
     torch.relu: layer.elementwise("relu"),
 }
+# Attributes of a layer that `encoder_layer` takes.
+PARTS = "self_attn linear1 linear2 norm1 norm2 norm_first activation dropout dropout1 dropout2"
 _MODULES: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 
 
@@ -36,11 +38,9 @@ def encoder(
     """nn.TransformerEncoder."""
     x = b.tensor(src)
     for number, module in enumerate(layers):
-        if type(module) is not nn.TransformerEncoderLayer:
-            raise Unsupported(f"an encoder of {type(module).__name__}", "use nn.TransformerEncoderLayer")
-        names = ("self_attn", "linear1", "linear2", "norm1", "norm2", "norm_first", "activation")
         with _inside(b, f"layers.{number}"):
-            parts = {name: getattr(module, name) for name in names}
+            _check(module, nn.TransformerEncoderLayer)
+            parts = {name: getattr(module, name) for name in PARTS.split()}
             x = encoder_layer(b, x, mask, src_key_padding_mask, bool(is_causal), **parts)
     with _inside(b, "norm"):
         return x if norm is None else _normed(b, norm, x)
@@ -60,9 +60,15 @@ def encoder_layer(
     norm2: nn.Module,
     norm_first: bool,
     activation: Any,
+    **dropouts: nn.Module,
 ) -> Ref:
     """nn.TransformerEncoderLayer: attention and two linear layers, each added to what it reads."""
     x = b.tensor(src)
+    _check(self_attn, nn.MultiheadAttention)
+    for layer_of_two in (linear1, linear2):
+        _check(layer_of_two, nn.Linear)
+    for dropout in dropouts.values():
+        _check(dropout, nn.Dropout)
 
     def attended(x: Ref) -> Ref:
         names = (
@@ -101,13 +107,25 @@ def _inside(b: Builder, name: str) -> Any:
         b.name = outer
 
 
+def _check(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Unsupported unless a part of torch's encoder is as torch makes it."""
+    found = nn.utils.parametrize.type_before_parametrizations(module)
+    if found is not kind:
+        raise Unsupported(f"an encoder with {found.__name__}", f"use nn.{kind.__name__}")
+    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        what = f"a hook on {kind.__name__} in an encoder, or a forward() of its own, would be lost"
+        raise Unsupported(what, "remove it, or write the encoder as a module of your own")
+
+
 def _normed(b: Builder, norm: nn.Module, x: Ref) -> Ref:
-    if type(norm) is not nn.LayerNorm:
-        raise Unsupported(f"an encoder with {type(norm).__name__}", "use nn.LayerNorm")
+    _check(norm, nn.LayerNorm)
+    assert isinstance(norm, nn.LayerNorm)
     return norms.layer_norm(b, x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
 
 def _activated(b: Builder, activation: Any, x: Ref) -> Ref:
+    if type(activation) in (nn.GELU, *_MODULES):
+        _check(activation, type(activation))
     if type(activation) is nn.GELU:
         return layer.gelu(b, x, activation.approximate)
     if type(activation) in _MODULES:

@@ -9,6 +9,7 @@ side: a size that differs between them is a multiple of the batch's (batch.py).
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from hummingbird.graph.structure import Structure, flatten, rebuild
 
 # Types of public tensors.
 PUBLIC_TYPES = (torch.int64, torch.int32, torch.bool)
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 # Attributes of a tensor that are the same for every image.
 PUBLIC = frozenset(
     "shape ndim dtype device layout requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested is_leaf "
@@ -152,11 +154,15 @@ class Running:
     def compute(self, node: fx.Node) -> tuple[Any, ...]:
         """The node's value in every run."""
         self.busy = True
+        quiet, _LOG.disabled = _LOG.disabled, True  # torch logs what it raises, with a page of its own code
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # in which attention gives a tensor for weights that are None
         try:
             with self._fake:
                 self.values[node] = tuple(self._value(node, run) for run in range(len(self.sizes)))
         finally:
-            self.busy = False
+            self.busy, _LOG.disabled = False, quiet
+            torch.backends.mha.set_fastpath_enabled(fast)
         return self.values[node]
 
     def _value(self, node: fx.Node, run: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ _ROOT = "needs a private inverse square root: train with BatchNorm, which infere
 _LOG = "return the logits, and compute it on the opened result; of logarithms, log_softmax is known"
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
 TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
-_RECURRENT = "no recurrent layers: unroll the net, or use 1-d convolutions"
+_RECURRENT = (
+    "torch's LSTM, GRU and RNN are unrolled on an example, convert_model(net, example=x); others: write the steps"
+)
+_WRAPPED = "it is traced into if there is an example: convert_model(net, example=x)"
 _COMPARE = "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known"
 _ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
 _SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
@@ -111,4 +115,6 @@ def function_hint(name: str, target: Any = None) -> str:
     """The hint for a function or method that cannot be converted; `target`: what the graph calls."""
     if isinstance(target, torch._ops.OpOverload):  # aten.linear.default: the graph of an exported program
         return _PROGRAM
+    if isinstance(target, FunctionType) and not target.__module__.startswith("torch."):  # kept whole by fx.wrap
+        return _WRAPPED
     return _FUNCTIONS.get(name.rstrip("_"), _ANY)

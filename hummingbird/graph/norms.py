@@ -62,17 +62,25 @@ def instance_norm(
 ) -> Ref:
     """Every channel of every image by itself; with running statistics it is a batch norm, and is to be one."""
     if not use_input_stats:
-        raise Unsupported("an instance norm on running statistics", "it is a BatchNorm in eval mode: use that")
+        raise Unsupported(*_RUNNING)
     return _channels(b, input, 0, weight, bias, eps)
 
 
-def instance_norm_layer(b: Builder, input: Any, track_running_stats: bool, weight: Any, bias: Any, eps: float) -> Ref:
-    """The module, which in eval mode uses running statistics if it has them."""
-    return instance_norm(b, input, None, None, weight, bias, not track_running_stats, 0.1, eps)
+_RUNNING = "an instance norm on running statistics", "it is a BatchNorm in eval mode: use that"
 
 
-def _channels(b: Builder, input: Any, groups: int, weight: Any, bias: Any, eps: float) -> Ref:
+def instance_norm_layer(
+    b: Builder, input: Any, track_running_stats: bool, weight: Any, bias: Any, eps: float, *, n: int
+) -> Ref:
+    """The module of n spatial dimensions, which in eval mode uses running statistics if it has them."""
+    if track_running_stats:
+        raise Unsupported(*_RUNNING)
+    return _channels(b, input, 0, weight, bias, eps, rank=n + 2)
+
+
+def _channels(b: Builder, input: Any, groups: int, weight: Any, bias: Any, eps: float, rank: int | None = None) -> Ref:
     attrs: dict[str, Any] = {"last": None, "groups": groups, "eps": b.number(eps, "eps"), "center": True, "sizes": None}
+    attrs |= {} if rank is None else {"rank": rank}
     x = b.emit("norm", b.tensor(input), suffix="" if weight is None and bias is None else ".norm", **attrs)
     return x if weight is None and bias is None else _affine(b, "affine", x, weight, bias, None)
 
@@ -95,8 +103,11 @@ def rows(a: dict[str, Any], x: Tensor) -> Tensor:
             what = f"a norm over the last dimensions {tuple(a['sizes'])} of a value of shape {tuple(x.shape)}"
             raise InputError(what, hint="give inputs of the shape that the net was trained on")
         return x.flatten(-a["last"])
+    if a.get("rank", x.dim()) != x.dim() or x.dim() < (2 if a["groups"] else 3):
+        what = f"a norm of each channel, of a value of shape {tuple(x.shape)}"
+        raise InputError(what, hint="give a batch of images: for one image, x.unsqueeze(0)")
     groups = a["groups"] or x.shape[1]
-    if x.dim() < 2 or x.shape[1] % groups:
+    if x.shape[1] % groups:
         what = f"{groups} groups of the channels of a value of shape {tuple(x.shape)}"
         raise InputError(what, hint="the number of groups divides the number of channels")
     return x.reshape(x.shape[0], groups, -1)

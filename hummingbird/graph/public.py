@@ -28,6 +28,7 @@ from hummingbird.graph.steps import Ref
 from hummingbird.graph.structure import Structure, flatten, rebuild
 
 HIDDEN = -(2.0**12)  # what a mask adds to a logit that it hides (attention.py)
+_LOWEST = -(2.0**16)  # the largest of a row that is hidden altogether: beside it torch's float32 loses the logits
 MOST_NUMBERS = 1 << 16  # of a public constant: it is part of the net's description
 TYPES = ("int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float64")
 
@@ -44,10 +45,18 @@ _REFLECTED = "and or xor eq ne lt le gt ge add sub mul radd rsub rmul rtruediv t
 
 
 def hidden(mask: Tensor) -> Tensor:
-    """A mask of attention as what is added to logits: False, and numbers below HIDDEN, become HIDDEN."""
+    """A mask of attention as what is added to logits: False, and numbers far below the largest of a row, become HIDDEN.
+
+    InputError for a row that hides all keys.
+    """
     if mask.dtype == torch.bool:
-        return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, HIDDEN)
-    return mask.clamp(min=HIDDEN)
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -torch.inf)
+    elif not mask.is_floating_point():
+        return mask
+    most = mask.amax(-1, keepdim=True) if mask.dim() else mask
+    if not mask.is_meta and bool((most < _LOWEST).any()):
+        raise InputError("an attn_mask that hides all keys of a query", hint="let every query see a key, itself say")
+    return (mask - most).clamp(min=HIDDEN)  # a row's softmax is the same less any number
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -102,8 +102,8 @@ def channel_shuffle(b: Builder, input: Any, groups: int) -> Ref:
     return b.emit("channel_shuffle", b.tensor(input), groups=b.ints(groups, 1, "groups")[0])
 
 
-def flip(b: Builder, input: Any, *dims: Any) -> Ref:
-    flat = dims[0] if len(dims) == 1 and isinstance(dims[0], (tuple, list)) else dims
+def flip(b: Builder, input: Any, *rest: Any, dims: Any = ()) -> Ref:
+    flat = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest or dims
     return b.emit("flip", b.tensor(input), dims=b.ints(flat, len(flat), "dims"))
 
 

@@ -42,7 +42,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     ),
     "linear": ("x", "weight=tensor bias=tensor|none"),
     "batch_norm": ("x", "mean=tensor var=tensor weight=tensor|none bias=tensor|none eps=number"),
-    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none"),
+    "norm": ("x", "last=positive|none groups=whole|none eps=number center=bool sizes=positives|none rank?=positive"),
     "affine": ("x", "scale=tensor shift=tensor"),
     "scale_last": ("x", "scale=tensor shift=tensor"),
     "root_scale": ("x", ""),
@@ -73,7 +73,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "sum": ("x", "dims=ints|none keepdim=bool"),
     "add": ("x x?", "value?=number|tensor"),
     "sub": ("x x?", "value?=number|tensor reversed?=bool"),
-    "mul": ("x x?", "value?=number|tensor"),
+    "mul": ("x x?", "value?=number|tensor whole?=bool"),
     "neg": ("x", ""),
     "square": ("x", ""),
     "abs": ("x", ""),
@@ -236,8 +236,9 @@ def check(steps: Sequence[Step]) -> None:
     names: set[str] = set()
     for number, step in enumerate(steps):
         try:
-            if step.name in names or not all(step.name.split(".")):
-                raise ValueError("a name that is empty, or that another step has")
+            parts = step.name.split(".")
+            if step.name in names or not all(parts) or "training" in parts:  # which every module has, and sets
+                raise ValueError("a name that is empty, that another step has, or that no module can have")
             names.add(step.name)
             if step.op not in OPERATIONS:
                 raise ValueError(f"the operation {step.op[:32]!r} is not in the vocabulary of saved nets")

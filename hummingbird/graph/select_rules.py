@@ -1,7 +1,8 @@
 """Maxima of two values, magnitudes, comparisons as data, and choices by them: the arguments torch takes -> steps.
 
 A comparison of private values is the number 1 or 0, of the kind BOOL: torch would compute on it as on a truth value, so
-it goes into where, masked_fill, a product or a cast, and into nothing else.
+it goes into where, masked_fill, a product or a cast, and into nothing else. What torch keeps as integers from there on
+has the attribute "whole" (whole.py).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph.build import BOOL, Builder, Unsupported
-from hummingbird.graph.shape_rules import arithmetic, value
+from hummingbird.graph.shape_rules import arithmetic, constant, integers, value
 from hummingbird.graph.steps import Ref
+from hummingbird.graph.whole import HINT, wholes
 
 
 def magnitude(b: Builder, input: Any) -> Ref:
@@ -42,6 +44,8 @@ def compared(name: str) -> Callable[..., Ref]:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")
         if not isinstance(input, Ref):
             input, other, turned = other, input, not turned
+        if isinstance(other, Tensor) and other.dim() == 0:
+            other = other.item()
         if isinstance(other, (int, float)):
             number = b.number(other, "what is compared with")
             return b.emit("greater", b.tensor(input), kind=BOOL, value=number, turned=turned, strict=strict)
@@ -61,16 +65,22 @@ def where(b: Builder, condition: Any, input: Any = None, other: Any = None) -> R
         return _named(b, ".chosen", arithmetic("add"), kept, _times(b, other, 1 - mask, ".other"))
     if b.kind(condition) != BOOL:
         raise Unsupported("where on what is no comparison", "where(x > y, a, b)")
-    if not isinstance(input, Ref) and not isinstance(other, Ref):
-        difference: Any = torch.as_tensor(input).float() - torch.as_tensor(other).float()
-        difference = float(difference) if difference.dim() == 0 else difference
-    else:
+    if isinstance(input, Ref) or isinstance(other, Ref):
         difference = _named(b, ".difference", arithmetic("sub"), input, other)
-    chosen = _times(b, condition, difference, ".chosen")
+        chosen = _times(b, condition, difference, ".chosen")
+        return _named(b, "", arithmetic("add"), chosen, other)
+    kind = torch.result_type(*(value if isinstance(value, Tensor) else torch.tensor(value) for value in (input, other)))
+    if kind == torch.bool:
+        raise Unsupported("where between True and False", "that is the comparison itself: cast it")
+    difference = constant(b, input) - constant(b, other)
+    chosen = b.emit("mul", condition, suffix=".chosen", value=difference, **integers(kind))
     return _named(b, "", arithmetic("add"), chosen, other)
 
 
 def masked_fill(b: Builder, input: Any, mask: Any, value: Any) -> Ref:
+    if isinstance(input, Ref) and input.index in wholes(b.steps) and not isinstance(value, Ref):
+        if not bool((torch.as_tensor(value) == torch.as_tensor(value).round()).all()):
+            raise Unsupported(f"torch rounds {b._show(value)} in masked_fill of whole numbers (int64)", HINT)
     return where(b, mask, value, input)
 
 
@@ -78,14 +88,25 @@ def where_method(b: Builder, input: Any, condition: Any, other: Any) -> Ref:
     return where(b, condition, input, other)
 
 
-def cast(b: Builder, input: Any, *others: Any, **more: Any) -> Ref:
-    """A comparison as a number; other casts are known with an example alone, and are then no call."""
-    if b.kind(input) != BOOL:
-        raise Unsupported(
-            "a cast to another type or device",
-            "leave it out, or convert with example=: a private value has one type and one place",
-        )
-    return b.emit("mul", input, value=1.0)
+def cast(dtype: torch.dtype | None = None) -> Callable[..., Ref]:
+    """A comparison as a number; other casts are known with an example alone, and are then no call.
+
+    dtype: of methods whose name says it, like float().
+    """
+
+    def rule(b: Builder, input: Any, *others: Any, **more: Any) -> Ref:
+        given = [*others, *more.values()]
+        types = [value for value in given if isinstance(value, torch.dtype)] or ([] if dtype is None else [dtype])
+        like = [value for value in given if isinstance(value, Ref)]
+        if b.kind(input) != BOOL or len(types) + len(like) != 1:
+            hint = "leave it out, or convert with example=: a private value has one type and one place"
+            raise Unsupported("a cast to another type or device", hint)
+        if like:
+            b.tensor(like[0], "the tensor whose type is taken")
+            types = [torch.int64 if like[0].index in wholes(b.steps) else torch.float32]
+        return b.emit("mul", input, value=1.0, **integers(types[0]))
+
+    return rule
 
 
 def _times(b: Builder, x: Any, y: Any, suffix: str) -> Any:

@@ -33,8 +33,8 @@ def arithmetic(op: str) -> Callable[..., Ref]:
             return b.emit("square", b.tensor(input))
         if isinstance(input, Ref) and isinstance(other, Ref):
             return b.emit(op, b.tensor(input), b.tensor(other, "the other operand"))
-        reversed_, x, constant = (True, other, input) if isinstance(other, Ref) else (False, input, other)
-        attrs: dict[str, Any] = {"value": _constant(b, constant)}
+        reversed_, x, public = (True, other, input) if isinstance(other, Ref) else (False, input, other)
+        attrs: dict[str, Any] = {"value": constant(b, public)}
         if op == "sub":
             attrs["reversed"] = reversed_
         return b.emit(op, b.tensor(x), **attrs)
@@ -56,11 +56,20 @@ def addcmul(b: Builder, input: Any, tensor1: Any, tensor2: Any, value: Any = 1) 
 def _chosen(b: Builder, input: Any, other: Any) -> Ref:
     """A comparison, 1 or 0, times a value."""
     bit, value = (input, other) if b.kind(input) == BOOL else (other, input)
-    if b.kind(value) == BOOL or isinstance(value, bool):
-        raise Unsupported("a product of two comparisons", "cast them: (x > 0).float()")
-    if isinstance(value, Ref):
+    if isinstance(value, Ref) and b.kind(value) != BOOL:
         return b.emit("mul", bit, b.tensor(value, "the other operand"))
-    return b.emit("mul", bit, value=_constant(b, value))
+    if isinstance(value, (Ref, bool)) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        raise Unsupported("a product of two comparisons", "cast them: (x > 0).float()")
+    return b.emit("mul", bit, value=constant(b, value), **integers(torch.as_tensor(value).dtype))
+
+
+def integers(dtype: torch.dtype) -> dict[str, Any]:
+    """The attribute of a step whose values are integers in torch; Unsupported for types in which they may wrap."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return {}
+    if dtype not in (torch.int32, torch.int64):
+        raise Unsupported(f"a comparison as {str(dtype).removeprefix('torch.')}", "cast it: (x > 0).float()")
+    return {"whole": True}
 
 
 def rsub(b: Builder, input: Any, other: Any, alpha: Any = 1) -> Ref:
@@ -75,7 +84,8 @@ def _sizes(b: Builder, op: str, input: Any, other: Any) -> Ref:
     return b.emit("int", input, other, kind=INT, function=op)
 
 
-def _constant(b: Builder, value: Any) -> float | Tensor:
+def constant(b: Builder, value: Any) -> float | Tensor:
+    """A public number or tensor as what is added or multiplied with."""
     if isinstance(value, (int, float)):
         return b.number(value, "the constant operand")
     if isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex():
@@ -90,12 +100,12 @@ def div(b: Builder, input: Any, other: Any, rounding_mode: Any = None) -> Ref:
         raise Unsupported(f"rounding_mode={rounding_mode!r}", "divide without rounding")
     if isinstance(other, Ref):
         raise Unsupported("division by a private value", RECIPROCAL)
-    constant = _constant(b, other)
-    if not (isinstance(constant, Tensor) and constant.is_meta) and not bool(torch.as_tensor(constant).all()):
+    divisor = constant(b, other)
+    if not (isinstance(divisor, Tensor) and divisor.is_meta) and not bool(torch.as_tensor(divisor).all()):
         raise Unsupported("division by zero", "the divisor holds a zero")
-    if isinstance(constant, Tensor):
-        return b.emit("mul", b.tensor(input), value=constant.double().reciprocal().to(constant.dtype))
-    return b.emit("mul", b.tensor(input), value=1.0 / constant)
+    if isinstance(divisor, Tensor):
+        return b.emit("mul", b.tensor(input), value=divisor.double().reciprocal().to(divisor.dtype))
+    return b.emit("mul", b.tensor(input), value=1.0 / divisor)
 
 
 def power(b: Builder, input: Any, exponent: Any) -> Ref:

@@ -12,7 +12,7 @@ import builtins
 import contextlib
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,9 @@ _isinstance = builtins.isinstance
 _NO_TENSOR = frozenset("size dim ndimension numel nelement stride chunk split unbind item tolist".split())
 _TENSOR_ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "data", "real"})
 # Calls that give the tensor itself where its type and device are those asked for.
-_CASTS = frozenset("to float double half bfloat16 type type_as cpu cuda".split())
+_CASTS = frozenset("to float double half bfloat16 int long type type_as cpu cuda".split())
+# Calls that take a tensor's shape or type alone.
+_FILLS = frozenset("new_zeros new_ones new_full zeros_like ones_like full_like".split())
 
 
 def is_tensor(node: fx.Node) -> bool:
@@ -152,15 +154,28 @@ class SymbolTracer(fx.Tracer):
         if self.running is None:
             return proxy
         values = self.running.compute(proxy.node)
+        name = target if _isinstance(target, str) else getattr(target, "__name__", "")
+        if name in _FILLS:
+            return self._filled(name, values, args, kwargs)
         if any(_isinstance(leaf, Tensor) for leaf in _leaves(values[0])):
-            name = target if _isinstance(target, str) else getattr(target, "__name__", "")
             if name in _CASTS and values[0] is self.known(args[0]):
                 return args[0]
             return proxy
-        name = target if _isinstance(target, str) else getattr(target, "__name__", "")
         if name not in FACTS:
             self.refuse("a private value turned into a Python value", _VALUE_TEST)
         return self.running.same(values)
+
+    def _filled(self, name: str, values: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> Any:
+        """A constant of a traced value's shape or type, once for each image where its size grows with the batch."""
+        rest = [*args[1:], kwargs.get("fill_value")]
+        number = 0 if "zeros" in name else 1 if "ones" in name else rest[-1] if rest[-1] is not None else rest[-2]
+        pairs = list(zip(values[0].shape, values[-1].shape, strict=True))
+        one = torch.full([first if first == last else 1 for first, last in pairs], number, dtype=values[0].dtype)
+        if values[0].shape == values[-1].shape:
+            return one
+        assert self.running is not None
+        sizes = self.running.same([tuple(value.shape) for value in values])
+        return self.create_proxy("call_method", "expand", (one, *sizes), {})
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         if self.running is not None and not _isinstance(self.known(obj), Tensor):

@@ -32,7 +32,6 @@ _NORM = "running_mean running_var weight bias eps"
 _INSTANCE = "track_running_stats weight bias eps"
 _ATTENTION = "num_heads batch_first in_proj_weight in_proj_bias q_proj_weight k_proj_weight v_proj_weight"
 _ATTENTION += " bias_k bias_v add_zero_attn out_proj"
-_ENCODER_LAYER = "self_attn linear1 linear2 norm1 norm2 norm_first activation"
 _POOL = "kernel_size stride padding ceil_mode"
 
 _ACTIVATIONS: dict[str, Rule] = {
@@ -50,8 +49,8 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.SyncBatchNorm: (layer.batch_norm, _NORM),
     nn.LayerNorm: (norms.layer_norm, "normalized_shape weight bias eps"),
     nn.GroupNorm: (norms.group_norm, "num_groups weight bias eps"),
-    nn.InstanceNorm1d: (norms.instance_norm_layer, _INSTANCE),
-    nn.InstanceNorm2d: (norms.instance_norm_layer, _INSTANCE),
+    nn.InstanceNorm1d: (partial(norms.instance_norm_layer, n=1), _INSTANCE),
+    nn.InstanceNorm2d: (partial(norms.instance_norm_layer, n=2), _INSTANCE),
     nn.ReLU: (_ACTIVATIONS["relu"], ""),
     nn.ReLU6: (layer.relu6, ""),
     nn.LeakyReLU: (layer.leaky_relu, "negative_slope"),
@@ -74,7 +73,7 @@ _MODULES: dict[type[nn.Module], tuple[Rule, str]] = {
     nn.AdaptiveMaxPool1d: (partial(layer.adaptive_max_pool, n=1), "output_size return_indices"),
     nn.AdaptiveMaxPool2d: (partial(layer.adaptive_max_pool, n=2), "output_size return_indices"),
     nn.MultiheadAttention: (attention.multihead, _ATTENTION),
-    nn.TransformerEncoderLayer: (encoder.encoder_layer, _ENCODER_LAYER),
+    nn.TransformerEncoderLayer: (encoder.encoder_layer, encoder.PARTS),
     nn.TransformerEncoder: (encoder.encoder, "layers norm"),
     nn.Embedding: (public.embedding, "weight padding_idx max_norm norm_type scale_grad_by_freq sparse"),
     nn.Flatten: (shape.flatten, "start_dim end_dim"),
@@ -214,7 +213,10 @@ NAMES: dict[str, Rule] = {
     "roll": resize.roll,
 }
 
-_CASTS = ("to", "float", "double", "half", "type", "type_as")
+_CASTS: dict[str, Rule] = {
+    **dict.fromkeys(("to", "type", "type_as"), select.cast()),
+    **{name: select.cast(getattr(torch, name)) for name in ("float", "double", "half", "int", "long")},
+}
 
 _OPERATORS: dict[str, Rule] = {
     "add": NAMES["add"],
@@ -228,7 +230,7 @@ _OPERATORS: dict[str, Rule] = {
 
 METHODS: dict[str, Rule] = {
     form: rule for name, rule in NAMES.items() for form in (name, name + "_") if hasattr(torch.Tensor, form)
-} | {"where": select.where_method, **dict.fromkeys(_CASTS, select.cast)}
+} | {"where": select.where_method, **_CASTS}
 IN_PLACE_OPERATORS = {getattr(operator, "i" + name): rule for name, rule in _OPERATORS.items()}
 FUNCTIONS: dict[Any, Rule] = {
     **{

@@ -1,4 +1,5 @@
-"""Where a net computes on whole numbers: torch does on what argmax gives, int64, until a real number meets it.
+"""Where a net computes on whole numbers: torch does on what argmax gives, int64, until a real number meets it, and on a
+comparison times a whole number.
 
 Private inference has reals only. The two agree in all that keeps whole numbers whole; they do not where torch rounds.
 """
@@ -20,21 +21,33 @@ _KEEP = frozenset(
 _MAKE_REAL = frozenset(("add", "sub", "mul", "maximum", "minimum"))  # with a number that has a fraction
 
 
+HINT = "return what argmax gives and do the rest on the opened result; of a comparison, take (x > 0).float()"
+
+
 def rounded(steps: Sequence[Step]) -> list[Problem]:
     """Steps at which torch would round whole numbers: means, and numbers with a fraction in a hardtanh or a pad."""
+    return [
+        Problem(steps[number].name, f"torch rounds what {steps[number].op} makes of whole numbers (int64)", HINT)
+        for number in sorted(wholes(steps))
+        if _fractions(steps[number]) or steps[number].op in ("avg_pool", "adaptive_avg_pool")
+    ]
+
+
+def wholes(steps: Sequence[Step]) -> set[int]:
+    """The steps whose values are whole numbers in torch."""
     whole: set[int] = set()
-    found = []
     for number, step in enumerate(steps):
         inputs = [ref.index for ref in refs(step.inputs) if not _is_neutral(steps[ref.index])]
-        fractions = [step.attrs[name] for name in ("low", "high", "value") if not _is_whole(step.attrs.get(name, 0))]
-        makes_real = bool(fractions) and step.op in _MAKE_REAL
-        if step.op != "argmax" and (step.op not in _KEEP or not inputs or not whole.issuperset(inputs) or makes_real):
-            continue
-        whole.add(number)
-        if fractions or step.op in ("avg_pool", "adaptive_avg_pool"):
-            what = f"torch rounds what {step.op} makes of whole numbers (int64, from argmax)"
-            found.append(Problem(step.name, what, "return what argmax gives, and do the rest on the opened result"))
-    return found
+        makes_real = bool(_fractions(step)) and step.op in _MAKE_REAL
+        kept = step.op in _KEEP and bool(inputs) and whole.issuperset(inputs) and not makes_real
+        if step.op == "argmax" or step.attrs.get("whole") or kept:
+            whole.add(number)
+    return whole
+
+
+def _fractions(step: Step) -> list[object]:
+    """Numbers of a step's attributes that are not whole."""
+    return [step.attrs[name] for name in ("low", "high", "value") if not _is_whole(step.attrs.get(name, 0))]
 
 
 def _is_neutral(step: Step) -> bool:

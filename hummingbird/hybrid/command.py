@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -54,15 +55,21 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     disk = None if args.disk is None else int(args.disk * 1e9)
     service = Service(model, args.store, disk=disk, idle=args.idle)
     try:
-        run_service("gc-server", service.handlers(), config)
+        run_service("gc-server", service.handlers(), config, service.measure)
     finally:
         service.close()
     return 0
 
 
-def run_service(name: str, handlers: Mapping[str, Method | Exchange], config: ServiceConfig) -> None:
-    """Serve until SIGTERM or SIGINT; says that it is ready."""
+def run_service(
+    name: str,
+    handlers: Mapping[str, Method | Exchange],
+    config: ServiceConfig,
+    measure: Callable[[CollectorRegistry], object] = lambda registry: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; says that it is ready. measure: adds figures to the program's metrics."""
     with Front(name, config) as front:
+        measure(front.metrics.registry)
         front.serve(handlers)
         front.ready()
         print(front.line, flush=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.errors import ConfigError, HummingbirdError, OverloadError, StoreError
 from hummingbird.hybrid import description, messages
@@ -59,6 +60,20 @@ class Service:
         roles = {"Session": self._session, "Offline": self._offline, "Online": self._online}
         calls: dict[str, Method | Exchange] = {name: Exchange(self._call(role)) for name, role in roles.items()}
         return {"Public": self._describe, **self._users.handlers(), **calls}
+
+    def measure(self, registry: CollectorRegistry) -> None:
+        """Have figures of sessions and slots among those of a program's metrics."""
+
+        def add(name: str, text: str, value: Callable[[list[Store]], int]) -> None:
+            Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(lambda: value(self._opened()))
+
+        add("sessions_open", "Clients' sessions in use since the start.", len)
+        add("slots_ready", "Their slots that are ready.", lambda stores: sum(len(store.ready) for store in stores))
+        add("slot_bytes", "Bytes of these slots.", lambda stores: sum(store.bytes for store in stores))
+
+    def _opened(self) -> list[Store]:
+        with self._lock:
+            return list(self._stores.values())
 
     def close(self) -> None:
         """Give the locks back; may be called twice."""

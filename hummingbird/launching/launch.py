@@ -64,7 +64,7 @@ def launch(
 
     Raises ConfigError and InputError for arguments, EnvironmentProblem inside a party or a session, and LaunchError,
     which names each party that failed, the first cause first, with its error, or the signal that ended it. Whatever
-    happens, no process is left, also if this one is killed.
+    happens, no process is left, also if this one is killed: what `fn` has started ends with its party.
     """
     _check(fn, parties, lanes)
     check_options(None, None, timeout, device, where="launch")

@@ -64,8 +64,16 @@ class Einsum(MatMul):
         self.columns = [i for i in self.right if i not in both and i in self.out]
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        size = self._sizes(x.shape, y.shape)  # torch repeats a summed index of size 1
+        x = x.expand([size[i] if i in self.summed else -1 for i in self.left])
+        y = y.expand([size[i] if i in self.summed else -1 for i in self.right])
         left = self._stacked(x, self.left, self.rows, self.summed)
         return left, self._stacked(y, self.right, self.summed, self.columns)
+
+    def _sizes(self, x: Sequence[int], y: Sequence[int]) -> dict[str, int]:
+        """The size of every index; an operand may have 1 instead."""
+        given = dict(zip(self.left, x, strict=True)), dict(zip(self.right, y, strict=True))
+        return {i: max(one.get(i, 0) for one in given) for i in self.left + self.right}
 
     def _stacked(self, x: Tensor, term: str, first: list[str], second: list[str]) -> Tensor:
         kept = [*self.batch, *first, *second]
@@ -78,7 +86,7 @@ class Einsum(MatMul):
         return x.reshape(*sizes[: cuts[0]], math.prod(sizes[cuts[0] : cuts[1]]), math.prod(sizes[cuts[1] :]))
 
     def arranged(self, out: Tensor, x: Sequence[int], y: Sequence[int]) -> Tensor:
-        size = dict(zip(self.left, x, strict=True)) | dict(zip(self.right, y, strict=True))
+        size = self._sizes(x, y)
         made = [*self.batch, *self.rows, *self.columns]
         return out.reshape([size[i] for i in made]).permute([made.index(i) for i in self.out])
 

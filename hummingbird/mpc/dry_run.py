@@ -74,6 +74,9 @@ class _Recorder:
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         pass
 
+    def stay(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

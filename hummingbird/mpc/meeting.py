@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -23,6 +25,7 @@ from hummingbird.errors import AgreementError
 from hummingbird.prg import SEED_BYTES, new_seed
 
 _POLL = 0.03  # seconds between two looks into the store
+_REACH = 2.0  # seconds for a connection to the store
 _TEXT = 256  # longest text of a card
 
 
@@ -63,12 +66,40 @@ class Late(Exception):
         super().__init__(f"nothing was heard of ranks {missing}")
 
 
-def run_store(rank: int, world: int, timeout: float) -> dist.Store:
-    """torchrun's store. Raises RuntimeError, ValueError or OSError where it cannot be reached."""
-    wait = datetime.timedelta(seconds=timeout)
-    store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=wait)))
+def serves_store(rank: int) -> bool:
+    """Whether the run's store is a part of this process: rank 0 has it, unless its launcher has."""
+    return rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
+    """torchrun's store, newly connected. Raises RuntimeError, ValueError or OSError where it cannot be reached.
+
+    deadline: of time.monotonic, until when its server must be there. timeout: seconds for a question to it.
+    """
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        if not os.environ.get(name):
+            raise ValueError(f"environment variable {name} expected, but not set")
+    host, port, wait = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), datetime.timedelta(seconds=timeout)
+    if serves_store(rank):
+        # Without a wait for the others: `attend` waits, and hears signals.
+        store = dist.TCPStore(host, port, is_master=True, timeout=wait, wait_for_workers=False, multi_tenant=True)
+    else:
+        _listening(host, port, deadline)
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=wait)))
     store.set_timeout(wait)
     return dist.PrefixStore("hummingbird", store)
+
+
+def _listening(host: str, port: int, deadline: float) -> None:
+    """Return once somebody listens; OSError at the deadline."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_REACH).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise OSError(f"nothing listens at {host}:{port}: {error.strerror or error}") from None
+        time.sleep(_POLL)
 
 
 def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float, dealer: Callable[[], str]) -> Meeting:

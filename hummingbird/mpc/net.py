@@ -66,6 +66,15 @@ class PlannedCost(NamedTuple):
     breadth: int  # values that it works on side by side (mpc/layer.py)
 
 
+class Work(NamedTuple):
+    """A slice of the shared batch x that is to be run, its public inputs, and its material."""
+
+    x: MPCTensor
+    part: Slice
+    public: Sequence[Tensor]
+    supply: sessions.Supply
+
+
 class PrivateNet(nn.Module):
     """The converted net: `forward` takes and gives CrypTen tensors (scale 2^16), modules keep their qualified names.
 
@@ -136,6 +145,12 @@ class PrivateNet(nn.Module):
     def input_shape(self, *shapes: Sequence[int]) -> tuple[int, ...]:
         """The shape that `costs` takes, of private inputs of these shapes: several are one tensor (batch, values)."""
         return calls.packed_shape(shapes)
+
+    def result_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of the result of an input of this shape. InputError for a net that gives several."""
+        if "structure" in self._graph[-1].attrs:
+            raise InputError("the net gives several results", where="output", hint="return one tensor")
+        return tuple(run_all(self._graph, torch.empty(tuple(input_shape), device="meta"))[-1].shape)
 
     def setup_cost(self, parties: int) -> Cost:
         """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
@@ -236,26 +251,44 @@ class PrivateNet(nn.Module):
         session = sessions.current()
         if self._set_up_for is not session:
             raise InputError("the net is not set up in this session", hint="call the net itself, or set_up() first")
-        shape = self._check(x, progress)
+        self._check(x, progress)
         if self._agreed:
             with meter.layer(self._agreed[0], "public", public_inputs.agreement_cost(self._agreed, session.parties)):
                 public_inputs.agree(session, self._agreed, public)
-        parts = self._slices(session, shape)
-        session.dealer.admit(self.facts, [part.shape for part in parts])
-        supplies = [session.dealer.reserve(self._requests.get((part.shape, session.parties))) for part in parts]
-        outputs: list[Any] = [None] * len(parts)
-        together = min(microbatch.in_flight(session.device), len(parts))
+        work = self.begin(x, public)
+        outputs: list[Any] = [None] * len(work)
+        together = min(microbatch.in_flight(session.device), len(work))
 
         def run_from(start: int) -> None:
-            for number in range(start, len(parts), together):
-                with session.supplied_by(supplies[number]) as made:
-                    outputs[number] = self._run(session, parts[number].of(x), self._public_of(parts[number], public))
-                self._requests[parts[number].shape, session.parties] = made
+            for number in range(start, len(work), together):
+                outputs[number] = self.run(work[number])
                 if progress is not None:
-                    progress(parts[number].images)
+                    progress(work[number].part.images)
 
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
-        return microbatch.join(outputs, parts)
+        return microbatch.join(outputs, [each.part for each in work])
+
+    def begin(self, x: MPCTensor, public: Sequence[Tensor] = ()) -> list[Work]:
+        """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
+
+        public: the public inputs, on which the parties agree.
+        """
+        session, shape = sessions.current(), tuple(x.size())
+        parts = self._slices(session, shape)
+        session.dealer.admit(self.facts, [part.shape for part in parts])
+        reserve, known = session.dealer.reserve, self._requests
+        return [
+            Work(x, part, self._public_of(part, public), reserve(known.get((part.shape, session.parties))))
+            for part in parts
+        ]
+
+    def run(self, work: Work) -> MPCTensor:
+        """The result of one slice; slices may take turns (wire/turns.py)."""
+        session = sessions.current()
+        with session.supplied_by(work.supply) as made:
+            out = self._run(session, work.part.of(work.x), work.public)
+        self._requests[work.part.shape, session.parties] = made
+        return out
 
     def _check(self, x: MPCTensor, progress: object) -> tuple[int, ...]:
         """Shape of a batch that the net can take; InputError for any other argument."""

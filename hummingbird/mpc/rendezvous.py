@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, PeerError
+from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.lanes import Place, open_group
-from hummingbird.mpc.meeting import Card, Late, Meeting, attend, run_store
+from hummingbird.mpc.meeting import Card, Late, Meeting, attend, run_store, serves_store
 from hummingbird.prg import derive, new_seed
 from hummingbird.wire import connect as wire
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
 
 _DIGITS = 20  # of a slot's number
-_run: list[dist.Store] = []  # torchrun's store, once it is open; the process of rank 0 may be its server
+_served: list[dist.Store] = []  # the run's store, where this process is its server: it must outlive a session
 
 
 def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.socket]:
@@ -40,13 +40,12 @@ def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.s
     """
     deadline = time.monotonic() + timeout
     try:
-        if not _run:
-            _run.append(run_store(place.rank, place.world, timeout))
+        store = _open_store(place, deadline, timeout)
         host = _own_address(place.world)
         server = wire.listen(host)
         card = Card(f"{host}:{server.getsockname()[1]}", place.lanes)
         start = partial(_start_dealer, place, timeout) if dealing else str
-        meeting = attend(_run[0], place.rank, place.world, card, deadline, start)
+        meeting = attend(store, place.rank, place.world, card, deadline, start)
         _agree_on_lanes(meeting, place)
         if place.lanes > 1:
             open_group(meeting.store, place, timeout)
@@ -54,12 +53,23 @@ def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.s
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, Late):
             reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"
+        late = isinstance(error, Late) or time.monotonic() > deadline
         raise PeerError(
-            f"the {place.parties} parties did not meet within {timeout:g} s: {reason}",
+            f"the {place.parties} parties did not meet{f' within {timeout:g} s' if late else ''}: {reason}",
             where=place.name,
             hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
         ) from None
     return replace(meeting, token=derive(meeting.token, "lane", place.lane)), server
+
+
+def _open_store(place: Place, deadline: float, timeout: float) -> dist.Store:
+    """The run's store. Clients connect anew for every meeting: the host of its server may have been started again."""
+    if _served:
+        return _served[0]
+    store = run_store(place.rank, place.world, deadline, timeout)
+    if serves_store(place.rank):
+        _served.append(store)
+    return store
 
 
 def connect(meeting: Meeting, server: socket.socket, place: Place, tls: Tls | None, timeout: float) -> Channel:
@@ -67,6 +77,28 @@ def connect(meeting: Meeting, server: socket.socket, place: Place, tls: Tls | No
     mates = [card.endpoint for card in meeting.cards[place.lane :: place.lanes]]
     contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
     return wire.connect(place.party, mates, server, meeting.token, timeout, contexts, lane)
+
+
+def beside(channel: Channel, place: Place, tls: Tls | None) -> Channel:
+    """Another channel of the same parties, with the same proof, for threads of their own: 1 round over the first.
+
+    Raises PeerError, AgreementError, and InputError for certificates.
+    """
+    host = _own_address(place.world)
+    server = wire.listen(host)
+    said = {channel.rank: f"{host} {server.getsockname()[1]} {new_seed().hex()}"}
+    try:
+        said |= channel.exchange_text(said[channel.rank])
+        cards = [said[rank].split(" ") for rank in range(channel.parties)]
+        mates = [(mate, int(port)) for mate, port, _ in cards]
+        token = derive(bytes.fromhex(cards[0][2]), "beside")
+    except (ValueError, HummingbirdError) as error:
+        server.close()
+        if isinstance(error, HummingbirdError):
+            raise
+        raise AgreementError("a party sent no address", where=channel.name) from None
+    contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
+    return wire.connect(place.party, mates, server, token, channel.timeout, contexts, lane)
 
 
 def _agree_on_lanes(meeting: Meeting, place: Place) -> None:

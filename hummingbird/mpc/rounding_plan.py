@@ -76,7 +76,7 @@ class Planner:
             except _Narrow as narrow:
                 self._opened.add(narrow.index)
                 continue
-            _settle_rings(plan)
+            settle_rings(plan)
             _note_ranges(plan)
             return plan
 
@@ -230,8 +230,10 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
                 step.layer.range = source.valid - source.scale - MARGIN
 
 
-def _settle_rings(plan: Sequence[PlanStep]) -> None:
-    """From the output backwards: how many low bits of each value are looked at. Comparisons and products give those."""
+def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
+    """How many low bits of each value are looked at, from the output backwards; comparisons and products, which are
+    told, give those.
+    """
     later = [0] * len(plan)
     later[-1] = 64
     for number in reversed(range(len(plan))):
@@ -245,3 +247,4 @@ def _settle_rings(plan: Sequence[PlanStep]) -> None:
             needed = step.layer.needs([plan[place].scale for place in places], later[number])
         for place in places:
             later[place] = max(later[place], needed)
+    return later

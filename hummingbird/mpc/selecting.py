@@ -143,6 +143,7 @@ class Greater(_OfTwo):
         return n.times(above[0] - above[1], 1 << SCALE, 0)
 
     def _constant(self, n: Arithmetic, x: Tensor) -> Tensor:
+        # Values are multiples of 2^-16: x > c if x > floor(c), and x >= c if x >= ceil(c).
         assert self.value is not None
-        code = ring.encode(torch.full((1,) * x.dim(), self.value, dtype=torch.float64), SCALE)
-        return n.units(code.to(x.device))
+        exact = torch.full((1,) * x.dim(), self.value, dtype=torch.float64, device=x.device) * 2.0**SCALE
+        return n.units((exact.ceil() if self.strict == self.turned else exact.floor()).long())

@@ -51,6 +51,9 @@ class Dealer(Protocol):
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """DealerError unless there is material for a net with these facts, on slices of these shapes."""
 
+    def stay(self) -> None:
+        """Say that this party goes on, where a silent one would be forgotten; DealerError if the dealer has gone."""
+
     def close(self) -> None: ...
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hummingbird import cost
+from hummingbird import cost, inputs
 from hummingbird.errors import AgreementError, InputError
-from hummingbird.mpc import _crypten, inputs
+from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter

@@ -10,13 +10,13 @@ must be of one state: after an update that has reached one server only, the clie
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
@@ -44,7 +44,8 @@ class Client:
     servers: parties 0 and 1, addresses (HOST:PORT, unix:PATH) or servers in this process. TRUST: the two must not
     collude: together their operators can read every index. Each alone, and a listener, learns how many lookups are made
     and when, nothing else.
-    tls: mutual TLS, needed for other hosts. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
+    tls: mutual TLS, needed for other hosts. tokens: instead of a certificate, one of each server's operator; TLS then
+    takes its authority alone, `Tls(ca=...)`. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
     servers expand keys with. timeout: seconds for each message. owner: the table owner's public key; rows must carry
     its signatures. identities: both servers' public keys, in their order; answers must carry their signatures.
     Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
@@ -59,6 +60,7 @@ class Client:
         servers: Sequence[str | Link],
         *,
         tls: Tls | None = None,
+        tokens: Sequence[str] | None = None,
         decoder: str = "xor",
         prf: str = "aes",
         timeout: float = 10.0,
@@ -72,7 +74,8 @@ class Client:
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Client(owner)")
         self._identities = None if identities is None else integrity.public_keys(identities, "pir.Client(identities)")
         self._secret = new_seed(TICKET_BYTES)
-        self._pair = Pair(servers, tls, timeout, identified=identities is not None, owned=owner is not None)
+        checks = {"identified": identities is not None, "owned": owner is not None}
+        self._pair = Pair(servers, tls, timeout, tokens=tokens, **checks)
 
     @property
     def links(self) -> list[Link]:
@@ -166,14 +169,15 @@ class Client:
         """
         deadline = time.monotonic() + self._timeout
         messages = [ticket + self._receipt(ticket, party) for party in range(2)]
-        parts = self._pair.ask(messages, "Collect")
+        begun = [link.begin(message, "Collect") for link, message in zip(self.links, messages, strict=True)]
+        parts = [_if_there(finish) for finish in begun]
         for party, link in enumerate(self.links):
             while not parts[party]:  # too many others wait there
                 if time.monotonic() > deadline:
                     hint = "the deposit stays for some minutes: collect again"
                     raise PeerError("the server has no room for one more who waits", where=link.name, hint=hint)
                 time.sleep(_ASK_AGAIN)
-                parts[party] = link.begin(messages[party], "Collect")()
+                parts[party] = _if_there(link.begin(messages[party], "Collect"))
         shares = []
         for link, part in zip(self.links, parts, strict=True):
             try:
@@ -275,3 +279,11 @@ class Client:
                 hint="give one server's statement, never both, to the table's owner, who names the liar: pir.audit",
                 statements=statements,
             )
+
+
+def _if_there(finish: Callable[[], bytes]) -> bytes:
+    """An answer, empty where the server has no room for the call."""
+    try:
+        return finish()
+    except OverloadError:
+        return b""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -114,6 +115,18 @@ class Owner:
             for place, row in zip(places, rows, strict=True)
         ]
         return np.hstack([rows, np.frombuffer(b"".join(proofs), np.uint8).reshape(len(rows), PROOF_BYTES)])
+
+
+def read_key(path: Path) -> bytes:
+    """The key, secret or public, in a file of 64 hexadecimal digits; InputError for any other."""
+    try:
+        key = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        hint = "python -m hummingbird pir-owner keygen makes keys"
+        raise InputError(f"not a key of {2 * KEY_BYTES} hexadecimal digits", where=str(path), hint=hint)
+    return key
 
 
 def rows_in_an_update(facts: Facts) -> int:

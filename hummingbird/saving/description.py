@@ -27,6 +27,7 @@ VERSION = 1
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MOST_TEXT = 16 << 20  # bytes; a net of 200 steps has 100 kB
 _MOST_STEPS = 1 << 16
+_MOST_PARTIES = 1 << 16
 _MOST_TENSORS = 1 << 31  # elements in all: a party without the weights makes zeros of these shapes
 
 
@@ -117,8 +118,8 @@ class Description:
         )
         if net or len(steps) > _MOST_STEPS:
             raise ValueError(f"fields {sorted(net)}, {len(steps)} steps")
-        if weights != "public":
-            step_json.whole(weights)
+        if weights != "public" and step_json.whole(weights) >= _MOST_PARTIES:
+            raise ValueError(f"weights of party {str(weights)[:32]}")
         if protocol not in PROTOCOLS or not isinstance(seal, str) or len(bytes.fromhex(seal)) != 32:
             raise ValueError("its protocol, or its seal")
         shaped = {step_json.check_name(name, -1): _shaped(**entry) for name, entry in tensors.items()}
@@ -129,7 +130,7 @@ class Description:
         if len(used) != len(shaped):
             raise ValueError("tensors that no step has")
         check(read)
-        config = BitConfig.from_json(json.dumps(bits), where=where)
+        config = BitConfig.from_json(json.dumps(bits), where="bits")
         return cls(read, shaped, weights, protocol, config, seal)
 
 

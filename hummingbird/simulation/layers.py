@@ -38,6 +38,18 @@ class Simulated(Reals):
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.decide.both(x, self.law)
 
+    def maximum(self, x: Tensor) -> Tensor:
+        # Every difference lies within the spread of all values: where no sign is wrong then, the tree is a maximum,
+        # and torch's own does not round a - b for an a of 1 and a b of -10^9.
+        if not self.law.draws and x.numel() and self.surely(x):
+            return x.amax(0)
+        return super().maximum(x)
+
+    def surely(self, x: Tensor) -> bool:
+        """Whether comparisons of differences of these values are right."""
+        least, most = (float(end) for end in torch.aminmax(x.detach()))
+        return self.law.holds(least - most, most - least)
+
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
         # gmw: comparisons of x - t cut the same shares, for party 0 alone adds t. Masks are fresh for each.
         u = self.decide.draw() if self.law.draws and not self.law.draws_again else None
@@ -95,11 +107,9 @@ def _in_units(layer: Argmax | Greater, n: Units) -> Twin:
 
 def _max_pool(layer: Comparing, step: Step, n: Simulated) -> Twin:
     def max_pool(x: Tensor) -> Tensor:
-        # Every difference lies within the spread of all values: then torch's own pooling is what the tree computes.
-        if not n.law.draws and x.numel():
-            least, most = (float(end) for end in torch.aminmax(x.detach()))
-            if n.law.holds(least - most, most - least):
-                return OPS[step.op](step.attrs, x)
+        # As of `maximum`: then torch's own pooling is what the tree computes.
+        if not n.law.draws and x.numel() and n.surely(x):
+            return OPS[step.op](step.attrs, x)
         return layer.formula(n, x)
 
     return max_pool

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hummingbird import convert, graph
+from hummingbird import convert, graph, inputs
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls
 from hummingbird.graph.example import is_private
 from hummingbird.graph.live import live
-from hummingbird.mpc import builders, inputs
+from hummingbird.mpc import builders
 from hummingbird.mpc.net import PlanStep
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutTwin

@@ -18,6 +18,8 @@ def read_budget(text: str, objective: str, where: str = "budget") -> Fraction:
     above, *below = size.split("/")
     hint = _HINTS.get(objective, "a number above 0")
     try:
+        if below and objective != "bits":
+            raise ValueError("a fraction of what?")
         (divisor,) = below or ["1"]
         budget = Fraction(above) / Fraction(divisor) * factor
     except (ValueError, ZeroDivisionError):

@@ -66,8 +66,7 @@ def search_bits(
     or if `state` is of another search; InputError for no layers, or accuracies outside [0, 1].
     """
     layers = check_groups(groups)
-    if not 0 <= margin <= 1:
-        raise ConfigError(f"an accuracy margin of {margin!r}", where="margin", hint="a fraction: 0.05 for five points")
+    check_margin(margin)
     if not -1 < headroom <= 1024:
         raise ConfigError(f"a headroom of {headroom!r}", where="headroom", hint="a fraction: 0.25 for a quarter more")
     for what, value, least in (("reach", reach, 0), ("trials", trials, 1)):
@@ -135,6 +134,12 @@ def search_bits(
             "seed": seed,
         },
     )
+
+
+def check_margin(margin: object) -> None:
+    """ConfigError unless it is a share of answers, from 0 to 1."""
+    if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin <= 1:
+        raise ConfigError(f"an accuracy margin of {margin!r}", where="margin", hint="a fraction: 0.05 for five points")
 
 
 def _eco(layer: ComparingLayer, spare: int) -> Choice:

@@ -36,11 +36,9 @@ def group_layers(layers: Sequence[ComparingLayer], by: str | Mapping[str, Sequen
     "layer1.*"], "late": ["layer[234].*"]}. ConfigError for a pattern that matches nothing, and for a layer that no
     group or more than one takes.
     """
+    if not isinstance(by, (str, Mapping)) or (isinstance(by, str) and by not in _BY_NAME):
+        raise ConfigError(f"unknown grouping {by!r}", where="by", hint=f"{', '.join(_BY_NAME)}, or patterns by name")
     if isinstance(by, str):
-        if by not in _BY_NAME:
-            raise ConfigError(
-                f"unknown grouping {by!r}", where="by", hint=f"{', '.join(_BY_NAME)}, or patterns by name"
-            )
         names = [_BY_NAME[by](layer.name) for layer in layers]
     else:
         names = _by_pattern([layer.name for layer in layers], by)

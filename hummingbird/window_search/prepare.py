@@ -29,6 +29,7 @@ from hummingbird.simulation.windows import check_protocol, traced
 from hummingbird.window_search.bars import find_windows, open_study
 from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.cached import CachedEvaluator, check_labels, classes_of
+from hummingbird.window_search.find import check_margin
 from hummingbird.window_search.images import fingerprint, labelled
 from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.prepared import Choice, Prepared
@@ -74,6 +75,7 @@ def prepare(
     limit = _limit(budget, objective)
     check_protocol(protocol, parties)
     check_link(bandwidth, rtt)
+    check_margin(margin)
     if type(samples) is not int or samples < 1:
         raise ConfigError(f"{samples!r} samples", where="samples", hint="how many images choose the windows, from 1")
     chosen, measured = _divided(loader, test, samples)

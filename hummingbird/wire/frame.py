@@ -22,7 +22,6 @@ from hummingbird.errors import InputError
 VERSION = 1
 MAX_BYTES = 4 << 30  # of one frame, unless the caller knows better
 MAX_DIMS = 8
-MAX_TENSORS = 64  # likewise: a tensor without data costs its reader more than its 8 bytes
 
 _MAGIC = b"HB"
 _HEADER = struct.Struct("<2sBBI")
@@ -64,10 +63,11 @@ def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
 
 
 def unpack_tensors(
-    buffer: bytes | bytearray | memoryview, *, max_bytes: int = MAX_BYTES, max_tensors: int = MAX_TENSORS
+    buffer: bytes | bytearray | memoryview, *, max_tensors: int, max_bytes: int = MAX_BYTES
 ) -> list[Tensor]:
     """The tensors of one frame. InputError for anything but exactly one well-formed frame within the limits.
 
+    max_tensors: as many as the message needs, for a tensor without data costs its reader more than its 16 bytes.
     Nothing is allocated before the lengths agree. The tensors share the memory of a writable aligned buffer; those of a
     read-only one are copied once, since torch has no read-only tensors.
     """

@@ -42,7 +42,7 @@ class Limits:
     per_client: int = 64
     client_bytes: int = 256 << 20
     connections: int = 16_000
-    stall: float = 60.0
+    stall: float = 120.0
     seconds: float = 86_400.0
 
     def __post_init__(self) -> None:

@@ -71,7 +71,9 @@ def tls_of(args: argparse.Namespace) -> Tls | None:
         return Tls(*files.values())
     if len(missing) < len(files):
         what = f"TLS needs --tls-cert, --tls-key and --tls-ca; there is no {' and no '.join(missing)}"
-        raise InputError(what, hint="give all three or none")
+        with_token = hasattr(args, "token_file") or hasattr(args, "tokens")
+        hint = "; with tokens a caller has --tls-ca alone, a server the other two" if with_token else ""
+        raise InputError(what, hint=f"give all three or none{hint}")
     return None
 
 

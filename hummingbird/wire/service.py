@@ -316,6 +316,11 @@ def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) 
     return answer
 
 
+def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
+    """`call`, begun: a future of gRPC's, whose result() is the answer."""
+    return channel.unary_unary(_PREFIX + method).future(request, timeout=timeout)
+
+
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
     """One message there, a stream of messages back: iterate, then `trailing_metadata()`."""
     return channel.unary_stream(_PREFIX + method)(request, timeout=timeout)

@@ -104,3 +104,27 @@ def test_the_lookup_example_and_servers_run(tmp_path: Path) -> None:
         client.close()
     finally:
         stop(servers)
+
+
+def test_the_owner_s_commands_run(tmp_path: Path) -> None:
+    rows = torch.rand(300, 8)
+    np.save(tmp_path / "table.npy", rows.numpy())
+    np.save(tmp_path / "indices.npy", np.array([7, 299]))
+    np.save(tmp_path / "rows.npy", np.zeros((2, 8), np.float32))
+    rows[[7, 299]] = 0
+    lines = next(block for block in blocks(LOOKUP, "sh") if "pir-owner" in block).splitlines()
+    servers = []
+    try:
+        for line in lines:
+            if " pir-server " in line:
+                servers.append(started(line, tmp_path))
+                assert servers[-1].stdout is not None and "version 0" in servers[-1].stdout.readline()
+            else:
+                out = run([sys.executable, *shlex.split(line)[1:]], tmp_path)
+        assert out.count("version 1") == 2
+        public = bytes.fromhex((tmp_path / "owner.key.pub").read_text())
+        client = pir.Client([f"unix:{tmp_path}/pir{party}.sock" for party in (0, 1)], timeout=HANG, owner=public)
+        assert torch.equal(client.rows(torch.arange(300)), rows)
+        client.close()
+    finally:
+        stop(servers)

@@ -74,6 +74,9 @@ def help_of(main: Callable[[], object], *arguments: str) -> str:
 
 HELP: dict[str, Callable[[], str]] = {
     **{f"hummingbird {name}": lambda name=name: help_of(command.main, name) for name in command.COMMANDS},
+    "hummingbird pir-owner": lambda: "".join(
+        help_of(command.main, "pir-owner", action) for action in ("keygen", "sign", "update", "metrics")
+    ),
     "scripts.train": lambda: scripts.train.parser().format_help(),
     "scripts.bench_garble": lambda: help_of(scripts.bench_garble.main),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),

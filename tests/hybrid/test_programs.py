@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -72,15 +73,20 @@ def test_four_programs(tmp_path: Path) -> None:
     server, proxy, store = f"unix:{tmp_path}/s", f"unix:{tmp_path}/p", str(tmp_path / "mine")
     offered = ["--model", "tests.hybrid.test_programs:net", "--input", "1x6x6", "--bits", str(tmp_path / "bits.json")]
     given = ["--images", f"{tmp_path}/x.npy", "--labels", f"{tmp_path}/labels.npy", "--out", f"{tmp_path}/out.npy"]
-    with program("gc-server", server, *offered, "--store", str(tmp_path / "theirs")) as child:
-        said = ended("gc-prepare", "--server", server, "--store", store, "--images", "2")
+    for name in ("user", "proxy"):
+        assert main(["token", name, "--tokens", f"{tmp_path}/tokens", "--out", f"{tmp_path}/{name}.token"]) == 0
+    tokens, log = ["--tokens", f"{tmp_path}/tokens"], tmp_path / "log"
+    me, proxy_me = (["--token-file", f"{tmp_path}/{name}.token"] for name in ("user", "proxy"))
+    given += me
+    kept = ["--store", str(tmp_path / "theirs"), *tokens, "--log", str(log)]
+    with program("gc-server", server, *offered, *kept) as child:
+        said = ended("gc-prepare", "--server", server, "--store", store, "--images", "2", *me)
         assert said.startswith("2 slots in ") and said.endswith("ready: 2\n")
         said = ended("gc-client", "--server", server, "--store", store, *given)
         assert "3 images in " in said and "2 of them with slots that were ready" in said
         assert "accuracy 100.00 %, 3 of 3" in said and np.load(tmp_path / "out.npy").shape == (3, 3)
-        with program(
-            "gc-proxy", proxy, "--server", server, "--store", str(tmp_path / "p-store"), "--slots", "3"
-        ) as mid:
+        kept = ["--store", str(tmp_path / "p-store"), "--slots", "3", *tokens, *proxy_me]
+        with program("gc-proxy", proxy, "--server", server, *kept) as mid:
             words = ("gc-client", "--server", server, "--proxy", proxy, *given)
             said = ""
 
@@ -98,6 +104,16 @@ def test_four_programs(tmp_path: Path) -> None:
             assert mid.wait(HANG) == 0
         child.send_signal(signal.SIGTERM)
         assert child.wait(HANG) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    callers = {(line["method"], line["client"]) for line in lines if line["event"] == "call"}
+    assert {
+        ("Offline", "user"),
+        ("Online", "user"),
+        ("Offline", "proxy"),
+        ("Online", "proxy"),
+        ("Input", "user"),
+    } <= callers
+    assert lines[-1]["event"] == "stopped"
 
 
 def test_prepare_and_client_say_what_they_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

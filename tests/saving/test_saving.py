@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +21,11 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelError
 from hummingbird.graph import SavedNet
 from hummingbird.mpc.session import Session
+from hummingbird.saving import description
 from hummingbird.saving.folder import NET
 from tests.support.parties import run, succeed
+from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 from tests.support.saved import CODE, files, secret
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -32,8 +38,15 @@ def saved(folder: Path, weights: str | int = "public", bits: BitConfig | None = 
     return folder / "saved"
 
 
-@pytest.mark.parametrize("weights", ["public", 1])
-@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+@pytest.mark.parametrize(
+    ("weights", "protocol"),
+    [
+        ("public", "masked"),
+        (1, "gmw"),
+        pytest.param("public", "gmw", marks=pytest.mark.slow),
+        pytest.param(1, "masked", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_loaded_is_what_convert_model_gives(tmp_path: Path, weights: str | int, protocol: str) -> None:
     (net, x), folder = secret(), saved(tmp_path, weights, protocol=protocol)
     before, after = convert.build(net, BITS, weights, protocol), hummingbird.load(folder)
@@ -120,6 +133,7 @@ def test_parties_without_the_code_run_it(tmp_path: Path) -> None:
     assert result["rounds"] == sum(row.cost.rounds for row in rows) + 1  # and the one that opens the result
 
 
+@pytest.mark.slow
 def test_parties_with_different_nets_are_told_so(tmp_path: Path) -> None:
     net, x = secret()
     save_file({"x": x}, tmp_path / "x.safetensors")
@@ -256,6 +270,40 @@ def test_files_that_were_changed(tmp_path: Path) -> None:
     held = {name: value.clone() for name, value in plain.state_dict().items()}
     save_file(held, weights)
     assert "hummingbird did not save" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("steps", 1, 0), "conv.training", "that no module can have"),
+        (("steps", 1, 0), "../../conv", "a name that is empty"),
+        (("steps", 1, 0), "a" * 513, "the name of step 1"),
+        (("weights",), 10**300, "weights of party 1000"),
+        (("weights",), "party", "no whole number"),
+        (("tensors", "conv.bias", "shape"), [1 << 20, 1 << 20], "a tensor of shape"),
+        (("bits", "input_range"), -1, r"net.json: bits: input_range"),
+    ],
+)
+def test_texts_that_somebody_has_made(place: tuple[str | int, ...], value: object, words: str, tmp_path: Path) -> None:
+    """With the right digest, as whoever changes a text can compute it."""
+    folder = saved(tmp_path)
+    whole = json.loads((folder / NET).read_text())
+    inner = whole["net"]
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (folder / NET).write_text(json.dumps(whole | {"digest": description._digest(whole["net"])}))
+    assert words in refusal(folder)
+
+
+@pytest.mark.slow
+def test_a_save_that_is_killed_leaves_a_whole_folder_or_none(tmp_path: Path) -> None:
+    job = [sys.executable, "-m", "tests.jobs.killed_saves", str(tmp_path), "4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(job, cwd=ROOT, env=environment, check=True, timeout=PROGRAM)
+    for folder in tmp_path.glob("[!.]*"):  # what begins with a dot is a draft
+        hummingbird.load(folder)
+        assert (folder / "party-1.safetensors").stat().st_mode & 0o777 == 0o600
 
 
 def test_weights_of_another_shape_or_type(tmp_path: Path) -> None:

@@ -93,8 +93,9 @@ def test_a_row_comes_from_a_private_run(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_net_that_does_not_convert_has_a_reason() -> None:
-    row = table.measured("lstm", NETS["lstm"], 1, None, 8.0)
-    assert "LSTM" in row.reason and "`layer`" in str(row)
+    entry = Entry("torch", lambda: nn.Sequential(nn.LocalResponseNorm(2)), 8)
+    row = table.measured("local norm", entry, 1, None, 8.0)
+    assert "LocalResponseNorm" in row.reason and "`0`" in str(row)
 
 
 def test_the_catalogue_has_forty_nets_and_no_head_of_zeros() -> None:

@@ -40,9 +40,8 @@ from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir import messages as pir
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
-from hummingbird.pir.integrity import Identity, Statement, public_key
+from hummingbird.pir.integrity import Identity, Statement, public_key, read_key
 from hummingbird.pir.serving.auditing import audit
-from hummingbird.pir.serving.command import _key
 from hummingbird.prg import CIPHERS
 from hummingbird.saving import folder as saved_folder
 from hummingbird.saving import read_net, save
@@ -243,10 +242,28 @@ def tables(root: Path) -> dict[str, Parser]:
         "safetensors": Parser(saved, open_safe),
         "safetensors header": Parser(heads, headed),
         "plan": Parser(plans, _file(root / "p.json", Plan.load)),
-        "key file": Parser([key + b"\n"], _file(root / "k", _key)),
+        "journal": Parser(journals(root, owner), _file(root / "j", journaled)),
+        "key file": Parser([key + b"\n"], _file(root / "k", read_key)),
         "public key": Parser([owner.public], lambda data: public_key(data, "test")),
         "secret key": Parser([owner.key], Owner),
     }
+
+
+def journals(root: Path, owner: Owner) -> list[bytes]:
+    """Journals of a table of zeros: after two updates, and the same merged."""
+    server = Server(torch.zeros(ROWS, 2), 0, owner=owner.public, journal=root / "made")
+    for row in range(2):
+        server.update(owner.update(server.facts, server.state, torch.tensor([row]), torch.ones(1, 2)))
+    whole = (root / "made").read_bytes()
+    kept = server.updates._journal
+    kept.adopt(1, kept.merge(1, server.updates._after(server.updates._before, server.updates._made[:1])))
+    server.close()
+    return [whole, (root / "made").read_bytes()]
+
+
+def journaled(path: Path) -> None:
+    """A server that makes the updates of a journal again."""
+    Server(torch.zeros(ROWS, 2), 0, journal=path).close()
 
 
 def lookups() -> dict[str, Parser]:
@@ -267,8 +284,11 @@ def lookups() -> dict[str, Parser]:
     def changed(name: str) -> Callable[[bytes], object]:
         return lambda data: audit(server, replace(statement, **{name: data}), identity.public)
 
+    def framed(data: bytes) -> object:
+        return unpack_tensors(data, max_tensors=64)
+
     return {
-        "frame": Parser([pack_tensors([keys, torch.arange(3), torch.zeros(2, 0)]), answer], unpack_tensors),
+        "frame": Parser([pack_tensors([keys, torch.arange(3), torch.zeros(2, 0)]), answer], framed),
         "query": Parser(queries, lambda data: pir.unpack_query(data, signed.facts, 0)),
         "query at a server": Parser(queries, server.handle),
         "deposit": Parser(deposits, lambda data: pir.unpack_deposit(data, shares.facts, 0)),

@@ -54,6 +54,7 @@ def test_second_calls_and_patterns() -> None:
     ("by", "what"),
     [
         ("stages", "unknown grouping 'stages'"),
+        (3, "unknown grouping 3"),
         ({"a": ["relu1", "layer*"], "b": ["conv*"]}, r"pattern 'conv\*' matches no layer"),
         ({"a": ["relu1"]}, "layer layer1.0.relu1 is in no group"),
         ({"a": ["*"], "b": ["relu1"]}, "layer relu1 is taken by groups a, b"),

@@ -121,11 +121,12 @@ def test_loaders_of_every_kind_and_no_more_read_than_needed() -> None:
             numbers.append(number)
             yield IMAGES[10 * number : 10 * number + 10], LABELS[10 * number : 10 * number + 10].int()
 
-    first = hummingbird.prepare(NET, (IMAGES, LABELS), None, samples=30)
-    assert first.choices[-1].name == "eco" and first.images == (30, 30)
-    for loader in (data, DataLoader(data, batch_size=7), endless()):
-        again = hummingbird.prepare(NET, loader, None, samples=30)
-        assert again.bits.windows == first.bits.windows and str(again) == str(first)
+    for loader in ((IMAGES, LABELS), data, DataLoader(data, batch_size=7), endless()):
+        for first, (images, labels) in enumerate(
+            module._divided(loader, None, 30)
+        ):  # those that choose, and the others
+            assert torch.equal(images, IMAGES[first:60:2]) and torch.equal(labels, LABELS[first:60:2])
+            assert labels.dtype == torch.int64
     assert numbers == [0, 1, 2, 3, 4, 5]
 
 
@@ -151,8 +152,10 @@ def test_the_net_is_left_as_it_is() -> None:
     net.load_state_dict(NET.state_dict())
     net.train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    found = hummingbird.prepare(nn.DataParallel(net), (IMAGES, LABELS), None, samples=30)
-    assert found.bits.windows == hummingbird.prepare(NET, (IMAGES, LABELS), None, samples=30).bits.windows
+    found = hummingbird.prepare(nn.DataParallel(net), (IMAGES, LABELS), None, samples=10)
+    same = hummingbird.prepare(NET, DataLoader(TensorDataset(IMAGES, LABELS), batch_size=8), None, samples=10)
+    assert found.bits.windows == same.bits.windows and str(found) == str(same) and found.images == (10, 10)
+    assert found.choices[-1].name == "eco"
     assert net.training and all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
@@ -251,6 +254,15 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], type[HummingbirdError], str, 
     "a fraction": (lambda: {"budget": 8 / 64}, ConfigError, "budget", "a budget is text, got 0.125"),
     "a window": (lambda: {"budget": BitWindow(20, 12)}, ConfigError, "budget", "a budget is text, got BitWindow"),
     "bytes where bits are meant": (lambda: {"budget": "500kB"}, ConfigError, "budget", "no budget of bits"),
+    "a fraction where bytes are meant": (
+        lambda: {"budget": "8/64", "objective": "bytes"},
+        ConfigError,
+        "budget",
+        "'8/64' is no budget of bytes",
+    ),
+    "more than all bits": (lambda: {"budget": "3/2"}, ConfigError, "budget", "a budget of 3/2 bits"),
+    "a margin above one": (lambda: {"margin": 2}, ConfigError, "margin", "an accuracy margin of 2"),
+    "a margin in words": (lambda: {"margin": "5%"}, ConfigError, "margin", "an accuracy margin of '5%'"),
     "an unknown objective": (lambda: {"objective": "rounds"}, ConfigError, "objective", "unknown objective"),
     "no samples": (lambda: {"samples": 0}, ConfigError, "samples", "0 samples"),
     "an unknown protocol": (lambda: {"protocol": "bgw"}, ConfigError, "protocol", "unknown protocol"),

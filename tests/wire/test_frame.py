@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import struct
+from functools import partial
 
 import pytest
 import torch
 
 from hummingbird.errors import InputError
-from hummingbird.wire.frame import MAX_DIMS, frame_bytes, pack_tensors, unpack_tensors
+from hummingbird.wire.frame import MAX_DIMS, frame_bytes, pack_tensors
+from hummingbird.wire.frame import unpack_tensors as unpack_at_most
 
+unpack_tensors = partial(unpack_at_most, max_tensors=3)
 SAMPLES = [
     [],
     [torch.tensor(-5)],
@@ -32,6 +35,13 @@ def test_round_trip(tensors, kind):
     frame = pack_tensors(tensors)
     assert len(frame) == frame_bytes([(t.dtype, t.shape) for t in tensors]) and len(frame) % 8 == 0
     assert same(unpack_tensors(kind(frame)), tensors)
+
+
+def test_a_frame_has_as_many_tensors_as_its_reader_expects():
+    frame = pack_tensors([torch.zeros(0)] * 3)
+    assert len(unpack_at_most(frame, max_tensors=3)) == 3
+    with pytest.raises(InputError, match="3 tensors exceed the limit of 2"):
+        unpack_at_most(frame, max_tensors=2)
 
 
 def test_layout_is_the_documented_one():
@@ -94,7 +104,7 @@ def tensor(code: int, *shape: int, data: bytes = b"") -> bytes:
     [
         (header(0, magic=b"PK"), "no frame"),
         (header(0, version=9), "version 9, this release reads version 1"),
-        (header(2**32 - 1), "4294967295 tensors exceed the limit of 64"),
+        (header(2**32 - 1), "4294967295 tensors exceed the limit of 3"),
         (header(2), "cut off at tensor 0"),
         (header(1) + tensor(99, 1, data=bytes(8)), "type code 99"),
         (header(1) + tensor(3, *[1] * 9, data=bytes(8)), "9 dimensions"),

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from hummingbird.errors import InputError
+from hummingbird.errors import InputError, TrustError
 from hummingbird.wire import options
+from hummingbird.wire.front import ServiceConfig
+from hummingbird.wire.gate import Limits
 from hummingbird.wire.service import Tls
 
 
@@ -46,6 +48,64 @@ def test_certificates_are_three_or_none() -> None:
     for given, missing in ((["cert"], "no --tls-key and no --tls-ca"), (["ca", "key"], "there is no --tls-cert")):
         with pytest.raises(InputError, match=missing):
             read(*given)
+
+
+def service(*words: str, caller: bool = False) -> tuple[ServiceConfig, argparse.Namespace]:
+    """The configuration of a service, of one that calls too where `caller`."""
+    parser = argparse.ArgumentParser()
+    options.add_service(parser)
+    if caller:
+        options.add_token(parser)
+    args = parser.parse_args(["--listen", "unix:s", *words])
+    return options.service_of(args), args
+
+
+CERT, KEY, CA = (f"--tls-{name}={name}.pem" for name in ("cert", "key", "ca"))
+
+
+def test_the_options_of_a_service() -> None:
+    assert service()[0] == ServiceConfig(("unix:s",))
+    assert service(CERT, KEY, CA)[0].tls == Tls(Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
+    assert service(CERT, KEY, "--tokens=t")[0].tls == Tls(Path("cert.pem"), Path("key.pem"))
+    full = service(
+        "--metrics=9100", "--log=-", "--max-requests=5", "--max-per-client=2", "--max-connections=9", "--grace=3"
+    )
+    limits = Limits(requests=5, per_client=2, connections=9)
+    assert full[0] == ServiceConfig(("unix:s",), metrics="9100", log="-", limits=limits, grace=3.0)
+    for words, error in (
+        ((CERT, KEY), InputError),  # nobody would have to show anything
+        ((CERT, KEY, CA, "--tokens=t"), TrustError),
+        ((CA, "--tokens=t"), InputError),
+        ((CERT, "--tokens=t"), InputError),
+    ):
+        with pytest.raises(error):
+            service(*words)
+
+
+def test_the_options_of_a_caller(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("ab" * 32)
+    token.chmod(0o600)
+    parser = argparse.ArgumentParser()
+    options.add_caller(parser)
+
+    def read(*words: str) -> dict[str, object]:
+        return options.caller_of(parser.parse_args(words))
+
+    mutual = Tls(Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
+    mine = f"--token-file={token}"
+    assert read() == {"tls": None, "token": None}
+    assert read(CERT, KEY, CA) == {"tls": mutual, "token": None}
+    assert read(CA, mine) == {"tls": Tls(ca=Path("ca.pem")), "token": "ab" * 32}
+    assert read(mine) == {"tls": None, "token": "ab" * 32}
+    with pytest.raises(InputError, match="no --tls-cert and no --tls-key"):
+        read(CA)
+    # A proxy: its certificate for users, a token for the server behind it.
+    config, args = service(CERT, KEY, CA, "--tokens=t", mine, caller=True)
+    assert config.tls == Tls(Path("cert.pem"), Path("key.pem"))
+    assert options.caller_of(args) == {"tls": Tls(ca=Path("ca.pem")), "token": "ab" * 32}
+    config, args = service(CERT, KEY, CA, mine, caller=True)
+    assert config.tls == mutual and options.caller_of(args)["tls"] == Tls(ca=Path("ca.pem"))
 
 
 def images_of(folder: Path, *words: str) -> tuple[torch.Tensor, torch.Tensor | None]:

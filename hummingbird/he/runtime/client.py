@@ -92,7 +92,8 @@ class Batch:
     """One batch at the client: the plain values it knows, turn by turn.
 
     Values are kept as (values of an image, images), the order in which they are encrypted, and seen by the net's steps
-    as (images, *shape). One is dropped when nothing later reads it.
+    as (images, *shape). One is dropped when nothing later reads it; what a turn sends stays until the turn is complete,
+    so that a turn whose connection broke can be repeated.
 
     images: how many. precision: of the values that have come back so far, image by image.
     """
@@ -109,13 +110,20 @@ class Batch:
         self._scales = torch.zeros(len(images), dtype=torch.int64, device=device)
 
     def uploads(self, number: int) -> Iterator[Upload]:
-        """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete."""
-        self._expect(number)
+        """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete.
+
+        Asked once more for the turn that is under way, they are encrypted anew, and what has come back is forgotten.
+        """
         public, turn = self.public, self.public.turns[number]
-        self._steps.run(self._values, self._compute, turn.steps)
-        self._turn = number + 1
-        for send in turn.sends:
-            self._check_errors(send.value)
+        if number == self._turn - 1:
+            self._forget(turn)
+        else:
+            self._expect(number)
+            self._steps.run(self._values, self._compute, turn.steps)
+            for send in turn.sends:
+                self._check_errors(send.value)
+            self._turn = number + 1
+            self.precision.mark()
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
         self._scales = self._input_scales(turn, flat)
         outliers = (self._scales < turn.usual).nonzero()[:, 0]
@@ -125,7 +133,6 @@ class Batch:
             seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start, self._device), public.form)
             yield Upload(number, start, seed, body)
         del flat
-        self._steps.drop(self._values, len(public.steps) + number)
         self._waiting = turn.down()
         self._arrived = 0
 
@@ -174,9 +181,20 @@ class Batch:
         return output.contiguous().cpu()
 
     def _expect(self, number: int) -> None:
+        """Go on after the last turn; InputError where it is not complete, or another than `number` comes after it."""
         if number != self._turn or next(self._waiting, None) is not None:
             what = f"turn {number} asked for, turn {self._turn} is next, or slices of the one before are missing"
             raise InputError(what, where="Batch", hint="all slices up, all slices down, then the next turn")
+        if number > 0:
+            self._steps.drop(self._values, len(self.public.steps) + number - 1)
+
+    def _forget(self, turn: Turn) -> None:
+        """Be as before the first answer of a turn."""
+        for back in turn.returns:
+            self._values.pop(back.value, None)
+        self._order.clear()
+        self._waiting = iter(())
+        self.precision.rewind()
 
     def _compute(self, index: int, step: Step, given: tuple[Any, ...]) -> Any:
         if step.op == "input":

@@ -31,6 +31,7 @@ from hummingbird.he.runtime.rounds import Return, Turn
 from hummingbird.he.runtime.spec_json import REMOTE
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.params import PRIME_BITS, Parameters
+from hummingbird.prg import SEED_BYTES
 
 MODES = ("client-aided", "polynomial")
 # What a description may ask of a client, as it may come from anybody. The largest net in the benchmarks, MobileNetV2 at
@@ -79,6 +80,11 @@ class Public:
     def down_bytes(self, back: Return, count: int) -> int:
         """Bytes of `count` ciphertexts of one tensor down."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
+
+    def batch_bytes(self) -> tuple[int, int]:
+        """Bytes of a batch's slices, up and down, of all turns: the same for one image as for `slots` of them."""
+        up = sum(self.up_bytes(turn.sent) + SEED_BYTES * len(list(turn.up())) for turn in self.turns)
+        return up, sum(self.down_bytes(back, back.count) for turn in self.turns for back in turn.returns)
 
     def to_json(self) -> str:
         """Plain numbers, names and shapes; the same on every machine."""

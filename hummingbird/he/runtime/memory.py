@@ -76,9 +76,9 @@ def _moments(public: Public) -> Iterator[tuple[int, int]]:
     for number, turn in enumerate(public.turns):
         client.run(turn.steps)
         sending = client.held() + sum(client.copied(send.value) for send in turn.sends)
-        client.sent(number)
         client.returned([back.value for back in turn.returns], [back.shape for back in turn.returns])
         yield sending, max(client.held(), client.most)
+        client.complete(number)
     client.run(public.last)
     yield client.most, client.most
 
@@ -116,8 +116,8 @@ class _Client:
         self.most = max(self.most, self.held(index))
         return value
 
-    def sent(self, turn: int) -> None:
-        """Drop what is not needed once a turn is under way."""
+    def complete(self, turn: int) -> None:
+        """Drop what is not needed once a turn is complete."""
         self.steps.drop(self.values, len(self.public.steps) + turn)
 
     def returned(self, values: Iterable[int], shapes: Iterable[tuple[int, ...]]) -> None:

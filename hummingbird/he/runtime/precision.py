@@ -40,6 +40,15 @@ class Precision:
         self._squares = torch.zeros(2, images, dtype=torch.float64, device=device)
         self._energy = torch.zeros(images, dtype=torch.float64, device=device)
         self._spread = torch.zeros((), dtype=torch.float64, device=device)
+        self.mark()
+
+    def mark(self) -> None:
+        """Remember what was counted so far, for `rewind`."""
+        self._marked = self._squares.clone(), self._energy.clone(), self._spread.clone()
+
+    def rewind(self) -> None:
+        """Forget what was counted since the last `mark`."""
+        self._squares, self._energy, self._spread = (part.clone() for part in self._marked)
 
     def add(self, back: Return, integers: Tensor, last: bool) -> None:
         """Count integers that came back: float64 (ciphertexts, slots), a slice of `back`; last: its last one."""

@@ -2,13 +2,16 @@
 
 The server sees ciphertexts only; the key is made here and stays here. The client checks the parameters that the server
 proposes against both security tables. In client-aided mode it computes the activations, so it sees their inputs, which
-tell about the weights.
+tell about the weights. The server keeps nothing between turns, so a client whose connection broke, or who found the
+server full or stopping, repeats that turn and goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +20,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.errors import ConfigError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.he.runtime.client import Batch, Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client, installed
@@ -29,16 +32,18 @@ from hummingbird.wire.prefetch import Prefetch
 
 _DEPTH = 4  # messages encrypted, and messages received, ahead
 _LONGEST_TURN = 86400.0  # seconds; silence ends a turn much earlier
+_PAUSES = (0.1, 2.0)  # seconds until a turn is tried again after the connection broke: at first, at most
+_REPEATS = 8  # how often one turn may break in its middle
 
 
 class RemoteModel:
     """The net behind `address`: `model(images)` gives its outputs.
 
-    tls, token: how both sides know each other, see `wire.service.connect`. timeout: longest silence of the server,
-    seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
+    tls, token: how both sides know each other, see `wire.service.connect`. timeout: longest silence of the server, and
+    longest time that it may be away or full, seconds. device: where this side computes, "cpu" or "cuda". memory: bytes
     that the batches under way may take there, by what the server has told; as much as it has if not given. `public` is
     what the server has told: shapes, operations, parameters; `sent_bytes` and `received_bytes` count the messages of
-    turns; `precision` is that of the last call's batches.
+    turns; `repeated` is how often a turn was tried again; `precision` is that of the last call's batches.
     Raises the errors of `service.connect`; PeerError for a service that is none of this kind or refuses; ConfigError
     for parameters that are not secure, and for a net that takes more memory; InputError for a malformed description,
     and for a device that is not there.
@@ -58,7 +63,7 @@ class RemoteModel:
         device: str = "cpu",
     ) -> None:
         self._device = find_device(device, "RemoteModel(device)")
-        self.sent_bytes = self.received_bytes = 0
+        self.sent_bytes = self.received_bytes = self.repeated = 0
         self.precision: list[Precision] = []
         self._where, self._timeout = f"server {address}", timeout
         self._lock = threading.Lock()
@@ -124,16 +129,35 @@ class RemoteModel:
         return batch.result()
 
     def _turn(self, batch: Batch, number: int, run: _Run, share: float) -> None:
-        """One call. share: images' worth of one ciphertext."""
+        """One turn, tried again while the server is away or full. share: images' worth of one ciphertext."""
+        deadline, pause, broken = math.inf, _PAUSES[0], 0
+        while True:
+            attempt = _Attempt(run)
+            try:
+                self._call(batch, number, attempt, share)
+                return
+            except (UnavailableError, OverloadError) as error:
+                attempt.take_back()
+                now = time.monotonic()
+                if attempt.heard or deadline == math.inf:  # since when the server is away or full
+                    deadline, pause, broken = now + self._timeout, _PAUSES[0], broken + attempt.heard
+                wait = error.retry_after if isinstance(error, OverloadError) else pause
+                if now + wait > deadline or broken > _REPEATS or not run.pause(wait):
+                    raise
+                pause = min(2 * pause, _PAUSES[1])
+                with self._lock:
+                    self.repeated += 1
+
+    def _call(self, batch: Batch, number: int, run: _Attempt, share: float) -> None:
         problems: list[Exception] = []  # of encryption, which gRPC's thread would not tell
         encrypted = threading.Event()
         with Prefetch(self._requests(batch, number, run, share, encrypted), _DEPTH) as outgoing:
             requests = _items(outgoing, problems)
             call = service.exchange(self._channel, "Turn", requests, timeout=_LONGEST_TURN)
-            with run.under_way(call), Prefetch(call, _DEPTH, call.cancel) as incoming:
+            with run.whole.under_way(call), Prefetch(call, _DEPTH, call.cancel) as incoming:
                 try:
                     for first, stop, back in self.public.turns[number].down():
-                        receive = lambda: self._next(incoming)  # noqa: E731
+                        receive = lambda: self._next(incoming, run)  # noqa: E731
                         answer = messages.read_download(self.public, number, first, stop, back, receive, self._device)
                         # An honest server answers after the last slice, but `uploads` may not have returned yet.
                         if not encrypted.wait(self._timeout):
@@ -148,7 +172,7 @@ class RemoteModel:
                     raise
 
     def _requests(
-        self, batch: Batch, number: int, run: _Run, share: float, encrypted: threading.Event
+        self, batch: Batch, number: int, run: _Attempt, share: float, encrypted: threading.Event
     ) -> Iterator[bytes]:
         opening = messages.opening(self._digest, number)
         yield opening
@@ -160,12 +184,13 @@ class RemoteModel:
             run.advance(share * len(sent.body))
         encrypted.set()
 
-    def _next(self, incoming: Prefetch[bytes]) -> bytes:
+    def _next(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes:
         """The server's next message that is not empty."""
         message: bytes | None = b""
         while message == b"":
             try:
                 message = incoming.next(self._timeout)
+                run.heard = True
             except TimeoutError:
                 what, hint = f"nothing came for {self._timeout:.0f} s", "is it stopped, or the connection too slow?"
                 raise PeerError(what, where=self._where, hint=hint) from None
@@ -197,7 +222,7 @@ class _Run:
     def __init__(self, progress: Callable[[float], object]) -> None:
         self._progress, self._lock = progress, threading.Lock()
         self._calls: set[Any] = set()
-        self._stopped = False
+        self._stopped = threading.Event()
 
     def advance(self, images: float) -> None:
         with self._lock:
@@ -208,8 +233,7 @@ class _Run:
         """Have `stop` cancel this call."""
         with self._lock:
             self._calls.add(call)
-            stopped = self._stopped
-        if stopped:
+        if self._stopped.is_set():
             call.cancel()
         try:
             yield
@@ -217,9 +241,30 @@ class _Run:
             with self._lock:
                 self._calls.discard(call)
 
+    def pause(self, seconds: float) -> bool:
+        """Wait; False where the run was stopped meanwhile."""
+        return not self._stopped.wait(seconds)
+
     def stop(self) -> None:
         """Cancel all calls, also those that come."""
+        self._stopped.set()
         with self._lock:
-            self._stopped, calls = True, list(self._calls)
+            calls = list(self._calls)
         for call in calls:
             call.cancel()
+
+
+class _Attempt:
+    """One attempt at a turn. whole: the run that it belongs to. heard: whether the server has said anything."""
+
+    def __init__(self, whole: _Run) -> None:
+        self.whole, self.heard, self._told = whole, False, 0.0
+
+    def advance(self, images: float) -> None:
+        """Tell of progress."""
+        self._told += images
+        self.whole.advance(images)
+
+    def take_back(self) -> None:
+        """Take back the progress: it will be made once more."""
+        self.whole.advance(-self._told)

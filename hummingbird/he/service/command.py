@@ -13,7 +13,7 @@ from torch import nn
 from tqdm import tqdm
 
 from hummingbird.he.compile.convert import convert_model
-from hummingbird.he.runtime.client_spec import MODES
+from hummingbird.he.runtime.client_spec import MODES, Public
 from hummingbird.he.runtime.precision import summary
 from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.server import IDLE_SECONDS, MAX_CALLS, TURNS, Service
@@ -47,6 +47,7 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     memory = None if args.memory is None else int(args.memory * 1e9)
     service = Service(model.server, turns=args.turns, memory=memory, idle=args.idle)
     with Front("he-server", config) as front:
+        service.measure(front.metrics.registry)
         front.serve(service.handlers())
         front.ready()
         print(front.line, flush=True)
@@ -61,7 +62,7 @@ def run_client(args: argparse.Namespace) -> int:
     memory = None if args.memory is None else int(args.memory * 1e9)
     where: dict[str, Any] = {"timeout": args.timeout, "memory": memory, "device": args.device}
     with RemoteModel(args.server, **options.caller_of(args), **where) as model:
-        print(_describe(model))
+        print(_describe(model.public))
         started = time.perf_counter()
         with tqdm(total=len(images), unit="image", leave=False, bar_format=_BAR) as bar:
             outputs = model(images, in_flight=args.in_flight, progress=bar.update)
@@ -69,6 +70,8 @@ def run_client(args: argparse.Namespace) -> int:
     up, down = model.sent_bytes / len(images) / 1e3, model.received_bytes / len(images) / 1e3
     rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.0f} images/s"
     print(f"{rate}; {up:.1f} kB up and {down:.1f} kB down per image")
+    if model.repeated:
+        print(f"{model.repeated} turns were tried again: the server was away, or had no room")
     print(summary(model.precision))
     if labels is not None:
         print(options.accuracy(outputs, labels))
@@ -80,13 +83,16 @@ def run_client(args: argparse.Namespace) -> int:
 _BAR = "{l_bar}{bar}| {n:.0f}/{total} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
-def _describe(model: RemoteModel) -> str:
-    """A line on the server's plan: mode, turns, parameters."""
-    public = model.public
-    p = public.parameters
+def _describe(public: Public) -> str:
+    """Two lines on the server's plan: mode, turns, parameters; what a batch costs, and a lone image."""
+    p, n, (up, down) = public.parameters, public.slots, public.batch_bytes()
     limits = ", ".join(f"{bits} in the {year} table" for year, bits in p.limits.items())
-    turns = f"{len(public.turns)} turns of up to {public.slots} images"
-    return f"{public.mode}, {turns}; N = {p.degree}, log2 Q = {p.bits:.1f} (at most {limits})"
+    turns = f"{len(public.turns)} turns of up to {n} images"
+    return (
+        f"{public.mode}, {turns}; N = {p.degree}, log2 Q = {p.bits:.1f} (at most {limits})\n"
+        f"a batch is {up / 1e6:.2f} MB up and {down / 1e6:.2f} MB down, whether it holds 1 image or {n}: "
+        f"{(up + down) / 1e6:.2f} MB for a lone image, {(up + down) / n / 1e3:.2f} kB for each of {n}"
+    )
 
 
 def add_server(

@@ -1,43 +1,46 @@
 """The server's side as a service for several clients at once (messages: he/service/messages.py).
 
 It holds no key: it receives ciphertexts and sends ciphertexts. What a client sends is expanded while the next slice is
-under way; results leave while the next tile is computed. Between turns nothing is kept, so a client that dies costs
-nothing, and one that dies in a turn ends it: at its next slice or tile, or after `idle` seconds of silence.
+under way; results leave while the next tile is computed. Between turns nothing is kept: a client's key never leaves
+the client, so there is none to keep either. A client that dies costs nothing, and one that dies in a turn ends it: at
+its next slice or tile, or after `idle` seconds of silence. One whose connection broke repeats the turn, here or at
+another server of the same net.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
+from prometheus_client import CollectorRegistry, Gauge
 
 from hummingbird.errors import AgreementError, ConfigError, OverloadError, PeerError
 from hummingbird.he.runtime.memory import installed
 from hummingbird.he.runtime.server import Server, ServerTurn
 from hummingbird.he.service import messages
+from hummingbird.he.service.room import RETRY, Place, Room
+from hummingbird.wire.gate import caller_name
 from hummingbird.wire.prefetch import Prefetch
 from hummingbird.wire.service import WORKERS, Exchange, Method
 
 TURNS = 4
 IDLE_SECONDS = 120.0
-MAX_CALLS = WORKERS // 2  # turns at work or waiting for room: the other workers answer who comes next
+MAX_CALLS = 2 * WORKERS  # turns at work or waiting for room; one that waits holds about 5 MB of messages
 _AT_WORK = 5.0  # seconds between the empty messages that say so
 _DEPTH = 4  # messages received, and messages computed, ahead
-_RETRY = 5.0  # seconds after which a client that found no room may try again
 _POLL = 0.5  # seconds between looks at whether the client is there
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """All clients of one server: `serve(Service(server).handlers(), address)`.
+    """All clients of one server: `serve(Service(server).handlers(), address)`. room: who is at work, who waits.
 
-    turns: how many are at work at a time; others wait. memory: bytes for all of them, each as large as the plan
-    predicts; what the machine, or the server's GPU, has if not given. idle: seconds that a client may be silent when it
-    should send, and that it may wait for room. ConfigError for numbers out of range, and where not even one turn has
-    room.
+    turns: how many are at work at a time; others wait, and who has the fewest at work is next. memory: bytes for all of
+    them, each as large as the plan predicts; what the machine, or the server's GPU, has if not given. idle: seconds
+    that a client may be silent when it should send, and that it may wait for room. ConfigError for numbers out of
+    range, and where not even one turn has room.
     """
 
     def __init__(
@@ -49,36 +52,41 @@ class Service:
         if memory < server.memory:
             what = f"a turn needs {server.memory / 1e9:.2f} GB, allowed are {memory / 1e9:.2f}"
             raise ConfigError(what, where="memory", hint="allow more, or run it on a larger machine")
-        turns = min(turns, memory // server.memory)
-        self._server, self._public, self._idle, self._turns = server, server.public, idle, turns
+        self._server, self._public, self._idle = server, server.public, idle
         self._text = server.public.to_json().encode()
         self._digest = messages.digest(self._text)
-        self._room, self._calls = threading.Semaphore(turns), threading.Semaphore(MAX_CALLS)
+        self.room = Room(min(turns, memory // server.memory), MAX_CALLS)
 
     def handlers(self) -> dict[str, Method | Exchange]:
         """The methods for `wire.service.serve`."""
         return {"Public": self._describe, "Turn": Exchange(self._turn)}
+
+    def measure(self, registry: CollectorRegistry) -> None:
+        """Have figures of turns among those of a program's metrics."""
+
+        def add(name: str, text: str, value: Callable[[], int]) -> None:
+            Gauge(f"hummingbird_he_{name}", text, registry=registry).set_function(value)
+
+        add("turns_at_work", "Turns at work.", lambda: self.room.at_work)
+        add("turns_waiting", "Turns that wait for one of the places.", lambda: self.room.waiting)
+        add("places", "Turns that may be at work at a time.", lambda: self.room.places)
 
     def _describe(self, data: bytes, context: grpc.ServicerContext) -> bytes:
         messages.read_opening(data, len(self._public.turns))
         return self._text
 
     def _turn(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._calls.acquire(blocking=False):
-            raise OverloadError(f"{MAX_CALLS} turns are at work or waiting already", where="he", retry_after=_RETRY)
+        place = self.room.enter(caller_name(context))
         incoming = Prefetch(requests, _DEPTH)  # its thread ends with the call
         try:
             number = self._open(self._next(incoming))
-            yield from self._wait_for_room(context)
-            try:
-                turn = self._server.turn(number)
-                yield from self._take_in(turn, number, incoming)
-                yield from self._give_out(turn, context)
-            finally:
-                self._room.release()
+            yield from self._wait_for_room(place, context)
+            turn = self._server.turn(number)
+            yield from self._take_in(turn, number, incoming)
+            yield from self._give_out(turn, context)
         finally:
+            place.leave()
             incoming.close()
-            self._calls.release()
 
     def _open(self, data: bytes) -> int:
         digest, number = messages.read_opening(data, len(self._public.turns))
@@ -100,12 +108,12 @@ class Service:
             raise PeerError("the client ended before its turn was complete", where="he")
         return message
 
-    def _wait_for_room(self, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _wait_for_room(self, place: Place, context: grpc.ServicerContext) -> Iterator[bytes]:
         deadline = time.monotonic() + self._idle
-        while not self._room.acquire(timeout=_POLL):
+        while not place.wait(_POLL):
             if time.monotonic() > deadline or not context.is_active():
-                what = f"no room for {self._idle:.0f} s, {self._turns} turns are at work"
-                raise OverloadError(what, where="he", retry_after=_RETRY)
+                what = f"no room for {self._idle:.0f} s, {self.room.places} turns are at work"
+                raise OverloadError(what, where="he", retry_after=RETRY)
             yield b""
 
     def _take_in(self, turn: ServerTurn, number: int, incoming: Prefetch[bytes]) -> Iterator[bytes]:

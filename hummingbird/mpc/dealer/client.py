@@ -106,6 +106,17 @@ class DealerClient:
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Any net, of any shape."""
 
+    def stay(self) -> None:
+        """Keep the session, which a dealer drops when it hears nothing for long.
+
+        DealerError if the dealer is gone, or has forgotten this session.
+        """
+        if self.rank == 0:
+            try:
+                service.call(self._channel, "Stay", self._message(), timeout=self._timeout / 2)
+            except grpc.RpcError as error:
+                raise self._failure(error) from None
+
     def close(self) -> None:
         """Leave the session (party 0) and disconnect; never raises, may be called twice."""
         if not self._channel:

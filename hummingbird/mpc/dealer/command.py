@@ -19,6 +19,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hummingbird.errors import DealerError, HummingbirdError
@@ -31,6 +33,7 @@ from hummingbird.wire.service import check_address, serve
 _READY = "dealer listening on "
 _FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
 _POLL = 0.2  # seconds between looks at what --once waits for
+_spawned: list[tuple[subprocess.Popen[bytes], Callable[[], None]]] = []  # by this process, and what ends each
 _CLOSED = 5.0  # seconds for a dealer that has closed its output to end
 
 
@@ -90,6 +93,7 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
     It listens on a unix socket in a new directory that only this user can enter, and ends with its last session or with
     this process, whichever is first. DealerError if it ends or is not up within `timeout` seconds.
     """
+    _forget_ended()
     folder = tempfile.mkdtemp(prefix=_FOLDER)  # mode 0700
     address = f"unix:{folder}/dealer.sock"
     root = str(Path(__file__).resolve().parents[3])
@@ -106,13 +110,25 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    atexit.register(_clean_up, process, folder)
+    clean_up = partial(_clean_up, process, folder)
+    _spawned.append((process, clean_up))
+    atexit.register(clean_up)
     try:
         _wait_until_ready(process, address, time.monotonic() + timeout, timeout)
     except BaseException:
         _clean_up(process, folder)
         raise
     return address, process
+
+
+def _forget_ended() -> None:
+    """Take the dealers of earlier sessions that have ended out of the table of processes."""
+    for pair in list(_spawned):
+        process, clean_up = pair
+        if process.poll() is not None:
+            _spawned.remove(pair)
+            atexit.unregister(clean_up)
+            clean_up()
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], address: str, deadline: float, timeout: float) -> None:

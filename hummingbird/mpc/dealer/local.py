@@ -61,5 +61,8 @@ class LocalDealer:
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Any net, of any shape."""
 
+    def stay(self) -> None:
+        """Nobody forgets."""
+
     def close(self) -> None:
         """Nothing to leave."""

@@ -2,12 +2,14 @@
 
     Join(session, rank, parties, version) -> a fresh 128-bit seed, once per session and rank; party 0 also gets a token
     Correct(session, token, first, requests, wait) -> stream of frames, that of requests[i] at index first + i
+    Stay(session, token)
     Leave(session, token)
 
-The last two are for party 0, which the token proves. Requests are JSON objects, the answer to Join too; corrections are
-frames (wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. An index is marked as used before its
-correction is computed and never served again: two corrections with one index and different parameters would be masked
-by the same shares. Indices may come in any order: a party that works ahead for two slices fetches for both in turn.
+The last three are for party 0, which the token proves. Requests are JSON objects, the answer to Join too; corrections
+are frames (wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. An index is marked as used before
+its correction is computed and never served again: two corrections with one index and different parameters would be
+masked by the same shares. Indices may come in any order: a party that works ahead for two slices fetches for both in
+turn.
 Layout of the randomness: mpc/correlations/request.py.
 """
 
@@ -176,6 +178,11 @@ class Dealer:
             with self._changed:
                 state.busy, state.used = False, time.monotonic()
 
+    def stay(self, session: bytes, token: bytes) -> None:
+        """Party 0 will ask for more: the session is not idle."""
+        with self._changed:
+            self._find(session, token).used = time.monotonic()
+
     def leave(self, session: bytes, token: bytes) -> None:
         """Party 0 needs no more: the session ends now, or when the last party has come for its seed."""
         with self._changed:
@@ -289,12 +296,17 @@ def handlers(dealer: Dealer) -> dict[str, Method]:
                 yield frame[start : start + CHUNK]
         context.set_trailing_metadata((("dealer-seconds", f"{dealer.seconds(session):.6f}"),))
 
+    def stay(data: bytes, context: grpc.ServicerContext) -> bytes:
+        message = _Message(data)
+        dealer.stay(message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES))
+        return b""
+
     def leave(data: bytes, context: grpc.ServicerContext) -> bytes:
         message = _Message(data)
         dealer.leave(message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES))
         return b""
 
-    return {"Join": join, "Correct": correct, "Leave": leave}
+    return {"Join": join, "Correct": correct, "Stay": stay, "Leave": leave}
 
 
 class _Message:

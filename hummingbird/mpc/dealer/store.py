@@ -193,6 +193,9 @@ class StoreDealer:
         """Mark a slot as used, before anything of it is handed out."""
         self._ledger.use(slot)
 
+    def stay(self) -> None:
+        """Nobody forgets."""
+
     def close(self) -> None:
         """End the thread and give the store back; never raises, may be called twice."""
         self._supplies.close("the store is closed")

@@ -6,22 +6,23 @@ It serves until SIGTERM or SIGINT, then answers what is queued, and ends with a 
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.errors import InputError
 from hummingbird.pir.batching.plan import Plan
-from hummingbird.pir.integrity import KEY_BYTES
+from hummingbird.pir.integrity import read_key
 from hummingbird.pir.serving.bucket_server import plan_servers
+from hummingbird.pir.serving.metrics import Figures
 from hummingbird.pir.serving.server import Server, open_server
-from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Service
+from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT, Methods
 from hummingbird.pir.table import Source
-from hummingbird.wire.options import add_tls, tls_of
+from hummingbird.wire import options
+from hummingbird.wire.front import Front
 
 DESCRIPTION = """Serve one half of private lookups in a table: rows are returned without this server learning which.
 
@@ -30,7 +31,6 @@ the traffic of both servers without TLS, knows its row. Run them on hosts of dif
 may ask: clients learn the rows they ask for, and the whole table in time.
 
 With --owner, who has that key may change rows (pir-owner). Every update is in the journal before it is acknowledged."""
-_POLL = 0.2  # seconds between looks at the workers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,15 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="serve many lookups at once, by the plan in a file of Plan.to_json or search.pir_plan --plan",
     )
-    parser.add_argument(
-        "--listen",
-        required=True,
-        nargs="+",
-        metavar="ADDRESS",
-        help="HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's",
-    )
-    cert, ca = "certificate of this server (PEM), for its host name", "certificate of the clients' authority (PEM)"
-    add_tls(parser, cert, ca)
     parser.add_argument(
         "--max-batch", type=int, default=MAX_BATCH, metavar="N", help=f"keys in one pass (default {MAX_BATCH})"
     )
@@ -83,45 +74,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the table, TABLE.party0.journal or TABLE.party1.journal)",
     )
     parser.add_argument("--identity", type=Path, metavar="FILE", help="secret key (64 hex digits) that signs answers")
+    listen = "HOST:PORT or unix:PATH; for a plan with a hot table that one's address, then the full table's"
+    options.add_service(parser, addresses="+", listen=listen)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. Raises the errors of `wire.service.serve`, InputError for the table and keys."""
-    tls = tls_of(args)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    """Serve until SIGTERM or SIGINT. Raises the errors of `wire.front.Front`, InputError for the table and keys, and
+    PeerError if a worker process ends.
+    """
+    config = options.service_of(args)
     if args.threads is not None:
         if args.threads < 1:
             raise InputError(f"{args.threads} threads", where="--threads", hint="at least 1")
         torch.set_num_threads(args.threads)
-    keys = {name: _key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
-    servers, services, status = _servers(args, keys), list[Service](), 0
-    try:
-        if len(args.listen) != len(servers):
-            hint = "one for each table: a plan has a full one, and perhaps a hot one before it"
-            raise InputError(f"{len(args.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
-        for server, address in zip(servers, args.listen, strict=True):
-            batching = {"max_batch": args.max_batch, "max_wait": args.max_wait / 1e3}
-            services.append(Service(server, address, tls, **batching))
-            print(f"pir-server party {args.party}: {server.facts.text()}, version {server.state.version}", flush=True)
-            print(f"pir-server listening on {address}", flush=True)
-        while not stop.wait(_POLL):
-            try:
-                for server in servers:
-                    server.check()
-            except HummingbirdError as error:
-                print(f"error: {error}", file=sys.stderr)
-                status = 1
-                break
-    finally:
-        for service in services:
-            service.stop()
+    keys = {name: read_key(path) for name in ("owner", "identity") if (path := getattr(args, name)) is not None}
+    with ExitStack() as ends, Front("pir-server", config) as front:
+        servers = _servers(args, keys)
         for server in servers:
-            server.close()
-    for service in services:
-        print(f"pir-server party {args.party}: {service.metrics.line()}", flush=True)
-    return status
+            ends.callback(server.close)
+        if len(config.listen) != len(servers):
+            hint = "one for each table: a plan has a full one, and perhaps a hot one before it"
+            raise InputError(f"{len(config.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
+        offered = list[Methods]()
+        for server in servers:
+            offered.append(Methods(server, args.max_batch, args.max_wait / 1e3, config.limits))
+            ends.callback(offered[-1].close, config.grace)
+        front.metrics.registry.register(_figures(offered))
+        for methods, address in zip(offered, config.listen, strict=True):
+            front.serve(methods.handlers(), address)
+            ends.callback(_tell, args.party, methods)
+            facts, state = methods.server.facts, methods.server.state
+            print(f"pir-server party {args.party}: {facts.text()}, version {state.version}", flush=True)
+        front.ready()
+        print(front.line, flush=True)
+        try:
+            front.wait(lambda: _check(servers))
+        finally:
+            for server in servers:
+                server.stop_collecting()
+    return 0
+
+
+def _check(servers: Sequence[Server]) -> None:
+    for server in servers:
+        server.check()
+
+
+def _figures(offered: Sequence[Methods]) -> Figures:
+    """The figures of all tables: the last one is the full table."""
+    names = ("hot", "full")[-len(offered) :]
+    tables = {
+        name: (methods.metrics, lambda server=methods.server: server.state.version)
+        for name, methods in zip(names, offered, strict=True)
+    }
+    updates = offered[-1].server.updates
+    return Figures(tables, lambda: 0 if updates is None else updates.journal_bytes)
+
+
+def _tell(party: int, methods: Methods) -> None:
+    print(f"pir-server party {party}: {methods.metrics.line()}", flush=True)
 
 
 def _servers(args: argparse.Namespace, keys: dict[str, bytes]) -> list[Server]:
@@ -143,14 +154,3 @@ def _journal(args: argparse.Namespace) -> Path | None:
     """The journal that is named, or the one beside the table, which stays in force where there is one."""
     beside: Path = args.table.with_name(f"{args.table.name}.party{args.party}.journal")
     return args.journal or (beside if args.owner is not None or beside.exists() else None)
-
-
-def _key(path: Path) -> bytes:
-    try:
-        text = path.read_text().strip()
-        key = bytes.fromhex(text)
-    except (OSError, ValueError):
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise InputError(f"not a key of {2 * KEY_BYTES} hexadecimal digits", where=str(path), hint="see pir.Owner")
-    return key

@@ -1,10 +1,24 @@
-"""Counters of a server: queries, passes over the table, their sizes, and how long queries took; nothing of a query."""
+"""Counters of a server: queries, passes over the table, their sizes, and how long queries took; nothing of a query.
+
+For Prometheus (wire/metrics.py), all but the last with the label table, `full` or a plan's `hot`:
+
+    hummingbird_pir_queries_total                  keys answered
+    hummingbird_pir_passes_total                   passes over the table
+    hummingbird_pir_busy_seconds_total             seconds at work on them
+    hummingbird_pir_query_duration_seconds         histogram, from a query's arrival to its answer, waiting included
+    hummingbird_pir_table_version                  updates that the table has had
+    hummingbird_pir_journal_bytes                  size of the journal of updates, 0 without one
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _STEPS = 4  # buckets in a factor of 2
 _LEAST = 1e-4  # seconds, upper end of the first bucket
@@ -16,7 +30,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._started = time.monotonic()
-        self._busy = 0.0
+        self._busy = self._waited = 0.0
         self._sizes: dict[int, int] = {}  # passes by number of keys
         self._latency = [0] * (24 * _STEPS)  # queries by bucket: 0.1 ms to half an hour
 
@@ -28,6 +42,7 @@ class Metrics:
             self._sizes[total] = self._sizes.get(total, 0) + 1
             for latency, count in zip(latencies, counts, strict=True):
                 self._latency[_bucket(latency)] += count
+                self._waited += latency * count
 
     def read(self) -> dict[str, Any]:
         """All counters, for JSON; `latency_ms` maps upper ends of buckets to numbers of queries."""
@@ -48,6 +63,16 @@ class Metrics:
                 "p99_ms": self._quantile(0.99),
             }
 
+    def families(self) -> tuple[int, int, float, list[tuple[str, float]], float]:
+        """Queries, passes, seconds at work, queries up to each latency in seconds, and the sum of the latencies."""
+        with self._lock:
+            below, buckets = 0, list[tuple[str, float]]()
+            for bucket, count in enumerate(self._latency):
+                below += count
+                if bucket % _STEPS == 0:
+                    buckets.append((f"{_end(bucket) / 1e3:g}", below))
+            return below, sum(self._sizes.values()), self._busy, [*buckets, ("+Inf", below)], self._waited
+
     def _quantile(self, share: float) -> float:
         """The upper end of the bucket that holds it, so up to 19 % too much."""
         below, wanted = 0, share * sum(self._latency)
@@ -64,6 +89,40 @@ class Metrics:
             f"{now['queries']:,} queries in {now['passes']:,} passes of {now['mean_batch']:g} on average, "
             f"{now['busy_seconds']:.1f} s at work, latency p50 {now['p50_ms']:g} ms, p99 {now['p99_ms']:g} ms"
         )
+
+
+class Figures(Collector):
+    """The figures of some tables by name, for Prometheus; journal_bytes: the size of their journal."""
+
+    def __init__(
+        self, tables: Mapping[str, tuple[Metrics, Callable[[], int]]], journal_bytes: Callable[[], int]
+    ) -> None:
+        self._tables, self._journal_bytes = tables, journal_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        """The metric families, as a registry asks for them."""
+        queries, passes, busy = (
+            CounterMetricFamily(f"hummingbird_pir_{name}", text, labels=["table"])
+            for name, text in (
+                ("queries", "Keys answered."),
+                ("passes", "Passes over the table."),
+                ("busy_seconds", "Seconds at work on passes."),
+            )
+        )
+        name, text = "hummingbird_pir_query_duration_seconds", "Seconds from a query's arrival to its answer."
+        latency = HistogramMetricFamily(name, text, labels=["table"])
+        version = GaugeMetricFamily(
+            "hummingbird_pir_table_version", "Updates that the table has had.", labels=["table"]
+        )
+        for table, (metrics, newest) in self._tables.items():
+            keys, over, seconds, buckets, waited = metrics.families()
+            queries.add_metric([table], keys)
+            passes.add_metric([table], over)
+            busy.add_metric([table], seconds)
+            latency.add_metric([table], buckets, waited)
+            version.add_metric([table], newest())
+        yield from (queries, passes, busy, latency, version)
+        yield GaugeMetricFamily("hummingbird_pir_journal_bytes", "Size of the journal.", value=self._journal_bytes())
 
 
 def _bucket(seconds: float) -> int:

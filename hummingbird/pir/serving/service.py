@@ -25,11 +25,12 @@ from hummingbird.errors import ConfigError, PeerError
 from hummingbird.pir.serving.metrics import Metrics
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.table import State
+from hummingbird.wire.gate import Gate, Limits
 from hummingbird.wire.service import WORKERS, Method, Tls, serve
 
 MAX_BATCH = 192
 MAX_WAIT = 0.002
-MAX_WAITING = WORKERS // 2  # Collects: the other workers stay free for queries
+MAX_WAITING = WORKERS // 2  # Collects; fewer where fewer calls may be at work
 _PATIENCE = 600.0  # seconds until a query that nobody answers is given up; clients have deadlines of their own
 _LATE = 0.2  # seconds before its client's deadline, a refusal can still arrive
 
@@ -134,11 +135,59 @@ class Batcher:
             job.result.set_result((state, part))
 
 
+class Methods:
+    """The methods of a server on the wire, its queries collected. max_batch, max_wait: see `Batcher`.
+
+    limits: of its calls; at most half of those at work wait for results, so that others are served.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        max_batch: int = MAX_BATCH,
+        max_wait: float = MAX_WAIT,
+        limits: Limits | None = None,
+    ) -> None:
+        self.server, self.metrics = server, Metrics()
+        self._waiting = threading.Semaphore(min(MAX_WAITING, (limits or Limits()).requests // 2))
+        self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods by name, for `wire.service.serve`."""
+        server = self.server
+        return {
+            "Describe": lambda data, context: server.describe(),
+            "Answer": lambda data, context: server.handle(data, self._collected(context)),
+            "Deposit": lambda data, context: server.deposit(data, self._collected(context)),
+            "Collect": self._collect,
+            "Update": lambda data, context: server.update(data),
+            "PastUpdate": lambda data, context: server.past_update(data),
+            "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
+        }
+
+    def close(self, grace: float = 30.0) -> None:
+        """Answer what is queued within `grace` seconds, and end; may be called twice."""
+        self._batcher.close(grace)
+
+    def _collected(self, context: grpc.ServicerContext) -> Answer:
+        return lambda keys, decoder: self._batcher.answer(keys, decoder, context.is_active)
+
+    def _collect(self, data: bytes, context: grpc.ServicerContext) -> bytes:
+        left = context.time_remaining()  # None without a deadline
+        timeout = _PATIENCE if left is None else max(0.0, min(left - _LATE, _PATIENCE))
+        if not self._waiting.acquire(blocking=False):
+            return self.server.collect(data, None)
+        try:
+            return self.server.collect(data, timeout, context.is_active)
+        finally:
+            self._waiting.release()
+
+
 class Service:
     """A server at an address, from now until `stop`. TRUST: the operator of the other server must not be this one.
 
     tls: mutual TLS, needed for other hosts: whoever has a certificate of its authority may ask. max_batch, max_wait:
-    see `Batcher`. Raises the errors of `wire.service.serve`, and ConfigError for the batching.
+    see `Batcher`. limits: of its callers. Raises the errors of `wire.service.serve`, and ConfigError for the batching.
 
         service = Service(Server(Source.open("table.npy"), 0), "unix:/run/user/1000/pir0.sock")
     """
@@ -151,49 +200,19 @@ class Service:
         *,
         max_batch: int = MAX_BATCH,
         max_wait: float = MAX_WAIT,
+        limits: Limits | None = None,
     ) -> None:
-        self.metrics, self._server = Metrics(), server
-        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
-        self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
+        self._methods = Methods(server, max_batch, max_wait, limits)
+        self.metrics = self._methods.metrics
         try:
-            self._front = serve(self._methods(server), address, tls)
+            self._front = serve(self._methods.handlers(), address, tls, gate=Gate(limits))
         except BaseException:
-            self._batcher.close()
+            self._methods.close()
             raise
 
     def stop(self, grace: float = 30.0) -> None:
         """Refuse new queries, answer what is queued within `grace` seconds, and end; may be called twice."""
         ended = self._front.stop(grace)
-        self._server.stop_collecting()
-        self._batcher.close(grace)
+        self._methods.server.stop_collecting()
+        self._methods.close(grace)
         ended.wait(grace + 1.0)
-
-    def _methods(self, server: Server) -> dict[str, Method]:
-        def collected(context: grpc.ServicerContext) -> Answer:
-            return lambda keys, decoder: self._batcher.answer(keys, decoder, context.is_active)
-
-        def answer(data: bytes, context: grpc.ServicerContext) -> bytes:
-            return server.handle(data, collected(context))
-
-        def deposit(data: bytes, context: grpc.ServicerContext) -> bytes:
-            return server.deposit(data, collected(context))
-
-        def collect(data: bytes, context: grpc.ServicerContext) -> bytes:
-            left = context.time_remaining()  # None without a deadline
-            timeout = _PATIENCE if left is None else max(0.0, min(left - _LATE, _PATIENCE))
-            if not self._waiting.acquire(blocking=False):
-                return server.collect(data, None)
-            try:
-                return server.collect(data, timeout, context.is_active)
-            finally:
-                self._waiting.release()
-
-        return {
-            "Describe": lambda data, context: server.describe(),
-            "Answer": answer,
-            "Deposit": deposit,
-            "Collect": collect,
-            "Update": lambda data, context: server.update(data),
-            "PastUpdate": lambda data, context: server.past_update(data),
-            "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
-        }

@@ -76,6 +76,12 @@ class Updates:
         """The state that the next update is for."""
         return self._tables[-1].state
 
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal, 0 without one."""
+        with self._turn:
+            return 0 if self._journal is None else self._journal.size
+
     def recover(self, path: Path) -> None:
         """Make the updates in a journal again, and keep it from now on; the errors of `Journal`, and InputError for an
         update that does not fit.

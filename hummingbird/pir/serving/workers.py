@@ -151,7 +151,7 @@ def _receive(pipe: socket.socket) -> list[Tensor] | None:
     if head is None:
         return None
     data = _read(pipe, _FRAME.unpack(head)[0])
-    return None if data is None else unpack_tensors(data)
+    return None if data is None else unpack_tensors(data, max_tensors=3)
 
 
 def _read(pipe: socket.socket, size: int) -> bytearray | None:

@@ -387,9 +387,9 @@ def test_a_client_holds_what_it_still_reads_or_sends(name: str) -> None:
     for number, turn in enumerate(public.turns):
         steps.run(values, lambda *_: None, turn.steps)
         assert sent[number] <= set(values)
-        steps.drop(values, len(public.steps) + number)
         back = {back.value for back in turn.returns}
         values.update(dict.fromkeys(back))
+        steps.drop(values, len(public.steps) + number)
         known |= {*turn.steps, *back}
         assert set(values) == known & set().union(*read[number + 1 :], *sent[number + 1 :])
     steps.run(values, lambda *_: None, public.last)

@@ -61,6 +61,7 @@ def test_outputs_are_those_of_torch_and_all_work_is_counted(address: str, net: n
         seeds = 16 * sum(len(list(turn.up())) for turn in public.turns)
         up = sum(public.up_bytes(turn.sent) for turn in public.turns) + seeds
         down = sum(public.down_bytes(back, back.count) for turn in public.turns for back in turn.returns)
+        assert public.batch_bytes() == (up, down)
         openings = sum(len(messages.opening(model._digest, number)) for number in range(len(public.turns)))
         assert (model.sent_bytes, model.received_bytes) == (up + openings, down)
     assert outputs.shape == (3, 5) and close(outputs, net, x)
@@ -374,13 +375,13 @@ def test_a_cancelled_client_leaves_its_room(server: Server, net: nn.Module, turn
             holding.wait(HANG)
 
         call = service.exchange(channel, "Turn", stalls(), timeout=HANG)
-        until(lambda: made._room._value == 0, "a turn to begin")
+        until(lambda: made.room.at_work == 1, "a turn to begin")
         call.cancel()
         holding.set()
         with RemoteModel(address, timeout=HANG) as model:
             assert close(model(images(2)), net, images(2))
         channel.close()
-        until(lambda: made._room._value == 1, "the last turn's end, a moment after its last message has come")
+        until(lambda: made.room.at_work == 0, "the last turn's end, a moment after its last message has come")
 
 
 def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None:
@@ -394,7 +395,7 @@ def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None
         )
         opening = messages.opening(messages.digest(server.public.to_json().encode())).decode()
         client = subprocess.Popen([sys.executable, "-c", code, address, opening], cwd=ROOT)
-        until(lambda: made._room._value == 0, "a turn to begin")
+        until(lambda: made.room.at_work == 1, "a turn to begin")
         client.kill()
         client.wait()
         with RemoteModel(address, timeout=HANG) as model:
@@ -403,11 +404,11 @@ def test_a_killed_client_leaves_its_room(server: Server, net: nn.Module) -> None
 
 def test_waiting_for_room_ends(server: Server, turn_0: list[bytes]) -> None:
     made = Service(server, turns=1, idle=1.0)
-    made._room.acquire()
+    assert made.room.enter("another").wait(0)
     with served(made) as address:
         assert "1 turns are at work" in refusal(address, turn_0)
-        for _ in range(MAX_CALLS):
-            made._calls.acquire()
+        for _ in range(MAX_CALLS - 1):
+            made.room.enter(None)
         assert f"{MAX_CALLS} turns are at work or waiting" in refusal(address, turn_0)
 
 
@@ -417,7 +418,7 @@ def test_limits_are_checked_when_a_service_starts(server: Server) -> None:
             Service(server, turns=turns)
     with pytest.raises(ConfigError, match="allowed are 0.00"):
         Service(server, memory=1000)
-    assert Service(server, turns=9, memory=2 * server.memory)._turns == 2
+    assert Service(server, turns=9, memory=2 * server.memory).room.places == 2
 
 
 def test_a_dead_service_is_an_error_not_a_hang(address: str) -> None:

@@ -202,7 +202,7 @@ def test_bad_command_lines(tmp_path):
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         threads = torch.get_num_threads()
         try:
-            with contextlib.redirect_stderr(open(tmp_path / "err", "w")):
+            with open(tmp_path / "err", "w") as errors, contextlib.redirect_stderr(errors):
                 assert main([*arguments, *options]) == 1
         finally:
             torch.set_num_threads(threads)

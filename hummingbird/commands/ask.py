@@ -1,0 +1,72 @@
+"""`ask`: a client of `serve`; needs neither the net nor CrypTen."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.serving.client import Client
+from hummingbird.wire import options
+from hummingbird.wire.options import positive
+
+HELP = "Have the parties of `serve` run their net on images that none of them sees."
+_EPILOG = """example:
+  python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --labels labels.npy
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "ask",
+        help=HELP,
+        description="Have the parties of `serve` run their net on images that none of them sees: each gets a share of "
+        "them, and sends a share of the results. Images are a .npy file of numbers (n, ...), scaled as the net was "
+        "trained.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    text = "every party's HOST:PORT or unix:PATH, in any order"
+    sub.add_argument("--parties", required=True, nargs="+", metavar="ADDRESS", help=text)
+    options.add_images(sub, "results")
+    sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
+    text = "seconds for the answer to a request (default: %(default)s)"
+    sub.add_argument("--timeout", type=positive, default=60.0, help=text)
+    options.add_caller(sub)
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send images, print figures, and accuracy where labels are given, and write the results."""
+    check_outputs(args)
+    images, labels = options.images_of(args)
+    with Client(args.parties, timeout=args.timeout, **options.caller_of(args)) as client:
+        started = time.perf_counter()
+        with tqdm(total=len(images), unit="image", leave=False) as bar:
+            results = client(images, progress=bar.update)
+        seconds = time.perf_counter() - started
+    up, down = client.sent_bytes / len(images), client.received_bytes / len(images)
+    rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.1f} images/s"
+    print(f"{rate}; {up / 1e3:.2f} kB up and {down / 1e3:.2f} kB down per image, {len(client.addresses)} parties")
+    figures: dict[str, Any] = {
+        "images": len(images),
+        "parties": len(client.addresses),
+        "seconds": seconds,
+        "bytes_up_per_image": up,
+        "bytes_down_per_image": down,
+    }
+    if labels is not None:
+        print(options.accuracy(results, labels))
+        right = int((results.flatten(1).argmax(1) == labels).sum())
+        figures["accuracy_percent"] = 100 * right / len(labels)
+    if args.out is not None:
+        np.save(args.out, results.numpy())
+    if args.json is not None:
+        write_json(args.json, figures)
+    return 0

@@ -1,0 +1,65 @@
+"""A party's net and its private form, by options of the command line, in a session: `infer` and `serve`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hummingbird.bits import BitWindow
+from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
+from hummingbird.convert import convert_model
+from hummingbird.errors import InputError
+from hummingbird.graph.at_hand import settled
+from hummingbird.mpc.builders import CUSTOM
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.saving import read_net
+from hummingbird.saving.folder import description
+
+
+def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model to --protocol, which `nets_of` reads."""
+    add_net_arguments(parser, "owner", "bits", "window", "protocol")
+    text = "the party whose secret the weights are (default: they are public, and every party has them)"
+    parser.add_argument("--owner", type=int, metavar="RANK", help=text)
+    windows = parser.add_mutually_exclusive_group()
+    text = "windows per layer (docs/bit-config.md); default: exact comparisons"
+    windows.add_argument("--bits", type=Path, metavar="FILE", help=text)
+    windows.add_argument("--window", metavar="K:M", help="one window for all layers instead, e.g. 20:12")
+    parser.add_argument(
+        "--protocol",
+        help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
+    )
+
+
+def nets_of(args: argparse.Namespace, rank: int, shape: Sequence[int]) -> tuple[nn.Module, PrivateNet]:
+    """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
+
+    shape: of an image, for nets that ask for it.
+    """
+    folder = saved_of(args, rank)
+    if folder is not None:
+        saved = description(folder)
+        args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
+        saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
+        return saved_net, convert_model(saved_net, *saved.arguments)
+    torch.manual_seed(0)  # a net that comes without weights must be the same at every party
+    net = net_of(args, weights=args.owner in (None, rank))
+    args.protocol = args.protocol or "masked"
+    owner = "public" if args.owner is None else args.owner
+    taken = settled(net, torch.empty(1, *shape), custom=tuple(CUSTOM))
+    return net, convert_model(taken, _windows(args), owner, args.protocol)
+
+
+def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
+    """The values of --bits or --window."""
+    if args.window is None:
+        bits: Path | None = args.bits
+        return bits
+    upper, _, lower = args.window.partition(":")
+    if not (upper.isdigit() and lower.isdigit()):
+        raise InputError(f"{args.window!r} is not a window", where="--window", hint="two numbers, K:M, such as 20:12")
+    return BitWindow(int(upper), int(lower))

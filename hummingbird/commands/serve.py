@@ -1,0 +1,96 @@
+"""`serve`: a party of a service for owners of data who are not parties, under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+from typing import Any
+
+from hummingbird.commands.converted import add_converted_arguments, nets_of
+from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.errors import InputError, UnavailableError
+from hummingbird.mpc import launch
+from hummingbird.mpc.lanes import environment
+from hummingbird.serving.figures import Figures
+from hummingbird.serving.inbox import Limits
+from hummingbird.serving.lives import Lives
+from hummingbird.serving.methods import Methods
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party
+from hummingbird.wire.front import Front
+from hummingbird.wire.options import add_service, count, positive, service_of, shape
+
+HELP = "Run a net for clients that are not parties, under torchrun."
+_DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
+all parties, and adds up shares of the results. No party sees an image or a result, all of them together could; the
+clients need no weights, and do not see them. Requests of several clients are computed together where the net computes
+each image by itself.
+
+Trust: as `infer`, with the data at the clients. Plain text stays on this host. With --tls-*, a party's certificate is
+for the common name party-RANK, and for the host name under which clients know it ({rank} is replaced in the files'
+names); --tls-ca is the authority of all parties and clients, or of the parties alone where clients show tokens."""
+_EPILOG = """example, with my_net.py in the current folder, and a client beside it:
+  torchrun --standalone --nproc_per_node=2 -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
+      --input 3x32x32 --listen 127.0.0.1:910{rank}
+  python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --out logits.npy
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    sub = commands.add_parser(
+        "serve",
+        help=HELP,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_converted_arguments(sub)
+    group = sub.add_argument_group("service")
+    group.add_argument("--input", required=True, type=shape, metavar="CxHxW", help="shape of one image")
+    text = "most images in a batch, and in a request; batches of more than half run in two slices in turns "
+    group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
+    text = "milliseconds for which a request waits for others to share its batch; none while the parties are idle "
+    wait = 1e3 * MAX_WAIT
+    group.add_argument("--max-wait", type=positive, default=wait, metavar="MS", help=text + "(default: %(default)s)")
+    text = "where clients find this party, HOST:PORT or unix:PATH ({rank} is replaced), or one address for each party"
+    add_service(sub, addresses="+", listen=text)
+    add_session_arguments(sub, certificates=False)
+    sub.set_defaults(token_file=None, run=lambda args: run_party(lambda: run(args)))
+
+
+def run(args: argparse.Namespace) -> None:
+    """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
+    place = environment(args.lanes)
+    for name in ("tls_cert", "tls_key", "tls_ca"):
+        if getattr(args, name) is not None:
+            setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
+    args.listen = [address_of(args.listen, place.party, place.parties)]
+    config, options = service_of(args), session_options(args)
+    limits = Limits(requests=config.limits.requests, requests_each=config.limits.per_client)
+    with Front("serve", config) as front:
+        methods, figures = Methods(front.ready), Figures(front.metrics.registry)
+
+        def begin() -> Party:
+            session = launch.init(**options)
+            _, private = nets_of(copy.copy(args), session.rank, args.input)  # which it changes
+            how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
+            return Party(private, args.input, session, grace=config.grace, figures=figures, **how)
+
+        lives = Lives(methods, begin, lambda: print(f"[{launch.name()}] {front.line}", flush=True))
+        front.serve(methods.handlers())
+        try:
+            lives.run()
+        finally:
+            methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
+    if place.party == 0:
+        padded = f", {lives.padding} images of padding" if lives.padding else ""
+        print(f"served {lives.images} images in {lives.batches} batches{padded}", flush=True)
+
+
+def address_of(addresses: list[str], rank: int, parties: int) -> str:
+    """Where party `rank` listens, of the values of --listen."""
+    if len(addresses) not in (1, parties):
+        hint = "one address with {rank} in it, or one for each party"
+        raise InputError(f"{len(addresses)} addresses for {parties} parties", where="--listen", hint=hint)
+    return addresses[rank if len(addresses) > 1 else 0].replace("{rank}", str(rank))

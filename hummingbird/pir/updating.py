@@ -1,0 +1,134 @@
+"""The owner's end of updates: new rows to both servers, and a server that has missed some brought up to the other.
+
+A server keeps the updates that the owner has signed. So the owner needs no memory: what has reached one server only is
+asked back from it, checked, and handed to the other, before anything new is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import HummingbirdError, InputError, PeerError
+from hummingbird.pir.integrity import Owner, check_update, public_key, rows_in_an_update
+from hummingbird.pir.link import Link, connected, disconnect
+from hummingbird.pir.messages import Description, pack_version, unpack_update
+from hummingbird.pir.pair import described, descriptions, disagreement
+from hummingbird.pir.table import Facts, State
+from hummingbird.wire.service import Tls
+
+_WHERE = "pir.Updater"
+Progress = Callable[[int], object]
+
+
+class Updater:
+    """Both servers, as the owner of their table updates them.
+
+    servers, tls, tokens, timeout: as `Client` takes them; of a plan, the servers of its full table. table: from a
+    server's facts those of the whole table (`Plan.table`), by default the same. Raises the errors of `Client`.
+
+        with Updater(owner, ("pir0.example:7000", "pir1.example:7000"), tls=tls) as updater:
+            updater.bring_up()
+            updater.update(torch.tensor([3, 14]), rows)
+    """
+
+    def __init__(
+        self,
+        owner: Owner,
+        servers: Sequence[str | Link],
+        *,
+        tls: Tls | None = None,
+        tokens: Sequence[str] | None = None,
+        timeout: float = 60.0,
+        table: Callable[[Facts], Facts] = lambda facts: facts,
+    ) -> None:
+        self._owner, self._key = owner, public_key(owner.public, _WHERE)
+        self.links = connected(servers, tls, timeout, _WHERE, tokens)
+        try:
+            self.facts = table(self.describe()[0].facts)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Updater:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self) -> list[Description]:
+        """The descriptions of both servers as they are now."""
+        return descriptions(self.links, _WHERE)
+
+    def bring_up(self, progress: Progress = lambda updates: None) -> int:
+        """Hand the updates that one server has missed to it, from the other; returns how many.
+
+        progress: is told of each. AgreementError, which names both, where the servers hold different tables, or have
+        made different updates; PeerError where one does not answer, or an update is not kept any more.
+        """
+        zero, one = (description.state for description in self.describe())
+        if zero.version == one.version and zero != one:
+            raise disagreement(self.links, "contents", zero, one)
+        first, last = sorted((zero.version, one.version))
+        ahead, behind = self.links if zero.version > one.version else self.links[::-1]
+        for version in range(first, last):
+            message = ahead.begin(pack_version(version), "PastUpdate")()
+            try:
+                update = unpack_update(message, self.facts)
+                check_update(self._key, self.facts, update)
+            except InputError as error:
+                raise PeerError(f"update {version} is not the owner's: {error.what}", where=ahead.name) from None
+            if update[0].version != version:
+                raise PeerError(f"asked for update {version}, got update {update[0].version}", where=ahead.name)
+            behind.begin(message, "Update")()
+            progress(1)
+        zero, one = (description.state for description in self.describe())
+        if zero != one:
+            raise disagreement(self.links, "contents", zero, one)
+        return last - first
+
+    def check(self, indices: Tensor, rows: Tensor) -> None:
+        """InputError unless they are distinct rows of the table, int64 (n,), and what they become, (n, dim)."""
+        where, facts = "pir.Updater(rows)", self.facts
+        flat = indices.dtype == torch.int64 and indices.dim() == 1 and bool(indices.numel())
+        if not flat or rows.shape != (len(indices), facts.dim):
+            what = f"indices {indices.dtype} {tuple(indices.shape)}, rows {tuple(rows.shape)}"
+            raise InputError(what, where=where, hint=f"int64 (n,), and (n, {facts.dim}) for {facts.text()}")
+        if str(rows.dtype) != f"torch.{facts.dtype}":
+            what = f"rows of {rows.dtype}, the table's are {facts.dtype}"
+            raise InputError(what, where=where, hint="convert them, so that what is stored is what you mean")
+        if not 0 <= int(indices.min()) <= int(indices.max()) < facts.rows or len(indices.unique()) != len(indices):
+            hint = f"this table's rows are 0 to {facts.rows - 1}"
+            raise InputError("an index is outside of the table, or there twice", where=where, hint=hint)
+
+    def update(self, indices: Tensor, rows: Tensor, progress: Progress = lambda rows: None) -> State:
+        """Send rows to both servers, as many as fit into an update at a time; returns the new state.
+
+        indices: int64 (n,), distinct; rows: (n, dim) of the table's type. progress: is told how many rows more both
+        have. Raises as `check`, before anything is sent, and PeerError, which says how many updates both have: send all
+        again, after `bring_up`.
+        """
+        self.check(indices, rows)
+        zero, one = (description.state for description in self.describe())
+        if zero != one:
+            raise disagreement(self.links, "contents", zero, one)
+        size, state = rows_in_an_update(self.facts), zero
+        for some, new in zip(indices.split(size), rows.split(size), strict=True):
+            message = self._owner.update(self.facts, state, some, new)
+            try:
+                both = described(self.links, [message, message], "Update", _WHERE)
+            except HummingbirdError as error:
+                hint = f"both are at version {state.version}, one may be ahead: run it again when both are back"
+                raise PeerError(error.what, where=error.where, hint=f"{error.hint}; {hint}") from None
+            zero, one = (description.state for description in both)
+            if zero != one:
+                raise disagreement(self.links, "contents", zero, one)
+            state = zero
+            progress(len(some))
+        return state
+
+    def close(self) -> None:
+        """Disconnect; may be called twice."""
+        disconnect(self.links)

@@ -1,0 +1,89 @@
+"""Batches of several clients' requests through the private net, two slices in turns (three on a GPU).
+
+Whoever has computed a slice asks at once for more, so that under load the opening of one slice is on the wire while
+another one computes, across batches as within one. The order of all messages follows from party 0's lists alone
+(wire/turns.py), so it is the same at every party.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hummingbird.mpc import microbatch
+from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
+from hummingbird.mpc.net import PrivateNet, Work
+from hummingbird.mpc.session import Session
+from hummingbird.ring import SCALE
+from hummingbird.wire import turns
+
+
+@dataclass(eq=False, repr=False)
+class _Batch:
+    """Requests that are computed together; counts: images of each. Slices, and their results so far."""
+
+    ids: Sequence[bytes]
+    counts: Sequence[int]
+    works: list[Work]
+    outputs: dict[int, MPCTensor] = field(default_factory=dict)
+
+
+class Batches:
+    """The batches of one party; every party makes the same calls in the same order.
+
+    poll: asks for more without waiting, and may call `add`. done: called with ids, images of each, and this party's
+    share of the results (images, ...), int64, of a batch that is computed.
+    """
+
+    def __init__(
+        self,
+        private: PrivateNet,
+        session: Session,
+        poll: Callable[[], object],
+        done: Callable[[Sequence[bytes], Sequence[int], Tensor], None],
+    ) -> None:
+        self._private, self._session, self._poll, self._done = private, session, poll, done
+        self._queue: deque[tuple[_Batch, int]] = deque()  # slices that are to be run: a batch, and which of its slices
+        self._at_work = 0
+        self.batches = self.images = self.padding = 0  # so far; padding: rows of slices that are no client's
+
+    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> int:
+        """One batch, of requests' shares int64 (images, ...); its material is made from now on. Rows of padding."""
+        x = from_share(torch.cat(list(shares)).to(self._session.device), SCALE)
+        works = self._private.begin(x)
+        batch = _Batch(ids, [len(share) for share in shares], works)
+        self._queue.extend((batch, number) for number in range(len(works)))
+        self.batches, self.images = self.batches + 1, self.images + len(x)
+        padding = sum(work.part.shape[0] - work.part.images for work in works)
+        self.padding += padding
+        return padding
+
+    def run(self) -> None:
+        """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
+        if self._queue:
+            self._at_work = microbatch.in_flight(self._session.device)
+            turns.Turns().run([self._work] * self._at_work)
+
+    def _work(self) -> None:
+        """Run slices until there are none, or no other computation is left to take turns with."""
+        while True:
+            if not self._queue:
+                self._poll()
+            if not self._queue:
+                break
+            batch, number = self._queue.popleft()
+            batch.outputs[number] = self._private.run(batch.works[number])
+            if len(batch.outputs) == len(batch.works):
+                self._finish(batch)
+            if self._at_work == 1:
+                break
+        self._at_work -= 1
+
+    def _finish(self, batch: _Batch) -> None:
+        outputs = [batch.outputs[number] for number in range(len(batch.works))]
+        out = microbatch.join(outputs, [work.part for work in batch.works])
+        self._done(batch.ids, batch.counts, share_of(out).cpu())

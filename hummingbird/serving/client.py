@@ -1,0 +1,202 @@
+"""A client of `hummingbird serve`: its images leave this process as shares, one for each party.
+
+    client = hummingbird.Client(["localhost:9100", "localhost:9101"])
+    logits = client(images)                                            # torch in, torch out
+    logits = await client.ask(images)                                  # the same, for asyncio
+
+What a party receives is a seed, or words that are uniform without all the others' seeds; what it sends back is a
+uniform share of the result. Only all N parties together can read an image or a result. One round trip: rounds, masks
+and windows are the parties' matter.
+
+A party that dies ends its service's session, and all meet again within seconds. So a request that is refused as
+UNAVAILABLE is asked again until its timeout: under another id and with other shares, which say no more together than
+each alone. An answer can then be computed twice, and is never mixed from two runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hummingbird import inputs
+from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError, UnavailableError
+from hummingbird.prg import new_seed
+from hummingbird.serving.description import MOST_PARTIES, Description
+from hummingbird.serving.group import Group, Joined, difference
+from hummingbird.wire.trust import Tls
+
+_IN_FLIGHT = 2  # requests of one call under way at a time
+_PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
+_GLANCE = 3.0  # seconds for one of several groups to answer
+
+
+class Client:
+    """A client of N parties: `client(images)`, from any thread; a context manager, or `close`.
+
+    parties: their addresses, HOST:PORT or unix:PATH, in any order; or several such lists, of groups of parties that
+        serve the same net: requests go to the first that serves.
+    tls: needed off this host. token: of a client without a certificate.
+    timeout: seconds for each request, and for the parties to answer at first. Until then the client tries again where
+        parties are lost or stopping.
+    Sends, for each request of n images, N - 1 seeds and one copy of their low bits (`cost.asking`); one round trip.
+    Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
+    AgreementError for parties that are not of one service, and InputError for images that it cannot take.
+    """
+
+    def __init__(
+        self,
+        parties: Sequence[str] | Sequence[Sequence[str]],
+        tls: Tls | None = None,
+        timeout: float = 60.0,
+        *,
+        token: str | None = None,
+    ) -> None:
+        claim = new_seed()
+        self._groups = [Group(addresses, tls, token, claim) for addresses in _groups_of(parties)]
+        self._at = 0  # the group that requests go to
+        self._net: str | None = None  # that several groups serve
+        self._timeout = timeout
+        try:
+            self._net = self.service.net  # says at once if the parties are not of one service
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({' or '.join(map(repr, self._groups))})"
+
+    def close(self) -> None:
+        """Disconnect; may be called twice."""
+        for group in self._groups:
+            group.close()
+
+    @property
+    def service(self) -> Description:
+        """The service as all parties describe it; asked once, and again after a failure."""
+        service: Description = self._attempts(lambda group, joint, left: joint.service)
+        return service
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the parties that requests go to, by rank."""
+        addresses: list[str] = self._attempts(lambda group, joint, left: list(joint.addresses))
+        return addresses
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of all requests."""
+        return sum(group.sent_bytes for group in self._groups)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all answers."""
+        return sum(group.received_bytes for group in self._groups)
+
+    def __call__(self, images: Tensor, progress: Callable[[int], None] | None = None) -> Tensor:
+        """The net's results, float32 (n, ...), of images, floating point (n, ...).
+
+        More than `service.most` images go in several requests, two under way at a time. progress: called with the
+        number of images whenever some are done.
+        """
+        service = self.service
+        parts = self._parts(images, service)
+        outputs = []
+        with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="hummingbird-client") as pool:
+            futures = [pool.submit(self._request, part, service) for part in parts]
+            try:
+                for part, future in zip(parts, futures, strict=True):
+                    outputs.append(future.result())
+                    if progress is not None:
+                        progress(len(part))
+            except BaseException as error:
+                for future in futures:
+                    future.cancel()
+                if isinstance(error, PeerError):
+                    self._groups[self._at].forget()  # the parties may be others by now
+                raise
+        return torch.cat(outputs)
+
+    async def ask(self, images: Tensor) -> Tensor:
+        """`client(images)` for asyncio: a thread waits."""
+        return await asyncio.to_thread(self, images)
+
+    def _parts(self, images: Tensor, service: Description) -> list[Tensor]:
+        """The ring elements of each request, int64 (images, ...); InputError for images that the net cannot take."""
+        if isinstance(images, Tensor) and (tuple(images.shape[1:]) != service.shape or not len(images)):
+            what = f"expected images ({', '.join(map(str, ('n', *service.shape)))}), got {tuple(images.shape)}"
+            raise InputError(what, where="Client", hint="the first dimension is the batch")
+        units = inputs.encoded(images, "Client", service.limit)
+        if not service.rowwise and len(units) > service.most:
+            what = f"{len(units)} images, and this net computes images together, {service.most} at most"
+            raise InputError(what, where="Client", hint="ask for fewer at a time: results depend on which are together")
+        return list(units.split(service.most))
+
+    def _request(self, units: Tensor, service: Description) -> Tensor:
+        """One request to parties that serve the same as when the call began."""
+
+        def request(group: Group, joint: Joined, left: float) -> Tensor:
+            now = replace(joint.service, session=service.session)
+            if now != service:
+                what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
+                raise AgreementError(what, where="Client", hint="call again")
+            return group.request(joint, units, left)
+
+        result: Tensor = self._attempts(request)
+        return result
+
+    def _attempts(self, run: Callable[[Group, Joined, float], Any]) -> Any:
+        """The result of run(group, joint, seconds left) at the first group that serves; again until the timeout."""
+        deadline, pause = time.monotonic() + self._timeout, _PAUSES[0]
+        for attempt in itertools.count(1):
+            at = self._at
+            try:
+                joint = self._join(at, deadline - time.monotonic())
+                return run(self._groups[at], joint, deadline - time.monotonic())
+            except UnavailableError:
+                self._groups[at].forget()
+                if self._at == at:
+                    self._at = (at + 1) % len(self._groups)
+                if time.monotonic() + pause > deadline:
+                    raise
+            if attempt % len(self._groups) == 0:
+                time.sleep(pause)
+                pause = min(2 * pause, _PAUSES[1])
+
+    def _join(self, at: int, left: float) -> Joined:
+        """The service of a group. UnavailableError if it does not, and there are others."""
+        group, several = self._groups[at], len(self._groups) > 1
+        try:
+            joint = group.join(min(left, _GLANCE) if several else left)
+        except PeerError as error:
+            if not several or isinstance(error, UnavailableError):
+                raise
+            raise UnavailableError(error.what, where=str(group), hint=error.hint) from None
+        if several and self._net not in (None, joint.service.net):
+            what = f"the parties at {group} serve another net than those that this client has asked before"
+            raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
+        return joint
+
+
+def _groups_of(parties: Any) -> list[list[str]]:
+    """The addresses of each group; ConfigError for something else than a list of addresses, or of such lists."""
+    lists = isinstance(parties, (list, tuple)) and parties and all(isinstance(each, (list, tuple)) for each in parties)
+    groups = [list(group) for group in (parties if lists else [parties])]
+    for group in groups:
+        if isinstance(parties, str) or not 2 <= len(group) <= MOST_PARTIES:
+            hint = "a list of two addresses or more, one for each party; or a list of such lists"
+            raise ConfigError(f"parties={parties!r}", where="Client", hint=hint)
+    return groups

@@ -1,0 +1,149 @@
+"""The parties of one service as a client sees them: what they say of it, and one request to all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import grpc
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.errors import AgreementError, PeerError
+from hummingbird.prg import new_seed
+from hummingbird.serving.description import Described, Description
+from hummingbird.serving.message import ID_BYTES, Request, joined, split
+from hummingbird.wire import service as wire
+from hummingbird.wire.refusal import explain
+from hummingbird.wire.trust import Tls
+
+_MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has become of it
+
+
+class Joined(NamedTuple):
+    """A service that all parties have described alike, with its parties in the order of their ranks.
+
+    clocks: seconds that each party's clock is ahead.
+    """
+
+    service: Description
+    addresses: list[str]
+    channels: list[grpc.Channel]
+    clocks: list[float]
+
+
+class Group:
+    """N parties; every method may be called from any thread. claim: the client's, by which parties tell it apart."""
+
+    def __init__(self, addresses: Sequence[str], tls: Tls | None, token: str | None, claim: bytes) -> None:
+        self.addresses, self._tls, self._token, self._claim = list(addresses), tls, token, claim
+        self._lock = threading.Lock()
+        self._channels: list[grpc.Channel] = []
+        self._joined: Joined | None = None
+        self.sent_bytes = self.received_bytes = 0  # of messages, requests and their answers only
+
+    def __repr__(self) -> str:
+        return ", ".join(self.addresses)
+
+    def close(self) -> None:
+        """Disconnect; may be called twice."""
+        for channel in self._channels:
+            channel.close()
+
+    def join(self, timeout: float) -> Joined:
+        """Connect if need be, and ask the parties what they serve, unless they have said so. timeout: seconds.
+
+        Raises PeerError, and AgreementError for parties that are not of one service.
+        """
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            for address in self.addresses[len(self._channels) :]:
+                left = max(0.0, deadline - time.monotonic())
+                self._channels.append(wire.connect(address, self._tls, left, token=self._token))
+            if self._joined is None:
+                self._joined = self._describe(max(1.0, deadline - time.monotonic()))
+            return self._joined
+
+    def forget(self) -> None:
+        """Ask again before the next request: the parties may serve something else by now."""
+        self._joined = None
+
+    def request(self, joint: Joined, units: Tensor, timeout: float) -> Tensor:
+        """One request, with an id and shares of its own: shares of ring elements int64 (images, ...) to all parties,
+        and the sum of their answers, float32. timeout: seconds to its deadline.
+        """
+        id, bodies = new_seed(ID_BYTES), split(units, joint.service.bits, joint.service.parties)
+        messages = []
+        for rank, body in enumerate(bodies):
+            deadline = int(1e3 * (time.time() + joint.clocks[rank] + timeout))
+            messages.append(Request(id, self._claim, deadline, len(units), body).to_bytes(joint.service, rank))
+        answers = self._call("Ask", joint.channels, joint.addresses, messages, timeout + _MARGIN)
+        with self._lock:
+            self.sent_bytes += sum(map(len, messages))
+            self.received_bytes += sum(map(len, answers))
+        return ring.decode(joined(answers, len(units), joint.service), joint.service.result_scale)
+
+    def _describe(self, timeout: float) -> Joined:
+        """Ask all parties, see that all say the same, and bring them into the order of their ranks."""
+        began = time.time()
+        answers = self._call("Describe", self._channels, self.addresses, [b""] * len(self.addresses), timeout)
+        found = [Described.read(answer, address) for answer, address in zip(answers, self.addresses, strict=True)]
+        service, ranks = found[0].service, [described.rank for described in found]
+        for described, address in zip(found, self.addresses, strict=True):
+            if described.service != service:
+                differ = difference(service, described.service)
+                what = f"{self.addresses[0]} and {address} are not of one service: {differ}"
+                raise AgreementError(what, where="Client", hint="name the parties of one run, all of the same release")
+        if sorted(ranks) != list(range(service.parties)):
+            what = f"the addresses are those of parties {ranks}, the service has parties 0 to {service.parties - 1}"
+            raise AgreementError(what, where="Client", hint="name every party once")
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        return Joined(
+            service,
+            [self.addresses[place] for place in order],
+            [self._channels[place] for place in order],
+            [found[place].clock - began for place in order],
+        )
+
+    def _call(
+        self,
+        method: str,
+        channels: Sequence[grpc.Channel],
+        addresses: Sequence[str],
+        messages: Sequence[bytes],
+        timeout: float,
+    ) -> list[bytes]:
+        """One message to each party, and its answer; the first failure ends all, and is raised."""
+        calls = list(_calls(method, channels, messages, timeout))
+        done: SimpleQueue[int] = SimpleQueue()
+        for place, call in enumerate(calls):
+            call.add_done_callback(lambda _, place=place: done.put(place))
+        answers = [b""] * len(calls)
+        try:
+            for _ in calls:
+                place = done.get(timeout=timeout + _MARGIN)
+                answers[place] = calls[place].result()
+        except grpc.RpcError as error:
+            raise explain(error, addresses[place]) from None
+        except Empty:
+            raise PeerError("no answer in time", where=str(self)) from None
+        finally:
+            for call in calls:
+                call.cancel()
+        return answers
+
+
+def _calls(method: str, channels: Sequence[grpc.Channel], messages: Sequence[bytes], timeout: float) -> Iterator[Any]:
+    for channel, message in zip(channels, messages, strict=True):
+        yield wire.begin(channel, method, message, timeout=timeout)
+
+
+def difference(one: Description, other: Description) -> str:
+    """The first field in which two descriptions differ, and both its values."""
+    for name, value in vars(one).items():
+        if value != getattr(other, name):
+            return f"{name} {str(value)[:60]} and {str(getattr(other, name))[:60]}"
+    return "no difference"

@@ -1,0 +1,130 @@
+"""Requests and answers as bytes, and the shares in them.
+
+    request = header (64 bytes), then a seed (16 bytes) for parties 0 .. N-2, for party N-1 packed words
+    header  = "hs", version, kind, digest of the description, id, claim, deadline (ms since 1970), images (4 bytes)
+    answer  = header (8 bytes: "hs", version, 0, images), then packed words
+
+A client splits x into uniform shares mod 2^V, V = the low bits that the net reads of its input: for parties 0 .. N-2
+they are the first words of AES-128-CTR under fresh seeds, and party N-1 gets x minus their sum. Numbers are
+little-endian; every length follows from the description, so that anything longer or shorter is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
+from hummingbird.errors import InputError, UnavailableError
+from hummingbird.kernels import pack_words, unpack_words
+from hummingbird.prg import SEED_BYTES, Stream, new_seed
+from hummingbird.serving.description import Description
+
+ID_BYTES = 16
+_MAGIC, _VERSION = b"hs", 1
+_SEED, _WORDS = 0, 1
+_REQUEST = struct.Struct("<2sBB16s16s16sqI")
+_ANSWER = struct.Struct("<2sBBI")
+assert (_REQUEST.size, _ANSWER.size) == (REQUEST_HEADER_BYTES, ANSWER_HEADER_BYTES)
+_HINT = "the request comes from another program or release"
+
+
+@dataclass(frozen=True, repr=False)
+class Request:
+    """One party's part of a request.
+
+    claim: 16 random bytes of the client, by which a party without certificates or tokens tells clients apart.
+    deadline: milliseconds since 1970 on that party's clock. body: a seed or packed words.
+    """
+
+    id: bytes
+    claim: bytes
+    deadline: int
+    images: int
+    body: bytes
+
+    def to_bytes(self, service: Description, rank: int) -> bytes:
+        """The message for party `rank`."""
+        kind = _kind(service, rank)
+        fields = (service.digest, self.id, self.claim, self.deadline, self.images)
+        return _REQUEST.pack(_MAGIC, _VERSION, kind, *fields) + self.body
+
+    @classmethod
+    def read(cls, data: bytes, service: Description, rank: int) -> Request:
+        """The message that party `rank` got. InputError unless it is of this version and of its exact length,
+        UnavailableError for another service.
+        """
+        if len(data) < _REQUEST.size:
+            raise InputError(f"{len(data)} bytes are shorter than a header", where="request", hint=_HINT)
+        magic, version, kind, digest, id, claim, deadline, images = _REQUEST.unpack_from(data)
+        if magic != _MAGIC or version != _VERSION:
+            raise InputError("this is no request of this version", where="request", hint=_HINT)
+        if digest != service.digest:
+            what = "the request is for another net, shape, range or scale, or for an earlier run of these parties"
+            raise UnavailableError(what, where="request", hint="ask for the description again, then with fresh shares")
+        if kind != _kind(service, rank):
+            what = f"party {rank} takes {'words' if _kind(service, rank) else 'a seed'}, the request holds the other"
+            raise InputError(
+                what, where="request", hint="list the parties' addresses as they are: ranks tell them apart"
+            )
+        if not 1 <= images <= service.most:
+            raise InputError(f"{images} images", where="request", hint=f"1 to {service.most} in a request")
+        body = data[_REQUEST.size :]
+        expected = body_bytes(service, rank, images)
+        if len(body) != expected:
+            what = f"the share of {images} images has {len(body)} bytes, expected {expected}"
+            raise InputError(what, where="request", hint=f"{service.bits} bits for each of {service.values} values")
+        return cls(id, claim, deadline, images, body)
+
+    def words(self, service: Description, rank: int) -> Tensor:
+        """The share, int64 (images, ...); bits above the V that count are anything."""
+        count = self.images * service.values
+        if _kind(service, rank) == _SEED:
+            share = Stream(self.body).words(count)
+        else:
+            share = unpack_words(_octets(self.body), count, service.bits)
+        return share.view(self.images, *service.shape)
+
+
+def _kind(service: Description, rank: int) -> int:
+    return _WORDS if rank == service.parties - 1 else _SEED
+
+
+def body_bytes(service: Description, rank: int, images: int) -> int:
+    """Bytes of what party `rank` gets of so many images, without the header."""
+    return SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
+
+
+def split(x: Tensor, bits: int, parties: int) -> list[bytes]:
+    """Bodies for all parties, of ring elements x, int64: shares mod 2^bits whose sum is x, fresh in every call."""
+    flat = x.reshape(-1)
+    seeds = [new_seed() for _ in range(parties - 1)]
+    for seed in seeds:
+        flat = flat - Stream(seed).words(len(flat))
+    return [*seeds, pack_words(flat, bits).numpy().tobytes()]
+
+
+def pack_answer(share: Tensor, bits: int) -> bytes:
+    """The answer with this share of the results, int64 (images, ...), of which `bits` low bits count."""
+    words = pack_words(share.reshape(-1).contiguous(), bits)
+    return _ANSWER.pack(_MAGIC, _VERSION, 0, len(share)) + words.numpy().tobytes()
+
+
+def joined(answers: list[bytes], images: int, service: Description) -> Tensor:
+    """The results, int64 (images, ...), with their sign, of all parties' answers; InputError for a malformed one."""
+    count = images * service.results
+    total = torch.zeros(count, dtype=torch.int64)
+    for answer in answers:
+        head = _ANSWER.pack(_MAGIC, _VERSION, 0, images)
+        if answer[: len(head)] != head or len(answer) != len(head) + packed(count * service.result_bits):
+            raise InputError(f"a malformed answer of {len(answer)} bytes", where="answer", hint=_HINT)
+        total += unpack_words(_octets(answer[len(head) :]), count, service.result_bits)
+    unused = 64 - service.result_bits
+    return ((total << unused) >> unused).view(images, *service.result)
+
+
+def _octets(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,56 @@
+"""The methods that clients call, Describe and Ask; they outlive the parties' sessions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import grpc
+
+from hummingbird.errors import UnavailableError
+from hummingbird.serving.party import Party
+from hummingbird.wire.service import Method
+
+_Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
+
+
+class Methods:
+    """Answers with a `Party`, and without one says why. ready: told whether there is one."""
+
+    def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:
+        self.party: Party | None = None
+        self._ready = ready
+        self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
+
+    def open(self, party: Party) -> None:
+        """Answer with this party from now on."""
+        self.party = party
+        self._ready(True)
+
+    def shut(self, reason: UnavailableError) -> None:
+        """Refuse from now on."""
+        self.party, self._reason = None, reason
+        self._ready(False)
+
+    def drain(self) -> None:
+        """Have the party end; it still answers what it has."""
+        self._ready(False)
+        if self.party is not None:
+            self.party.end()
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods that `wire.front.Front` serves."""
+        return {"Describe": self._by(_describe), "Ask": self._by(Party.ask)}
+
+    def _by(self, method: _Asked) -> Method:
+        def call(message: bytes, context: grpc.ServicerContext) -> bytes:
+            party = self.party
+            if party is None:
+                raise self._reason.with_traceback(None)
+            return method(party, message, context)
+
+        return call
+
+
+def _describe(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
+    return party.service.answer(party.rank, time.time())

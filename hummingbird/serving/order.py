@@ -1,0 +1,178 @@
+"""Party 0's order: which requests run next, all parties alike, and which are dropped.
+
+A request is complete when every party holds it, with the same number of images, of the same client. Complete ones run
+in the order in which they became so: at once while the parties are idle, else as soon as `most` images are there or the
+oldest has waited `wait` seconds. A request that some parties only hold delays nobody, and is dropped at its deadline.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+
+
+class Action(enum.IntEnum):
+    """The outcome of a request."""
+
+    RUN = 0
+    MISSING = 1  # its deadline has passed, and party `detail` never got it
+    LATE = 2  # its deadline has passed while it waited
+    UNLIKE = 3  # party `detail` got it with another number of images, or from another client
+    LOW = 4  # there is too little material; detail: milliseconds after which to try again
+    GIVEN_UP = 5  # its client has left
+
+
+class Decision(NamedTuple):
+    """One row of party 0's list."""
+
+    id: bytes
+    action: Action
+    detail: int = 0
+
+
+class Claim(NamedTuple):
+    """A party's word on a request it holds: images, a digest of its client, seconds to its deadline."""
+
+    images: int
+    owner: int
+    left: float
+
+
+@dataclass(eq=False, repr=False)
+class _Held:
+    images: int
+    owner: int
+    ends: float
+    holders: set[int] = field(default_factory=set)
+    unlike: int | None = None  # a party that holds something else
+    complete: float = 0.0  # when it became so
+
+
+class Order:
+    """The requests of all parties, at party 0. `hold`, `give_up` and `wake` may be called from any thread.
+
+    most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
+    """
+
+    def __init__(self, parties: int, most: int, wait: float, alone: bool = False) -> None:
+        self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
+        self._changed = threading.Condition()
+        self._held: dict[bytes, _Held] = {}
+        self._ready: deque[bytes] = deque()
+        self._images = 0  # of those that are ready
+        self._idle = True
+        self._awake = False
+
+    def hold(self, rank: int, id: bytes, claim: Claim) -> None:
+        """Party `rank` holds a request."""
+        now = time.monotonic()
+        with self._changed:
+            held = self._held.setdefault(id, _Held(claim.images, claim.owner, now + claim.left))
+            held.ends = min(held.ends, now + claim.left)
+            if (held.images, held.owner) != claim[:2]:
+                held.unlike = rank
+            held.holders.add(rank)
+            if held.unlike is None and len(held.holders) == self._parties and not held.complete:
+                held.complete = now
+                self._ready.append(id)
+                self._images += held.images
+            self._changed.notify_all()
+
+    def give_up(self, id: bytes) -> None:
+        """The client of a request has left one of the parties: nobody waits for the sum."""
+        with self._changed:
+            held = self._held.get(id)
+            if held is not None:
+                held.ends = 0.0
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """End a wait of `next`, once."""
+        with self._changed:
+            self._awake = True
+            self._changed.notify_all()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no party holds a request."""
+        with self._changed:
+            return not self._held
+
+    def next(self, idle: float) -> list[Decision]:
+        """The next steps: drops, then the requests of one batch; [] after `idle` seconds without either."""
+        ends = time.monotonic() + idle
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                out = self._drops(now)
+                if self._ready and self._due(now):
+                    out += self._batch()
+                if out or now >= ends or self._awake:
+                    self._awake = False
+                    return out
+                self._idle = not self._ready or self._idle
+                self._changed.wait(max(0.0, min(ends, self._alarm()) - now))
+
+    def _due(self, now: float) -> bool:
+        oldest = self._held[self._ready[0]].complete
+        return self._idle or self._alone or self._images >= self._most or now >= oldest + self._wait
+
+    def _batch(self) -> list[Decision]:
+        """Requests from the front, as many as fit."""
+        out: list[Decision] = []
+        images = 0
+        while self._ready and (not out or images + self._held[self._ready[0]].images <= self._most):
+            id = self._ready.popleft()
+            images += self._held.pop(id).images
+            out.append(Decision(id, Action.RUN))
+            if self._alone:
+                break
+        self._images -= images
+        self._idle = False
+        return out
+
+    def _drops(self, now: float) -> list[Decision]:
+        out = []
+        for id, held in list(self._held.items()):
+            if held.unlike is not None:
+                out.append(Decision(id, Action.UNLIKE, held.unlike))
+            elif held.ends == 0.0:
+                out.append(Decision(id, Action.GIVEN_UP))
+            elif now >= held.ends:
+                missing = sorted(set(range(self._parties)) - held.holders)
+                out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
+        for id, *_ in out:
+            held = self._held.pop(id)
+            if held.complete:
+                self._ready.remove(id)
+                self._images -= held.images
+        return out
+
+    def _alarm(self) -> float:
+        """When something is to be decided though nothing happens."""
+        due = [self._held[self._ready[0]].complete + self._wait] if self._ready else []
+        return min([*due, *(held.ends for held in self._held.values())], default=time.monotonic() + 3600)
+
+
+def error_of(action: Action, detail: int) -> HummingbirdError:
+    """A dropped request, in words for its client."""
+    if action == Action.MISSING:
+        hint = "send every party its part; are all their addresses right?"
+        return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)
+    if action == Action.LATE:
+        hint = "the parties are busy, or the timeout is too short"
+        return OverloadError("its deadline passed while it waited", where="request", hint=hint)
+    if action == Action.UNLIKE:
+        what = f"party {detail} got another number of images under this id, or from another client"
+        return PeerError(what, where="request", hint="draw a fresh id for every request")
+    if action == Action.LOW:
+        hint = "the parties' operators deal another store"
+        what = "the material that is left is too little for this request"
+        return OverloadError(what, where="request", hint=hint, retry_after=detail / 1e3)
+    return PeerError("its client has left one of the parties", where="request", hint="ask again, with a fresh id")

@@ -1,0 +1,142 @@
+"""A service of two parties and a dealer on this host, asked at given rates: throughput and latency as clients see them.
+
+    python -m scripts.bench_serve --json serve.json
+    python -m scripts.bench_serve --nets digits --seconds 20 --loads 30 60
+
+For each net, in one run: `infer` on this machine; the service as fast as it goes (requests always waiting); a lone
+request to the idle service, beside a batch of one between the parties; then requests at random times (a Poisson
+process), whether or not earlier ones have been answered, at 30, 60 and 90 % of what the service can do. Latency counts
+from the moment a request was due. Clients, parties and dealer share this machine's cores, and every answer is compared
+with the plain net's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a file: the project's folder must be importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tqdm import tqdm
+
+from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.commands.program import end, machine
+from hummingbird.errors import InputError
+from hummingbird.table import text_table
+from scripts.party import torchrun
+from scripts.serve_load import Load, Served, lone_seconds, offer, saturate
+from scripts.serve_net import NETS, Net, batch_of_one, running
+
+HEADS = ("net", "load", "offered/s", "answered/s", "p50 ms", "p95 ms", "p99 ms", "batch", "refused", "changed")
+
+
+def measure(net: Net, args: argparse.Namespace, bar: Any) -> Iterator[dict[str, Any]]:
+    """Rows of one net: what it can do, then each load."""
+    images, labels = net.images()
+    bar.set_description(f"{net.name}: infer")
+    infer = torchrun(2, "hummingbird infer", net.infer(len(images), args.max_batch))
+    inferred = len(images) / infer["seconds"]
+    bar.update()
+    bar.set_description(f"{net.name}: a batch of one")
+    alone = batch_of_one(net, images[:1])
+    bar.update()
+    with running(net, args.max_batch) as (addresses, metrics):
+        with Served(addresses, images, net.plain(images), net.request) as served:
+            lone = lone_seconds(served)
+            bar.set_description(f"{net.name}: as fast as it goes")
+            full = saturate(served, metrics, args.seconds, 2 * args.max_batch)
+            bar.update()
+            yield {
+                "net": net.name,
+                "request_images": net.request,
+                "load_percent": None,
+                "infer_images_per_second": inferred,
+                "of_infer_percent": 100 * full.answered_per_second / inferred,
+                "lone_request_milliseconds": 1e3 * lone,
+                "batch_of_one_milliseconds": 1e3 * alone,
+                "lone_ratio": lone / alone,
+                "client_bytes_up_per_image": served.bytes_up,
+                "client_bytes_down_per_image": served.bytes_down,
+                **asdict(full),
+            }
+            for percent in args.loads:
+                bar.set_description(f"{net.name}: {percent:g} %")
+                rate = full.answered_per_second * percent / 100
+                yield {
+                    "net": net.name,
+                    "request_images": net.request,
+                    "load_percent": percent,
+                    **asdict(offer(served, metrics, rate, args.seconds)),
+                }
+                bar.update()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS), help="default: all")
+    text = "percent of what the service can do (default: 30 60 90)"
+    p.add_argument("--loads", nargs="+", type=float, default=[30.0, 60.0, 90.0], metavar="PERCENT", help=text)
+    p.add_argument("--seconds", type=float, default=300.0, help="for each load (default: 300)")
+    p.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the service, in images (default: 64)")
+    p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    return p
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the tables, and write the rows."""
+    if args.seconds <= 0 or args.max_batch < 1 or min(args.loads) <= 0:
+        raise InputError(
+            "a number that cannot be meant", where="--seconds, --max-batch, --loads", hint="numbers above 0"
+        )
+    check_outputs(args)
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(args.nets) * (3 + len(args.loads)), unit="part", leave=False) as bar:
+        for name in args.nets:
+            rows += measure(NETS[name], args, bar)
+    print(text_table(HEADS, [_cells(row) for row in rows]))
+    for row in rows:
+        if row["load_percent"] is None:
+            print(_summary(row))
+    if args.json:
+        write_json(args.json, [{**row, **machine()} for row in rows])
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    load: Load = Load(**{name: row[name] for name in Load.__dataclass_fields__})
+    return (
+        row["net"],
+        "all" if row["load_percent"] is None else f"{row['load_percent']:g} %",
+        f"{load.offered_per_second:,.1f}" if load.offered_per_second else "-",
+        f"{load.answered_per_second:,.1f}",
+        *(f"{value:,.1f}" for value in (load.p50_milliseconds, load.p95_milliseconds, load.p99_milliseconds)),
+        f"{load.mean_batch_images:.1f}",
+        f"{load.refused}",
+        f"{load.changed_percent:.2f} %",
+    )
+
+
+def _summary(row: dict[str, Any]) -> str:
+    """Two lines on what a service can do."""
+    return (
+        f"{row['net']}: as fast as it goes {row['answered_per_second']:,.1f} images/s, {row['of_infer_percent']:.0f} % "
+        f"of infer's {row['infer_images_per_second']:,.1f}; requests of {row['request_images']}\n"
+        f"  a lone request {row['lone_request_milliseconds']:.1f} ms, {row['lone_ratio']:.2f} times a batch of one "
+        f"({row['batch_of_one_milliseconds']:.1f} ms); {row['client_bytes_up_per_image'] / 1e3:.2f} kB up and "
+        f"{row['client_bytes_down_per_image'] / 1e3:.3f} kB down an image"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""What a party keeps of its clients: ids belong to who used them first, nothing is computed twice, all is bounded."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hummingbird.errors import AccessError, HummingbirdError, InputError, OverloadError, PeerError, UnavailableError
+from hummingbird.prg import new_seed
+from hummingbird.serving.inbox import Entry, Inbox, Limits
+from hummingbird.serving.message import Request
+from tests.support.patience import NEVER
+
+NOW = 1_000_000.0
+
+
+class Kept:
+    """An inbox, and what was told of it."""
+
+    def __init__(self, **limits: int) -> None:
+        self.arrived: list[bytes] = []
+        self.inbox = Inbox(Limits(**limits), lambda id, entry: self.arrived.append(id))
+
+    def put(self, id: bytes, message: bytes = b"shares", owner: str = "alice", seconds: float = 60.0) -> Entry:
+        return self.inbox.put(owner, message, request(id, seconds), NOW)
+
+
+def request(id: bytes, seconds: float = 60.0) -> Request:
+    return Request(id, bytes(16), int(1e3 * (NOW + seconds)), 1, b"body")
+
+
+def test_a_repeat_gets_the_same_answer_and_is_not_computed_again() -> None:
+    kept, id = Kept(), new_seed()
+    first = kept.put(id)
+    assert kept.put(id) is first and kept.arrived == [id]  # while it waits
+    assert kept.inbox.take(id) is not None
+    kept.inbox.finish(id, b"answer")
+    again = kept.put(id)
+    assert again.outcome == b"answer" and again.done.is_set() and kept.arrived == [id]
+    assert kept.inbox.take(id) is None and kept.inbox.finish(id, b"another") is None
+    assert again.outcome == b"answer"
+
+
+def test_an_id_belongs_to_its_first_client_and_its_first_bytes() -> None:
+    kept, id = Kept(), new_seed()
+    kept.put(id)
+    with pytest.raises(AccessError, match="belongs to another client"):
+        kept.put(id, owner="bob")
+    with pytest.raises(InputError, match="known with other shares"):
+        kept.put(id, message=b"other shares")
+    kept.inbox.finish(id, b"answer")
+    with pytest.raises(AccessError):
+        kept.put(id, owner="bob")
+
+
+def test_ids_are_known_until_their_deadline_and_then_refused_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, id = Kept(), new_seed()
+    kept.put(id, seconds=10.0)
+    waiting = new_seed()
+    kept.put(waiting, seconds=10.0)
+    kept.inbox.finish(id, b"answer")
+    later = time.monotonic() + 100
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    with pytest.raises(PeerError, match="deadline passed 90.0 s ago"):  # forgotten, and not taken for a new one
+        kept.inbox.put("alice", b"shares", request(id, 10.0), NOW + 100)
+    assert kept.inbox.take(waiting) is not None  # party 0 has still to say what becomes of it
+    assert len(kept.inbox._entries) == 1
+
+
+@pytest.mark.parametrize("seconds, error, words", [(-1.0, PeerError, "passed 1.0 s ago"), (NEVER, InputError, "600 s")])
+def test_deadlines_are_in_the_near_future(seconds: float, error: type[HummingbirdError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Kept().put(new_seed(), seconds=seconds)
+
+
+def test_what_waits_is_bounded_by_client_and_in_all() -> None:
+    for limits, words in (
+        ({"requests_each": 2}, "2 requests of this client wait"),
+        ({"bytes_each": 12}, "12 bytes of this client"),
+    ):
+        kept = Kept(**limits)
+        ids = [new_seed(), new_seed()]
+        for id in ids:
+            kept.put(id)
+        with pytest.raises(OverloadError, match=words):
+            kept.put(new_seed())
+        kept.put(new_seed(), owner="bob")  # another client is not concerned
+        kept.inbox.finish(ids[0], b"answer")
+        kept.put(new_seed())
+    for limits, words in (({"requests": 2}, "2 requests wait"), ({"bytes": 12}, "12 bytes wait")):
+        kept = Kept(**limits)
+        kept.put(new_seed())
+        kept.put(new_seed(), owner="bob")
+        with pytest.raises(OverloadError, match=words):
+            kept.put(new_seed(), owner="carol")
+        assert len(kept.arrived) == 2 == kept.inbox.waiting
+
+
+def test_old_answers_are_let_go_and_their_ids_are_not() -> None:
+    kept, ids = Kept(answers=1), [new_seed(), new_seed()]
+    for id in ids:
+        kept.put(id)
+        kept.inbox.finish(id, b"answer")
+    assert kept.put(ids[1]).outcome == b"answer"
+    assert "was answered" in str(kept.put(ids[0]).outcome) and len(kept.arrived) == 2
+
+
+def test_an_inbox_that_fails_refuses_what_waits_and_what_comes() -> None:
+    kept, ids = Kept(), [new_seed(), new_seed()]
+    waiting, answered = kept.put(ids[0]), kept.put(ids[1])
+    kept.inbox.finish(ids[1], b"answer")
+    kept.inbox.fail(UnavailableError("party 1 was lost"))
+    assert waiting.done.is_set() and "party 1 was lost" in str(waiting.outcome) and answered.outcome == b"answer"
+    with pytest.raises(UnavailableError, match="party 1 was lost"):
+        kept.put(new_seed())
+    assert kept.inbox.waiting == 0
+
+
+def test_nobody_waits_when_the_last_call_has_left() -> None:
+    kept, id = Kept(), new_seed()
+    entry = kept.put(id)
+    kept.put(id)
+    assert not kept.inbox.leave(entry) and kept.inbox.leave(entry)
+    done = kept.put(new_seed())
+    kept.inbox.finish(kept.arrived[-1], b"answer")
+    assert not kept.inbox.leave(done)

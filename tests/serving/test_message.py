@@ -1,0 +1,154 @@
+"""Requests and answers: shares that add up, uniform whatever the images are, of the predicted length and no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hummingbird import cost
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError, UnavailableError
+from hummingbird.prg import new_seed
+from hummingbird.serving.description import Described, Description
+from hummingbird.serving.message import Request, body_bytes, joined, pack_answer, split
+from hummingbird.version import VERSION
+from tests.support.serving import biases
+
+SERVICE = Description(
+    release=VERSION,
+    net="ab" * 32,
+    session="cd" * 16,
+    shape=(2, 3),
+    result=(4,),
+    limit=1.5,
+    scale=16,
+    bits=21,
+    result_scale=16,
+    result_bits=43,
+    parties=3,
+    most=8,
+    rowwise=True,
+)
+
+
+def received(x: Tensor, service: Description = SERVICE) -> list[Tensor]:
+    """The words that each party reads of a request."""
+    shares = []
+    for rank, body in enumerate(split(x, service.bits, service.parties)):
+        request = Request(new_seed(), new_seed(), 0, len(x), body)
+        read = Request.read(request.to_bytes(service, rank), service, rank)
+        shares.append(read.words(service, rank))
+    return shares
+
+
+@pytest.mark.parametrize("parties, bits", [(2, 21), (3, 21), (3, 1), (2, 64), (5, 39)])
+def test_shares_add_up_to_the_images_mod_2_to_the_bits(parties: int, bits: int) -> None:
+    service = replace(SERVICE, parties=parties, bits=bits)
+    x = torch.randint(-(1 << 62), 1 << 62, (5, *service.shape))
+    total = torch.stack(received(x, service)).sum(0) - x
+    assert not total.bitwise_and((1 << bits) - 1 if bits < 64 else -1).any()
+
+
+def test_what_each_party_gets_is_uniform_whatever_the_images_are() -> None:
+    """Every bit of every party's words is a coin for a constant image, to six standard deviations; so for any other."""
+    for value in (0, 1, -98765):
+        x = torch.full((20_000, *SERVICE.shape), value)
+        shares = received(x, replace(SERVICE, most=20_000))
+        for share in shares:
+            assert biases(share.reshape(-1), SERVICE.bits) < 6
+        assert biases(x.reshape(-1), SERVICE.bits) > 6  # of the images themselves, so the test can fail
+        again = received(x, replace(SERVICE, most=20_000))
+        assert not any(torch.equal(a, b) for a, b in zip(shares, again, strict=True))
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_bytes_are_as_predicted_and_no_more_than_a_copy_of_the_low_bits_and_seeds(parties: int) -> None:
+    service, images = replace(SERVICE, parties=parties), 7
+    bodies = split(torch.zeros(images, *service.shape, dtype=torch.int64), service.bits, parties)
+    messages = [
+        Request(new_seed(), new_seed(), 0, images, body).to_bytes(service, rank) for rank, body in enumerate(bodies)
+    ]
+    answer = pack_answer(torch.zeros(images, *service.result, dtype=torch.int64), service.result_bits)
+    values, results = images * service.values, images * service.results
+    up, down = cost.asking(parties, values, service.bits, results, service.result_bits)
+    assert (sum(map(len, messages)), parties * len(answer)) == (up, down)
+    assert sum(map(len, bodies)) == (parties - 1) * 16 + -(-values * service.bits // 8)
+
+
+def test_answers_add_up_with_their_sign() -> None:
+    results = torch.tensor([[0, 1, -1, (1 << 42) - 1], [-(1 << 42), 5, -6, 7]])
+    parts = [torch.randint(-(1 << 62), 1 << 62, results.shape) for _ in range(2)]
+    answers = [pack_answer(part, 43) for part in (*parts, results - parts[0] - parts[1])]
+    assert torch.equal(joined(answers, 2, SERVICE), results)
+    for wrong in (answers[0][:-1], answers[0] + b"\0", b"", b"xx" + answers[0][2:], pack_answer(parts[0][:1], 43)):
+        with pytest.raises(InputError, match="malformed answer"):
+            joined([wrong, *answers[1:]], 2, SERVICE)
+
+
+def good(rank: int = 0, images: int = 2) -> bytes:
+    body = bytes(body_bytes(SERVICE, rank, images))
+    return Request(new_seed(), new_seed(), 0, images, body).to_bytes(SERVICE, rank)
+
+
+@pytest.mark.parametrize(
+    "rank, message, words",
+    [
+        (0, b"", "shorter than a header"),
+        (0, good()[:63], "shorter than a header"),
+        (0, b"xx" + good()[2:], "no request of this version"),
+        (0, good()[:2] + b"\x07" + good()[3:], "no request of this version"),
+        (0, good()[:4] + bytes(16) + good()[20:], "another net, shape, range or scale, or for an earlier run"),
+        (0, good(rank=2), "party 0 takes a seed"),
+        (2, good(rank=0), "party 2 takes words"),
+        (0, good()[:-1], "has 15 bytes, expected 16"),
+        (2, good(2)[:-1], "has 31 bytes, expected 32"),
+        (2, good(2) + b"\0", "has 33 bytes, expected 32"),
+        (0, good(images=0), "0 images"),
+        (0, good(images=9), "9 images"),
+        (2, good(2, images=3)[:64] + good(2)[64:], "has 32 bytes, expected 48"),
+    ],
+    ids=range(13),
+)
+def test_a_malformed_request_is_refused_in_words(rank: int, message: bytes, words: str) -> None:
+    with pytest.raises(UnavailableError if "earlier run" in words else InputError, match=words):
+        Request.read(message, SERVICE, rank)
+    Request.read(good(rank), SERVICE, rank)
+
+
+def test_a_description_arrives_as_it_is() -> None:
+    for service in (SERVICE, replace(SERVICE, limit=None, result=(), rowwise=False)):
+        found = Described.read(service.answer(2, 12.5), "here")
+        assert (found.rank, found.clock, found.service, found.service.digest) == (2, 12.5, service, service.digest)
+    others = [replace(SERVICE, **{name: value}) for name, value in (("scale", 17), ("limit", 2.0), ("session", "ef"))]
+    assert len({each.digest for each in (SERVICE, *others)}) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"rank": 0', b'"rank": 64'),
+        (b'"bits": 21', b'"bits": 65'),
+        (b'"bits": 21', b'"bits": true'),
+        (b'"shape": [2, 3]', b'"shape": [2, 0]'),
+        (b'"shape": [2, 3]', b'"shape": [67108864, 3]'),
+        (b'"limit": 1.5', b'"limit": NaN'),
+        (b'"rowwise": true', b'"rowwise": 1'),
+        (b'"most": 8', b'"least": 8'),
+        (b'"net": "ab', b'"net": "xy'),
+        (b"{", b"["),
+    ],
+    ids=range(10),
+)
+def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None:
+    answer = SERVICE.answer(0, 1.0)
+    assert change[0] in answer
+    with pytest.raises(PeerError, match="malformed description"):
+        Described.read(answer.replace(*change), "here")
+
+
+def test_another_release_is_refused() -> None:
+    with pytest.raises(AgreementError, match="runs hummingbird 0.0.7, this client"):
+        Described.read(replace(SERVICE, release="0.0.7").answer(0, 1.0), "here")
+    assert issubclass(AgreementError, HummingbirdError)

@@ -1,0 +1,131 @@
+"""A service whose processes die and come back: each party's torchrun and the dealer, started again as systemd would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hummingbird.serving.client import Client
+from tests.support.nursery import alive
+from tests.support.parties import free_port
+from tests.support.paths import ROOT
+from tests.support.patience import HANG, PROGRAM, suspend, until
+
+_RESTARTS = 1000
+
+
+class Hosts:
+    """A dealer and two parties on as many hosts, each a torchrun of its own on this one.
+
+    options: of `serve`. store: of dealt material, in place of the dealer.
+    """
+
+    def __init__(self, *options: str, store: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hb"))  # pytest's own may be too long for a socket's path
+        self.addresses = [f"unix:{self.folder}/{rank}" for rank in range(2)]
+        self._port, self._options = free_port(), options
+        self._log = (self.folder / "log").open("wb")
+        self._source = ["--dealer", f"unix:{self.folder}/d"] if store is None else ["--store", str(store)]
+        if store is None:
+            self.dealer = self.start_dealer()
+        self.launchers = [self.start_host(rank) for rank in range(2)]
+
+    def start_dealer(self) -> subprocess.Popen[bytes]:
+        """A dealer at the one address, after the last one."""
+        command = [sys.executable, "-m", "hummingbird", "dealer", "--listen", f"unix:{self.folder}/d"]
+        self.dealer = self._start(command)
+        return self.dealer
+
+    def start_host(self, rank: int) -> subprocess.Popen[bytes]:
+        """One party's torchrun."""
+        where = ["--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
+        torchrun = ["-m", "torch.distributed.run", *where, f"--master_port={self._port}", f"--max-restarts={_RESTARTS}"]
+        serve = ["-m", "tests.jobs.one_host", "serve", *self._options, *self._source]
+        listen = ["--listen", f"unix:{self.folder}/{{rank}}", "--timeout", str(HANG)]
+        return self._start([sys.executable, *torchrun, *serve, *listen])
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
+        }
+        return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=self._log, stderr=self._log)
+
+    def party(self, rank: int) -> int:
+        """The process of a party, as soon as its torchrun has started one."""
+        launcher, found = self.launchers[rank].pid, list[int]()
+
+        def look() -> bool:
+            found[:] = children(launcher)
+            return bool(found)
+
+        until(look, f"party {rank} to start")
+        return found[0]
+
+    def kill_party(self, rank: int) -> int:
+        """Kill a party, and return its process, which has ended."""
+        pid = self.party(rank)
+        kill(pid)
+        return pid
+
+    def kill_host(self, rank: int) -> None:
+        """Kill a party and its torchrun."""
+        launcher = self.launchers[rank]
+        if launcher.poll() is None:
+            suspend(launcher.pid)  # so that it starts no other meanwhile
+            parties = children(launcher.pid)
+            launcher.kill()
+            for pid in parties:
+                kill(pid)
+        launcher.wait(HANG)
+
+    def client(self, timeout: float = HANG) -> Client:
+        """A client of its own."""
+        return Client(self.addresses, timeout=timeout)
+
+    @property
+    def said(self) -> str:
+        """The output of all processes."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def close(self) -> None:
+        """End everything: parties in an orderly way."""
+        for launcher in self.launchers:
+            launcher.send_signal(signal.SIGTERM)
+        for launcher in self.launchers:
+            try:
+                launcher.wait(PROGRAM)
+            except subprocess.TimeoutExpired:
+                for pid in children(launcher.pid):
+                    kill(pid)
+                launcher.kill()
+        if "--dealer" in self._source:
+            self.dealer.kill()
+            self.dealer.wait(HANG)
+        self._log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that run."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    return [child for child in map(int, text.split()) if alive(child)]
+
+
+def kill(pid: int) -> None:
+    """End a process at once; returns when it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), f"process {pid} to end")

@@ -1,0 +1,126 @@
+"""Services for tests: the parties of `serve` as processes, and requests as a foreign client could send them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+import torch
+from torch import Tensor
+
+from hummingbird import ring
+from hummingbird.prg import new_seed
+from hummingbird.serving.client import Client
+from hummingbird.serving.description import Description
+from hummingbird.serving.message import Request, split
+from hummingbird.wire import service as wire
+from tests.support.parties import Finished, finish, start
+from tests.support.patience import HANG, until
+
+DIGITS = ("--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt", "--input", "1x8x8")
+
+
+class Service:
+    """Parties of `serve` on unix sockets, from the first answer until the end of the block."""
+
+    def __init__(self, *options: str, parties: int = 2, module: str = "hummingbird") -> None:
+        self.folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
+        self.addresses = [f"unix:{self.folder}/{rank}.sock" for rank in range(parties)]
+        command = ["-m", module, "serve", *options, "--listen", f"unix:{self.folder}/{{rank}}.sock"]
+        self.processes: list[subprocess.Popen[str]] = start(command, parties)
+
+    def __enter__(self) -> Service:
+        until(self._ready, "a service to start")
+        return self
+
+    def _ready(self) -> bool:
+        assert all(process.poll() is None for process in self.processes), self.stop()
+        try:
+            Client(self.addresses, timeout=2.0).close()
+        except Exception:  # noqa: BLE001 - not yet; what it says at last is the tests' matter
+            time.sleep(0.2)
+            return False
+        return True
+
+    def client(self, timeout: float = HANG) -> Client:
+        """A client of its own."""
+        return Client(self.addresses, timeout=timeout)
+
+    def stop(self, number: int = signal.SIGTERM) -> list[Finished]:
+        """End all parties, and return how they ended."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+        return finish(self.processes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def served(ended: Sequence[Finished]) -> tuple[int, int]:
+    """Images and batches that party 0 says it has served, at an orderly end."""
+    assert all(party.code == 0 for party in ended), [party.err for party in ended]
+    found = re.search(r"served (\d+) images in (\d+) batches", ended[0].out)
+    assert found, ended[0].out
+    return int(found[1]), int(found[2])
+
+
+class Foreign:
+    """A client of one's own making: every part of a request can be another one than it should be."""
+
+    def __init__(self, service: Service) -> None:
+        with service.client() as client:
+            self.service: Description = client.service
+            self.addresses = list(client.addresses)
+        self.channels = [wire.connect(address, timeout=HANG) for address in self.addresses]
+        self.claim = new_seed()
+
+    def messages(self, images: Tensor, seconds: float = HANG, **changed: object) -> list[bytes]:
+        """The parts of a good request; changed: fields that are others."""
+        fields = {"id": new_seed(), "claim": self.claim, "deadline": int(1e3 * (time.time() + seconds))}
+        fields |= {"images": len(images), **changed}
+        bodies = split(ring.encode(images), self.service.bits, self.service.parties)
+        return [
+            Request(body=body, **fields).to_bytes(self.service, rank)  # type: ignore[arg-type]
+            for rank, body in enumerate(bodies)
+        ]
+
+    def begin(self, messages: Sequence[bytes | None]) -> list[grpc.Future]:
+        """Calls to the parties for which there is a message."""
+        return [
+            wire.begin(self.channels[rank], "Ask", message, timeout=HANG)
+            for rank, message in enumerate(messages)
+            if message is not None
+        ]
+
+    def refusal(self, rank: int, message: bytes) -> str:
+        """What one party says against a message."""
+        (call,) = self.begin([message if place == rank else None for place in range(rank + 1)])
+        try:
+            call.result()
+        except grpc.RpcError as error:
+            return str(error.details())
+        raise AssertionError("the message was not refused")
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+
+
+def biases(words: Tensor, bits: int) -> Tensor:
+    """How far each of the low bits of many words (n, ...) is from fair, in standard deviations; the largest."""
+    ones = torch.stack([((words >> place) & 1).double().mean(0) for place in range(bits)])
+    return ((ones - 0.5).abs() * 2 * len(words) ** 0.5).max()
