@@ -48,7 +48,7 @@ setup(
         "crypten==0.4.1",
         "numpy",
         "tqdm",
-        "cryptography",
+        "cryptography>=42",
         "grpcio",
         "grpcio-health-checking",
         "prometheus-client",

@@ -34,12 +34,32 @@ class Problem(NamedTuple):
 
 
 class ModelError(HummingbirdError):
-    """A net cannot be converted; `problems` lists every reason, by qualified name."""
+    """A net cannot be converted; `problems` lists every reason at every place, by qualified name.
+
+    The message tells a reason once, with the first of its places.
+    """
 
     def __init__(self, problems: Sequence[Problem], *, hint: str = "") -> None:
         self.problems = list(problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        lines = "".join(f"\n  {line}" for line in _grouped(self.problems))
         super().__init__(f"the net cannot be converted, {len(self.problems)} problem(s):{lines}", hint=hint)
+
+
+_SHOWN = 3  # places of one reason that a message names
+
+
+def _grouped(problems: Sequence[Problem]) -> list[str]:
+    """A line for each reason, `a, b, c and 21 more: what  [hint: ..]`, and where to find the places left out."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        places.setdefault((problem.what, problem.hint), []).append(problem.name)
+    lines = []
+    for (what, hint), names in places.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        lines.append(str(Problem(", ".join(names[:_SHOWN]) + more, what, hint)))
+    if any(len(names) > _SHOWN for names in places.values()):
+        lines.append("(the list `problems` of this error names every place, as validate_model does)")
+    return lines
 
 
 class ConfigError(HummingbirdError):

@@ -42,12 +42,14 @@ def _parse(line: bytes) -> dict[str, object]:
 class Appended:
     """A file of this process alone, to which whole pieces are added, each on the disk when `append` returns.
 
-    OSError where it cannot be opened, BlockingIOError where another process has it.
+    create: make it if it is not there, empty. OSError where it cannot be opened, BlockingIOError where another process
+    has it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, create: bool = False) -> None:
         self._torn = False
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._file = os.open(path, flags, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(self._file), os.stat(path)):  # replaced while this one was opened

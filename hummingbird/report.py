@@ -15,7 +15,7 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, TABLE_BITS, Cost
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.at_hand import settled
-from hummingbird.mpc.builders import CUSTOM
+from hummingbird.mpc.builders import CUSTOM, MOVES
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PlannedCost
 from hummingbird.table import text_table
@@ -70,7 +70,7 @@ class Estimate:
     def __str__(self) -> str:
         rows, elements = [], 0
         for planned in self.layers:
-            if planned.range is None or planned.op in _SHAPES:
+            if planned.range is None or planned.op in MOVES:
                 continue
             elements += planned.elements if planned.window else 0
             names = (planned.name, planned.op, planned.window, planned.variant, f"2^{planned.range}")
@@ -145,9 +145,6 @@ def check_link(bandwidth: float, rtt: float) -> None:
 def link_words(bandwidth: float, rtt: float) -> str:
     """A link in words: 10 Gb/s, 0.2 ms round trip."""
     return f"{bandwidth / 1e9:g} Gb/s, {1e3 * rtt:g} ms round trip"
-
-
-_SHAPES = frozenset("flatten reshape permute transpose squeeze unsqueeze chunk split".split())  # the same values
 
 
 def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:

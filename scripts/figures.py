@@ -3,6 +3,7 @@
     accuracy    docs/results.md       accuracy against bits kept and against kB sent
     layers      checkpoints           kB that ResNet-18's layers send for an image, by the formulas of `estimate`
     seconds     docs/benchmarks.md    seconds of an image through ResNet-18, by link
+    times       docs/benchmarks.md    where an image's time goes in ResNet-18, by stage
     two-party   docs/two-party.md     where an image's time goes without a dealer
 
 A figure has no number that does not stand in a table, or in a formula that tests compare with what is sent.
@@ -21,6 +22,7 @@ from hummingbird.commands.program import end
 from hummingbird.errors import InputError
 from hummingbird.report import Estimate
 from models import get_model
+from scripts.layer_times import HEAD
 from scripts.svg import Bar, Line, Panel, bar_chart, line_chart
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +133,23 @@ def _timed(name: str, cell: str, colour: str) -> Bar:
     return Bar(name, [(number(cell), colour)], f"{number(cell):g} s")
 
 
+def times() -> str:
+    """Milliseconds of party 0 for an image through ResNet-18, by stage."""
+    rows = table(ROOT / "docs/benchmarks.md", "## Where an image's time goes")
+    bars = []
+    for name, row in rows.items():
+        parts = [(number(row[column]), colour) for column, colour in zip(HEAD[1:], "abc", strict=True)]
+        if name != "all":
+            bars.append(Bar(name, parts, f"{sum(length for length, _ in parts):.1f} ms"))
+    return bar_chart(
+        "ResNet-18, 32x32 pixels, 8 bits of 64: where an image's time goes at party 0",
+        "; ".join(f"{bar.name}: {bar.words}" for bar in bars),
+        bars,
+        dict(zip("abc", HEAD[1:], strict=True)),
+        left=150,
+    )
+
+
 def two_party() -> str:
     """Seconds before the image is there and with it, two parties without a dealer."""
     page = ROOT / "docs/two-party.md"
@@ -151,6 +170,7 @@ CHARTS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
     "layers": layers,
     "seconds": seconds,
+    "times": times,
     "two-party": two_party,
 }
 

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
+from hummingbird.graph.norms import rows
 from hummingbird.graph.resize_rules import exact_bits
+from hummingbird.mpc import builders
 
 UNIT = 2.0**-16
 HALF = UNIT / 2
@@ -56,10 +58,13 @@ def _product(op: str) -> Bound:
     return bound
 
 
-def _affine(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
-    by = {"scale": a["scale"].abs(), "shift": torch.zeros_like(a["shift"])}
-    shift = 2.0**-24 * float(a["shift"].abs().max())
-    return OPS["affine"](by, e) + (x.abs() + e) * delta(a["scale"], WEIGHT) + shift + rounding
+def _affine(op: str) -> Bound:
+    def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+        by = {"scale": a["scale"].abs(), "shift": torch.zeros_like(a["shift"])}
+        shift = 2.0**-24 * float(a["shift"].abs().max())
+        return OPS[op](by, e) + (x.abs() + e) * delta(a["scale"], WEIGHT) + shift + rounding
+
+    return bound
 
 
 def _mean(op: str) -> Bound:
@@ -161,11 +166,44 @@ def _resize(a: Attrs, rounding: float, x: Tensor, e: Tensor, *sizes: int) -> Ten
     return spread + magnitudes * most + (0.0 if exact else 2.0**-10) * largest + rounding
 
 
+def _two(op: str) -> Bound:
+    """A sum of products of two values."""
+
+    def bound(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor, f: Tensor) -> Tensor:
+        return OPS[op](a, x.abs(), f) + OPS[op](a, e, y.abs() + f) + rounding
+
+    return bound
+
+
+def _norm(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
+    """c / s of a row c, less its mean, and its root mean square s: with errors d of root mean square r, below s / 2,
+
+        |(c + d) / s' - c / s| <= d / (s - r) + |c| r / (s (s - r))        for |s' - s| <= r
+
+    and 2^-13 of the result. A row that is all errors, or of a variance below 2^-20, is within the root of its length.
+    """
+    values, errors = rows(a, x), rows(a, e)
+    centered = values - values.mean(-1, keepdim=True) if a["center"] else values
+    moved = errors + errors.mean(-1, keepdim=True) + rounding if a["center"] else errors
+    s = (centered.square().mean(-1, keepdim=True) + a["eps"]).sqrt()
+    r = moved.square().mean(-1, keepdim=True).sqrt()
+    known = (r < s / 2) & (s.square() > 2.0**-19)
+    left = (s - r).clamp(min=2.0**-30)
+    bound = moved / left + centered.abs() * r / (s * left) + 2.0**-13 * centered.abs() / s + rounding
+    return torch.where(known, bound, torch.full_like(bound, 2.1 * values.shape[-1] ** 0.5)).reshape(x.shape)
+
+
 BOUNDS: dict[str, Bound] = {
     "conv": _product("conv"),
     "conv_transpose": _product("conv_transpose"),
     "linear": _product("linear"),
-    "affine": _affine,
+    "affine": _affine("affine"),
+    "scale_last": _affine("scale_last"),
+    "norm": _norm,
+    "matmul": _two("matmul"),
+    "einsum": _two("einsum"),
+    "root_scale": lambda a, rounding, x, e: OPS["root_scale"](a, e) + (x.abs() + e) * WEIGHT + rounding,
+    "causal": lambda a, rounding, x, e: e,
     "avg_pool": _mean("avg_pool"),
     "adaptive_avg_pool": _mean("adaptive_avg_pool"),
     "mean": _mean("mean"),
@@ -200,10 +238,7 @@ BOUNDS: dict[str, Bound] = {
     "constant": lambda a, rounding: torch.full_like(a["value"].double(), HALF),
     "pad": lambda a, rounding, x, e: OPS["pad"]({**a, "value": HALF}, e),
 }
-MOVES = frozenset(
-    "output flatten reshape permute transpose squeeze unsqueeze chunk split getitem size int expand "
-    "pixel_shuffle pixel_unshuffle channel_shuffle flip roll edge_pad unbind unflatten".split()
-)
+MOVES = builders.MOVES | {"output", "getitem", "size", "int"}
 
 
 def walk(steps: Sequence[Step], x: Tensor, parties: int) -> tuple[list[Any], list[Any]]:

@@ -1,4 +1,5 @@
 """Every operation of the vocabulary as a phrase: KINDS[kind](draw) is a Python expression in {x}, with drawn arguments.
+Others are in scripts/fuzz_layers.py and scripts/fuzz_mixing.py.
 
 A kind is an operation of its own, whatever its spelling; the spelling (module, function, method, in-place form,
 operator) is drawn too. A kind that the value at hand cannot take raises `Impossible`.
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 from scripts.fuzz_draw import ELEMENTS, Draw
 from scripts.fuzz_layers import LAYERS
+from scripts.fuzz_mixing import MIXING
 
 
 def neg(d: Draw) -> str:
@@ -210,31 +212,35 @@ def identity(d: Draw) -> str:
     return d.module(f"nn.{d.pick(*layers)}()") if d.chance(0.4) else d.pick(*texts)
 
 
-KINDS: dict[str, Callable[[Draw], str]] = LAYERS | {
-    "neg": neg,
-    "add": add,
-    "sub": sub,
-    "mul": mul,
-    "square": square,
-    "cat": cat,
-    "stack": stack,
-    "flatten": flatten,
-    "reshape": reshape,
-    "permute": permute,
-    "transpose": transpose,
-    "squeeze": squeeze,
-    "unsqueeze": unsqueeze,
-    "chunk": chunk,
-    "split": split,
-    "getitem": getitem,
-    "pad": pad,
-    "identity": identity,
-    "abs": magnitude,
-    "maximum": _extreme("maximum"),
-    "minimum": _extreme("minimum"),
-    "where": where,
-    "resize": resize,
-    "rearrange": rearrange,
-    "edge_pad": edge_pad,
-    "constant": constant,
-}
+KINDS: dict[str, Callable[[Draw], str]] = (
+    LAYERS
+    | MIXING
+    | {
+        "neg": neg,
+        "add": add,
+        "sub": sub,
+        "mul": mul,
+        "square": square,
+        "cat": cat,
+        "stack": stack,
+        "flatten": flatten,
+        "reshape": reshape,
+        "permute": permute,
+        "transpose": transpose,
+        "squeeze": squeeze,
+        "unsqueeze": unsqueeze,
+        "chunk": chunk,
+        "split": split,
+        "getitem": getitem,
+        "pad": pad,
+        "identity": identity,
+        "abs": magnitude,
+        "maximum": _extreme("maximum"),
+        "minimum": _extreme("minimum"),
+        "where": where,
+        "resize": resize,
+        "rearrange": rearrange,
+        "edge_pad": edge_pad,
+        "constant": constant,
+    }
+)

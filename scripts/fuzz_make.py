@@ -56,6 +56,8 @@ class Recipe:
     parties: int = 2
     weights: str | int = "public"
     headroom: int | None = None  # None: exact windows; else bits kept above the largest magnitude
+    example: bool = False  # whether it is traced on its input
+    slices: int | None = None  # images at a time, where images are computed by themselves
 
     @property
     def source(self) -> str:
@@ -179,6 +181,7 @@ def recipe(number: int) -> Recipe:
     made.parties = rng.choice((2, 2, 2, 3))
     made.weights = rng.randrange(made.parties) if rng.random() < 0.35 else "public"
     made.headroom = rng.choice((1, 2, 4)) if rng.random() < 0.1 else None
+    made.example, made.slices = rng.random() < 0.3, 1 if rng.random() < 0.3 else None
     return made
 
 

@@ -4,7 +4,7 @@
     python -m scripts.fuzz_nets --only 1234                            # one net: code, steps, errors
     python -m scripts.fuzz_nets --two-party --nets 3000                # other nets, without a dealer
 
-Net n is the same whenever it is made. Numbers below 2,704 hold one ordered pair of operations each, in chains of 2 to 8
+Net n is the same whenever it is made. Numbers below 3,600 hold one ordered pair of operations each, in chains of 2 to 8
 (scripts/fuzz_make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
 verdicts are those of scripts/fuzz_run.py, the bounds those of scripts/fuzz_bounds.py. With --two-party the nets are
 those of scripts/fuzz_hybrid.py, for two parties without a dealer. The exit code is 1 if any net is wrong or raw.

@@ -98,7 +98,9 @@ def truth(net: nn.Module, x: Tensor, parties: int) -> Truth:
 
 def private_output(made: Recipe, net: nn.Module, x: Tensor, largest: float, tamper: Tamper | None = None) -> Tensor:
     """The opened result; raises what private inference raises. tamper: changes the converted net before it runs."""
-    private = convert.build(net, _windows(made, largest), made.weights, made.protocol)
+    example = x if made.example else None
+    private = convert.build(net, _windows(made, largest), made.weights, made.protocol, example=example)
+    private.images_per_slice = made.slices
     private.costs(tuple(x.shape), made.parties)
     if tamper is not None:
         tamper(private)

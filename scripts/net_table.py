@@ -21,6 +21,7 @@ import logging
 import math
 import multiprocessing
 import sys
+import textwrap
 import time
 import warnings
 from collections.abc import Sequence
@@ -47,18 +48,18 @@ from scripts.torchvision_images import calibrate, photographs, random_images
 CALIBRATION = 32  # images
 BYTES = 40  # per weight at most, measured: a net, its traced copy, and its ring elements on the way
 PARTIES = 2
-HEAD = """# Nets in private
-
-Made by `python -m scripts.net_table --out docs/nets.md`: {converted} of {total} nets convert. {ran} ran privately
-between two parties, `masked`, exact comparisons, public weights, on {images} inputs ({kind};
-random vectors for words). Weights are random, since none can be downloaded here, layer scales are {scale}; batch norms
-have the statistics of {calibration} images, these among them. Sizes of images and numbers of tokens are small ones:
-`scripts/net_catalogue.py` has them, and `estimate` prices others. Libraries: {versions}.
+HEAD = """Made by `python -m scripts.net_table --out docs/nets.md`: {total} of the {catalogue} nets of
+`scripts/net_catalogue.py`, of which {converted} convert. {ran} ran privately between two parties, `masked`, exact
+comparisons, public weights, on {images} inputs ({kind}; random vectors for words). Weights are random: nothing is
+downloaded. Layer scales are {scale}; batch norms have the statistics of {calibration} images, these among them. Sizes
+of images and numbers of tokens are small ones: the catalogue has them, and `estimate` prices others. Libraries:
+{versions}.
 
 The error is the largest difference of a result to torch's, in percent of the largest result; a class is kept if the
 largest logit is the same one, for segmentation at a place, for a language model at a token. Rounds are those of a
 batch; online is what a party sends for an input, offline what party 0 receives from the dealer.
-
+"""
+COLUMNS = """
 | net | library | input | error, % | classes kept | rounds | online, MB | offline, MB |
 |---|---|---|---:|---:|---:|---:|---:|
 """
@@ -199,8 +200,10 @@ def page(rows: Sequence[Row], settings: dict[str, Any]) -> str:
     """The page: nets that convert, then those that do not."""
     taken = [row for row in rows if not row.reason]
     ran = "All but those marked" if any(row.note for row in taken) else "They"
-    facts = {"converted": len(taken), "total": len(rows), "ran": ran, "calibration": CALIBRATION, "scale": LAYER_SCALE}
-    text = HEAD.format(**facts, **settings) + "".join(f"{row}\n" for row in taken)
+    facts = {"catalogue": len(NETS), "converted": len(taken), "total": len(rows), "ran": ran}
+    head = HEAD.format(**facts, calibration=CALIBRATION, scale=LAYER_SCALE, **settings).split("\n\n")
+    wrapped = (textwrap.fill(part, 120, break_long_words=False, break_on_hyphens=False) for part in head)
+    text = "# Nets in private\n\n" + "\n\n".join(wrapped) + "\n" + COLUMNS + "".join(f"{row}\n" for row in taken)
     refused = [row for row in rows if row.reason]
     return text + (REFUSED + "".join(f"{row}\n" for row in refused) if refused else "")
 

@@ -75,6 +75,22 @@ def test_all_problems_are_listed_by_name_with_hints_and_nothing_is_converted() -
     assert built == []
 
 
+def test_a_problem_that_many_layers_have_is_told_once_and_listed_for_each() -> None:
+    net = nn.Sequential(*(nn.Softplus() for _ in range(24)), nn.LocalResponseNorm(2), nn.Threshold(0.1, 0))
+    problems = validate_model(net)
+    assert [problem.name for problem in problems] == [str(number) for number in range(26)]
+    with pytest.raises(ModelError) as caught:
+        convert_model(net)
+    assert caught.value.problems == problems
+    first, *lines = str(caught.value).splitlines()
+    assert "26 problem(s)" in first
+    assert lines[0].startswith("  0, 1, 2 and 21 more: Softplus is not in the vocabulary  [hint: ")
+    assert [line[:6] for line in lines[1:3]] == ["  24: ", "  25: "] and "every place" in lines[3]
+    assert "every place" not in str(ModelError(problems[21:])) and "21, 22, 23: Softplus" in str(
+        ModelError(problems[21:])
+    )
+
+
 def test_a_net_without_problems_has_none() -> None:
     assert validate_model(Block()) == []
 

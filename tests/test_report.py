@@ -15,6 +15,7 @@ from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, InputError, ModelError
+from hummingbird.mpc.builders import MOVES
 from models import get_model
 
 NET = get_model("digits", 10)
@@ -81,6 +82,14 @@ def test_bad_input_is_refused_by_name(options: dict[str, Any], kind: type[Except
     with pytest.raises(kind) as caught:
         hummingbird.estimate(**{"net": NET, "shape": SHAPE, **options})
     assert caught.value.where == where  # type: ignore[attr-defined]
+
+
+def test_the_table_leaves_out_what_moves_values_alone() -> None:
+    moved = nn.Sequential(nn.PixelShuffle(2), nn.ChannelShuffle(2), nn.ReflectionPad2d(1), nn.Flatten())
+    text = str(hummingbird.estimate(nn.Sequential(nn.ReLU(), *moved), (2, 8, 4, 4)))
+    rows = [line.split()[1] for line in text.split("\n\n")[1].splitlines() if line[:1].isdigit()]
+    assert rows == ["relu"]
+    assert {"expand", "flip", "roll", "unbind", "unflatten"} <= MOVES and not {"cat", "pad", "resize"} & MOVES
 
 
 def test_a_shape_may_be_torch_s() -> None:

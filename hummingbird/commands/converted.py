@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hummingbird.bits import BitWindow
 from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
@@ -35,10 +34,10 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def nets_of(args: argparse.Namespace, rank: int, shape: Sequence[int]) -> tuple[nn.Module, PrivateNet]:
+def nets_of(args: argparse.Namespace, rank: int, image: Tensor) -> tuple[nn.Module, PrivateNet]:
     """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
 
-    shape: of an image, for nets that ask for it.
+    image: one of the shape of the images, (1, ...), for nets that ask for it.
     """
     folder = saved_of(args, rank)
     if folder is not None:
@@ -50,7 +49,7 @@ def nets_of(args: argparse.Namespace, rank: int, shape: Sequence[int]) -> tuple[
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
     owner = "public" if args.owner is None else args.owner
-    taken = settled(net, torch.empty(1, *shape), custom=tuple(CUSTOM))
+    taken = settled(net, image, custom=tuple(CUSTOM))
     return net, convert_model(taken, _windows(args), owner, args.protocol)
 
 

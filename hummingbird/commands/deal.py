@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from hummingbird.commands.planned import add_arguments, private_net
+from hummingbird.commands.program import add_command
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import material_facts
@@ -41,13 +42,7 @@ _EPILOG = """example:
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "deal",
-        help=HELP,
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "deal", HELP, _DESCRIPTION, _EPILOG)
     add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
     sub.add_argument("--images", required=True, type=count, help="for how many images; rounded up to whole slices")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from hummingbird.commands.planned import add_arguments, planned
+from hummingbird.commands.program import add_command
 from hummingbird.report import BANDWIDTH, RTT, estimate
 from hummingbird.wire.options import count, positive
 
@@ -19,13 +20,7 @@ _EPILOG = """examples:
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "estimate",
-        help=HELP,
-        description=HELP,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "estimate", HELP, HELP, _EPILOG)
     add_arguments(sub, "shape of one batch, of each lane")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help="per party (default 10e9)")

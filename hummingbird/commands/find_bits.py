@@ -19,7 +19,7 @@ from hummingbird import ranks
 from hummingbird.bits import BitConfig
 from hummingbird.commands import plots
 from hummingbird.commands.files import check_writable, write_together
-from hummingbird.commands.program import command_of
+from hummingbird.commands.program import add_command, command_of
 from hummingbird.commands.ranked import NOTES as RANKS
 from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
@@ -63,13 +63,7 @@ _PAID = {
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "find-bits",
-        help=HELP,
-        description=__doc__,
-        epilog=_EPILOG + NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "find-bits", HELP, __doc__, _EPILOG + NOTES)
     add_arguments(sub)
     add_subject_arguments(sub, "--data", "images that choose the windows, with labels if accuracy is to be told")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))

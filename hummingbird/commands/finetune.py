@@ -21,7 +21,7 @@ from hummingbird.bits import BitConfig
 from hummingbird.commands.accuracy import check_classes
 from hummingbird.commands.data_parallel import NOTES as DATA_PARALLEL
 from hummingbird.commands.files import check_writable
-from hummingbird.commands.program import command_of, without_folders
+from hummingbird.commands.program import add_command, command_of, without_folders
 from hummingbird.commands.ranked import NOTES as RANKS
 from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.sources import add_images_argument, images_of
@@ -53,13 +53,7 @@ X.pt included. Ctrl-C saves the best epoch so far.
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "finetune",
-        help=HELP,
-        description=HELP,
-        epilog=_EPILOG + NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "finetune", HELP, HELP, _EPILOG + NOTES)
     add_arguments(sub)
     add_images_argument(sub, "--data", "training images, and their labels")
     add_images_argument(

@@ -19,7 +19,7 @@ from hummingbird import ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.commands import plots
 from hummingbird.commands.files import check_writable, write_json, write_together
-from hummingbird.commands.program import command_of, machine
+from hummingbird.commands.program import add_command, command_of, machine
 from hummingbird.commands.ranked import NOTES as RANKS
 from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
@@ -57,13 +57,7 @@ Row = dict[str, Any]
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "frontier",
-        help=HELP,
-        description=__doc__,
-        epilog=_EPILOG + NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "frontier", HELP, __doc__, _EPILOG + NOTES)
     add_arguments(sub)
     add_subject_arguments(sub, "--data", "images that choose the windows, and their labels")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args), command_of("hummingbird", args.words)))

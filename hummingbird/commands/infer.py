@@ -22,6 +22,7 @@ from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.figures import Run, figures, show
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
+from hummingbird.commands.program import add_command
 from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
@@ -54,13 +55,7 @@ set or a DataLoader will do.
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "infer",
-        help=HELP,
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "infer", HELP, __doc__, _EPILOG)
     add_converted_arguments(sub)
     group = sub.add_argument_group("images")
     add_images_argument(group, "--data", "party 0's images, with labels if accuracy is to be told")
@@ -87,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     # Only party 0 has the images, so it tells the others how many there are, and their shape.
     said = session.channel.exchange_text(" ".join(map(str, images.shape)))
     total, *shape = images.shape if session.rank == 0 else map(int, said[0].split())
-    net, private = nets_of(args, session.rank, shape)
+    net, private = nets_of(args, session.rank, torch.empty(1, *shape))
     private.images_per_slice = args.batch
     parts = [part(session.place._replace(lane=lane), total) for lane in range(session.lanes)]
     counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]

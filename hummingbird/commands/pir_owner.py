@@ -41,6 +41,15 @@ A server that has missed updates is brought up first, from what the other keeps;
 again. Without --indices and --rows that is all. Of a plan, name the servers of the full table: its updates reach the
 hot table and every bucket."""
 _METRICS = "Print what both servers count: version, lookups, passes over the table, latency."
+_EXAMPLE = """example:
+  python -m hummingbird pir-owner """
+_SERVERS = "--servers pir0.example:7000 pir1.example:7000 \\\n      --tls-cert me.crt --tls-key me.key --tls-ca ca.crt"
+_EXAMPLES = {
+    "keygen": "keygen --key owner.key",
+    "sign": "sign --key owner.key --table table.npy --out signed.safetensors",
+    "update": f"update --key owner.key --indices indices.npy --rows rows.npy \\\n      {_SERVERS}",
+    "metrics": f"metrics {_SERVERS}",
+}
 _BAR = "{desc}: {percentage:3.0f} % |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 
 
@@ -71,7 +80,7 @@ _Plain = argparse.RawDescriptionHelpFormatter
 
 def _action(actions: Any, name: str, help: str, description: str, run: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(
-        name, help=help, description=description, formatter_class=_Plain
+        name, help=help, description=description, formatter_class=_Plain, epilog=_EXAMPLE + _EXAMPLES[name]
     )
     parser.set_defaults(run=run)
     return parser

@@ -1,18 +1,29 @@
-"""Ends of programs, and their descriptions of themselves: the command line, and the machine they ran on."""
+"""Parts that programs share: how commands are added, how they end, and how they describe the line and the machine."""
 
 from __future__ import annotations
 
+import argparse
 import platform
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hummingbird import kernels
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.version import VERSION
+
+
+def add_command(commands: Any, name: str, line: str, description: str | None, epilog: str) -> argparse.ArgumentParser:
+    """A new command's parser; line: what the list of commands says of it. The texts are shown as they are written."""
+    raw = argparse.RawDescriptionHelpFormatter
+    made: argparse.ArgumentParser = commands.add_parser(
+        name, help=line, description=description, epilog=epilog, formatter_class=raw
+    )
+    return made
 
 
 def command_of(program: str, words: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from hummingbird.commands.program import add_command
 from hummingbird.commands.sources import add_model_arguments, net_of
 from hummingbird.saving import save
 from hummingbird.saving.folder import NET, check_free
@@ -23,13 +24,7 @@ _EPILOG = """example, with my_net.py in the current folder:
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "save",
-        help=HELP,
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "save", HELP, _DESCRIPTION, _EPILOG)
     add_model_arguments(sub)
     text = "windows per layer (docs/bit-config.md); default: exact comparisons"
     sub.add_argument("--bits", type=Path, metavar="FILE", help=text)

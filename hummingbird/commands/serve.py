@@ -7,9 +7,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
-from hummingbird.errors import InputError, UnavailableError
+from hummingbird.errors import ConfigError, InputError, UnavailableError
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.serving.figures import Figures
@@ -62,6 +64,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
     place = environment(args.lanes)
+    if place.lanes > 1:
+        raise ConfigError(f"{place.lanes} lanes", where="--lanes", hint="a service has one lane for each party")
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
@@ -73,7 +77,8 @@ def run(args: argparse.Namespace) -> None:
 
         def begin() -> Party:
             session = launch.init(**options)
-            _, private = nets_of(copy.copy(args), session.rank, args.input)  # which it changes
+            image = torch.empty(1, *args.input)
+            _, private = nets_of(copy.copy(args), session.rank, image)  # which changes its options
             how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
             return Party(private, args.input, session, grace=config.grace, figures=figures, **how)
 

@@ -30,7 +30,7 @@ from hummingbird import ranks
 from hummingbird.bits import EXACT, BitConfig
 from hummingbird.commands.accuracy import predict
 from hummingbird.commands.files import check_writable, write_json
-from hummingbird.commands.program import machine
+from hummingbird.commands.program import add_command, machine
 from hummingbird.commands.ranked import NOTES, agree_on, end_ranked
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import InputError
@@ -50,13 +50,7 @@ DataLoader will do.
 
 def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
-    sub = commands.add_parser(
-        "validate",
-        help=HELP,
-        description=HELP,
-        epilog=_EPILOG + NOTES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    sub = add_command(commands, "validate", HELP, HELP, _EPILOG + NOTES)
     add_arguments(sub)
     add_subject_arguments(sub, "--data", "images to measure on, and their labels")
     sub.set_defaults(run=lambda args: main(args, lambda: subject_of(args)))

@@ -15,13 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph.steps import Ref, Step, compact, refs
-
-# Ops whose result has the rank of their first input.
-_KEEP_RANK = frozenset(
-    "linear affine batch_norm relu leaky_relu prelu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu softmax "
-    "neg square add sub mul cat pad norm scale_last".split()
-)
+from hummingbird.graph.dimensions import INPUT, Rank, ranks
+from hummingbird.graph.steps import Step, compact, refs
 
 
 def fold(steps: Sequence[Step]) -> list[Step]:
@@ -30,6 +25,7 @@ def fold(steps: Sequence[Step]) -> list[Step]:
     A norm is folded if the layer before has no other reader and neither module is called twice.
     """
     steps = compact(steps)
+    known = ranks(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))
     forward: dict[int, int] = {}
     for index, step in enumerate(steps):
@@ -39,7 +35,8 @@ def fold(steps: Sequence[Step]) -> list[Step]:
         read: int = step.inputs[0].index
         source = forward.get(read, read)
         before = steps[source]
-        if readers[read] == 1 and not _reused(steps, before, step) and _channels_agree(steps, source, len(scale)):
+        alone = readers[read] == 1 and not _reused(steps, before, step)
+        if alone and _channels_agree(steps, known, source, len(scale)):
             steps[source] = _folded(before, scale, shift)
             forward[index] = source
         else:
@@ -74,7 +71,7 @@ def _reused(steps: Sequence[Step], *candidates: Step) -> bool:
     return any("#" in step.name and step.name.partition("#")[0] in modules for step in steps)
 
 
-def _channels_agree(steps: list[Step], index: int, channels: int) -> bool:
+def _channels_agree(steps: list[Step], known: Sequence[Rank], index: int, channels: int) -> bool:
     """Whether step `index` has weights whose outputs are the channels (dim 1) of the norm that follows.
 
     They are for a convolution. For a linear layer they are only if its rank is 2, (batch, features). Where the rank is
@@ -87,39 +84,9 @@ def _channels_agree(steps: list[Step], index: int, channels: int) -> bool:
         return False
     if step.op == "conv":
         return True
-    rank = _rank(steps, step.inputs[0])
-    if rank == "input":
+    rank = known[step.inputs[0].index]
+    if rank == INPUT:
         first = next(number for number, candidate in enumerate(steps) if candidate.op == "input")
         steps[first] = replace(steps[first], attrs={"rank": 2})
         rank = 2
     return rank == 2
-
-
-def _rank(steps: Sequence[Step], ref: Ref) -> int | str | None:
-    """The number of dimensions of a value; "input" where it is that of the net's input; None where it is not known."""
-    step = steps[ref.index]
-    a = step.attrs
-    if step.op == "input":
-        known = len(a["shape"]) if "shape" in a else a.get("rank")
-        return "input" if known is None else int(known)
-    if step.op in ("conv", "conv_transpose", "max_pool", "avg_pool"):
-        return len(a["stride"]) + 2
-    if step.op in ("adaptive_avg_pool", "adaptive_max_pool"):
-        return len(a["output_size"]) + 2
-    if step.op == "permute":
-        return len(a["dims"])
-    if step.op == "flatten":
-        return 2 if (a["start"], a["end"]) == (1, -1) else None
-    if step.op == "reshape":
-        sizes = [steps[part.index].attrs for part in step.inputs[1:] if isinstance(part, Ref)]
-        shapes = any(size.get("dim", 0) is None or isinstance(size.get("index"), slice) for size in sizes)
-        return None if shapes else len(step.inputs) - 1
-    if step.op == "mean" and a["dims"] is not None:
-        before = _rank(steps, step.inputs[0])
-        return before - len(a["dims"]) * (not a["keepdim"]) if isinstance(before, int) else None
-    if step.op in _KEEP_RANK:
-        ranks = {_rank(steps, source) for source in refs(step.inputs)}
-        constant = a.get("value")
-        broadcast = isinstance(constant, Tensor) and constant.dim() > 2
-        return ranks.pop() if len(ranks) == 1 and not broadcast else None
-    return None

@@ -92,6 +92,11 @@ class _Questions:
     # Without __index__: torch tries it on sizes in its arguments, and goes on without.
     __int__ = __float__ = __complex__ = _number
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            self.tracer.refuse("writes to the .data of a tensor", "compute a new tensor")
+        super().__setattr__(name, value)
+
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.refuse("writes into a part of a tensor", "join parts with torch.cat, or multiply by a number")
 

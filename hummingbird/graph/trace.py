@@ -230,6 +230,8 @@ class Walk:
             return _constant(node, module, args, kwargs)
         if module is not None:
             return self._module(str(node.target), module, args, kwargs)
+        if node.kwargs.get("out") is not None:
+            raise Unsupported("a result written into out=", "use what the call gives")
         rule = METHODS.get(str(node.target)) if node.op == "call_method" else FUNCTIONS.get(node.target)
         name = _function_name(node)
         if rule is None:
@@ -362,6 +364,8 @@ class Walk:
         """Note which memory the result is, and let in-place calls change the values of all names of it."""
         base = node.all_input_nodes[0] if node.all_input_nodes else None
         written = _in_place(self.captured, node)
+        if written and self.builder.kind(value) == BOOL:
+            raise Unsupported("a comparison in place", "use the form that is not in place")
         if base is None or node.op == "output" or not isinstance(value, Ref):
             self.aliases.fresh(node)
         elif written and value != self.values[base] and self.builder.kind(value) in (TENSOR_KIND, UNKNOWN):
@@ -397,13 +401,23 @@ def _in_place(captured: Capture, node: fx.Node) -> bool:
         return bool(getattr(captured.root.get_submodule(str(node.target)), "inplace", False))
     if node.op not in ("call_function", "call_method"):
         return False
+    if node.kwargs.get("out") is not None:
+        return True
     name = _function_name(node)
-    rule = FUNCTIONS.get(node.target)
-    if rule is not None and "inplace" in inspect.signature(rule).parameters:
-        position = list(inspect.signature(rule).parameters).index("inplace") - 1
-        if node.kwargs.get("inplace", node.args[position] if position < len(node.args) else False):
-            return True
+    for known in (FUNCTIONS.get(node.target), node.target):
+        names = _parameters(known)
+        if "inplace" in names:
+            position = names.index("inplace") - (known is not node.target)  # rules begin with the builder
+            return bool(node.kwargs.get("inplace", node.args[position] if position < len(node.args) else False))
     return node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+def _parameters(function: Any) -> list[str]:
+    """Names of a function's parameters; [] where it does not tell."""
+    try:
+        return list(inspect.signature(function).parameters) if callable(function) else []
+    except ValueError:  # a builtin
+        return []
 
 
 def _function_name(node: fx.Node) -> str:

@@ -232,6 +232,8 @@ BUILDERS: dict[str, Build] = {
         "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined
     ),
 }
+# Ops that give the values they read in other places, or several times.
+MOVES = frozenset(op for op, build in BUILDERS.items() if build is _defined)
 # Ops on plain values, which are no shares.
 PUBLIC = ("public", "public_constant", "public_call")
 # Ops without a layer.

@@ -91,6 +91,8 @@ def beside(channel: Channel, place: Place, tls: Tls | None) -> Channel:
         said |= channel.exchange_text(said[channel.rank])
         cards = [said[rank].split(" ") for rank in range(channel.parties)]
         mates = [(mate, int(port)) for mate, port, _ in cards]
+        if not all(0 < port < 1 << 16 for _, port in mates):
+            raise ValueError
         token = derive(bytes.fromhex(cards[0][2]), "beside")
     except (ValueError, HummingbirdError) as error:
         server.close()

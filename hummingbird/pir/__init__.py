@@ -1,7 +1,7 @@
 """Private embedding lookup: two servers hold a table and return its rows without learning which.
 
 `dpf` makes the keys, `embedding` is what a net uses, `client` asks the two servers, over `link`s by `messages`. `table`
-is what a server holds, `integrity` the owner's signatures on rows and updates.
+is what a server holds, `integrity` the owner's signatures on rows and updates, `updating` hands those to both servers.
 
 secret_shared/  rows that stay shared between the two servers, for a private net (`hummingbird.lookup`)
 batching/       many lookups in one inference: batch codes, a plan of them from the training data, its price and layer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hummingbird.pir.serving.server import Server, local_servers
     from hummingbird.pir.serving.service import Service
     from hummingbird.pir.table import Source
+    from hummingbird.pir.updating import Updater
 
 _HOMES = {
     "BatchCode": "batching.batch_code",
@@ -40,6 +41,7 @@ _HOMES = {
     "Server": "serving.server",
     "Service": "serving.service",
     "Source": "table",
+    "Updater": "updating",
     "audit": "serving.auditing",
     "local_servers": "serving.server",
     "plan_servers": "serving.bucket_server",
@@ -57,6 +59,7 @@ __all__ = [
     "Server",
     "Service",
     "Source",
+    "Updater",
     "audit",
     "local_servers",
     "plan_servers",

@@ -10,17 +10,17 @@ must be of one state: after an update that has reached one server only, the clie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
-from hummingbird.pir.link import Link
+from hummingbird.pir.link import Link, ask
 from hummingbird.pir.messages import (
     TICKET_BYTES,
     keys_in_a_query,
@@ -169,15 +169,14 @@ class Client:
         """
         deadline = time.monotonic() + self._timeout
         messages = [ticket + self._receipt(ticket, party) for party in range(2)]
-        begun = [link.begin(message, "Collect") for link, message in zip(self.links, messages, strict=True)]
-        parts = [_if_there(finish) for finish in begun]
+        parts = ask(self.links, messages, "Collect", "pir.Client", busy=b"")
         for party, link in enumerate(self.links):
             while not parts[party]:  # too many others wait there
                 if time.monotonic() > deadline:
                     hint = "the deposit stays for some minutes: collect again"
                     raise PeerError("the server has no room for one more who waits", where=link.name, hint=hint)
                 time.sleep(_ASK_AGAIN)
-                parts[party] = _if_there(link.begin(messages[party], "Collect"))
+                (parts[party],) = ask([link], messages[party : party + 1], "Collect", "pir.Client", busy=b"")
         shares = []
         for link, part in zip(self.links, parts, strict=True):
             try:
@@ -279,11 +278,3 @@ class Client:
                 hint="give one server's statement, never both, to the table's owner, who names the liar: pir.audit",
                 statements=statements,
             )
-
-
-def _if_there(finish: Callable[[], bytes]) -> bytes:
-    """An answer, empty where the server has no room for the call."""
-    try:
-        return finish()
-    except OverloadError:
-        return b""

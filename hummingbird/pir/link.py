@@ -9,7 +9,7 @@ from typing import Protocol
 
 import grpc
 
-from hummingbird.errors import ConfigError, HummingbirdError, PeerError, TrustError
+from hummingbird.errors import ConfigError, HummingbirdError, OverloadError, PeerError, TrustError
 from hummingbird.wire import service
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.service import Tls
@@ -115,8 +115,13 @@ def disconnect(links: Sequence[Link]) -> None:
             link.close()
 
 
-def ask(links: Sequence[Link], messages: Sequence[bytes], method: str, where: str) -> list[bytes]:
-    """Both answers; sent at the same time. PeerError names every server that failed; where: if both did."""
+def ask(
+    links: Sequence[Link], messages: Sequence[bytes], method: str, where: str, *, busy: bytes | None = None
+) -> list[bytes]:
+    """All answers; sent at the same time. PeerError names every server that failed; where: if both did.
+
+    busy: in place of the answer of a server that has no room for the call, which fails otherwise.
+    """
     waiting = [link.begin(message, method) for link, message in zip(links, messages, strict=True)]
     answers: list[bytes] = []
     errors: list[HummingbirdError] = []
@@ -124,7 +129,10 @@ def ask(links: Sequence[Link], messages: Sequence[bytes], method: str, where: st
         try:
             answers.append(finish())
         except HummingbirdError as error:
-            errors.append(error)
+            if busy is not None and isinstance(error, OverloadError):
+                answers.append(busy)
+            else:
+                errors.append(error)
     if len(errors) == 2:
         what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(links, errors, strict=True))
         raise PeerError(f"neither server answers: {what}", where=where, hint=errors[0].hint)

@@ -193,10 +193,15 @@ class Client:
 
 def _groups_of(parties: Any) -> list[list[str]]:
     """The addresses of each group; ConfigError for something else than a list of addresses, or of such lists."""
-    lists = isinstance(parties, (list, tuple)) and parties and all(isinstance(each, (list, tuple)) for each in parties)
-    groups = [list(group) for group in (parties if lists else [parties])]
+    several = _is_list(parties) and any(map(_is_list, parties))
+    groups = list(parties) if several else [parties]
     for group in groups:
-        if isinstance(parties, str) or not 2 <= len(group) <= MOST_PARTIES:
+        good = _is_list(group) and all(isinstance(address, str) for address in group)
+        if not good or not 2 <= len(group) <= MOST_PARTIES:
             hint = "a list of two addresses or more, one for each party; or a list of such lists"
             raise ConfigError(f"parties={parties!r}", where="Client", hint=hint)
-    return groups
+    return [list(group) for group in groups]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))

@@ -19,6 +19,7 @@ DIGEST_BYTES = 16
 MOST_PARTIES = 64
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16
+_LATEST = 1e11  # seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,14 @@ class Described:
                 raise ValueError(f"{len(answer)} bytes")
             values = json.loads(answer)
             rank, clock = _whole(values.pop("rank"), 0, MOST_PARTIES - 1), float(values.pop("clock"))
+            if not 0 <= clock < _LATEST:
+                raise ValueError("clock")
             release = str(values["release"])[:32]
             if release != VERSION:
                 what = f"the party runs hummingbird {release}, this client {VERSION}"
                 raise AgreementError(what, where=where, hint="install the same release everywhere")
             return cls(rank, clock, _checked(values))
-        except (ValueError, TypeError, KeyError, RecursionError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, AttributeError, OverflowError) as error:
             what = f"a malformed description: {type(error).__name__} {str(error)[:100]}"
             raise PeerError(what, where=where, hint="is this a party of `hummingbird serve`?") from None
 

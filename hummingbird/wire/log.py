@@ -11,12 +11,14 @@ import json
 import os
 import sys
 import threading
+import time
 from typing import TextIO
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.wire.gate import Record
 
 _NAME = 80  # characters of a caller's name
+_STRANGERS = 10  # lines in a second for callers who are not known: they must not fill the disk
 
 
 class Log:
@@ -29,6 +31,7 @@ class Log:
     def __init__(self, service: str, path: str) -> None:
         self._service, self._lock = service, threading.Lock()
         self._file: TextIO | None = None
+        self._second, self._strangers = 0, 0
         self.lost = 0
         if path == "-":
             return
@@ -39,10 +42,19 @@ class Log:
             raise EnvironmentProblem(f"cannot write the log: {error.strerror}", where=path, hint=hint) from None
 
     def call(self, record: Record) -> None:
-        """A call that has ended."""
+        """A call that has ended. Of callers who are not known, the first ten in a second."""
+        if record.outcome == "UNAUTHENTICATED" and not self._room_for_stranger():
+            return
         client = None if record.client is None else record.client[:_NAME]
         what = {"method": record.method, "client": client, "outcome": record.outcome}
         self.event("call", **what, ms=round(1e3 * record.seconds, 3), **{"in": record.received, "out": record.sent})
+
+    def _room_for_stranger(self) -> bool:
+        now = int(time.monotonic())
+        with self._lock:
+            self._strangers = self._strangers + 1 if now == self._second else 1
+            self._second = now
+            return self._strangers <= _STRANGERS
 
     def event(self, event: str, **fields: object) -> None:
         """A line of these fields."""

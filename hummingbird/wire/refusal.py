@@ -99,6 +99,6 @@ def explain(error: grpc.RpcError, where: str) -> PeerError:
     if code == Code.CANCELLED:
         hint = "a service ends calls whose messages are left unread, or unsent, for too long"
         return PeerError("the call was cancelled", where=where, hint=hint)
-    if code == Code.RESOURCE_EXHAUSTED:
+    if code == Code.RESOURCE_EXHAUSTED and "larger than max" not in details:  # which is no matter of time
         return OverloadError(f"{code.name}: {what}", where=where, hint=hint)
     return PeerError(f"{code.name}: {what}", where=where, hint=hint)

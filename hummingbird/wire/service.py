@@ -78,6 +78,7 @@ def serve(
         options=[
             ("grpc.so_reuseport", 0),  # otherwise two servers share a port, and sessions fall apart
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.max_allowed_incoming_connections", gate.limits.connections),
             *_KEEPALIVE,
             *_LIMITS,

@@ -30,6 +30,7 @@ import scripts.demo
 import scripts.figures
 import scripts.fuzz_nets
 import scripts.gpu
+import scripts.layer_times
 import scripts.net_table
 import scripts.recommend
 import scripts.relay
@@ -94,6 +95,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.figures": lambda: scripts.figures.parser().format_help(),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),
+    "scripts.layer_times": lambda: scripts.layer_times.parser().format_help(),
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
     "scripts.relay": lambda: help_of(scripts.relay.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
@@ -109,7 +111,7 @@ HELP: dict[str, Callable[[], str]] = {
 
 
 TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
-TORCHRUN |= {"--max-restarts"}
+TORCHRUN |= {"--max-restarts", "--monitor-interval"}
 
 
 def program(words: list[str]) -> tuple[str, list[str]]:

@@ -393,3 +393,39 @@ def test_the_callers_wrapped_net_is_left_as_it_is() -> None:
     before = copy.deepcopy(net)
     trace(net)
     assert isinstance(net[2], nn.DataParallel) and repr(net) == repr(before)
+
+
+# Writes ---------------------------------------------------------------------------------------------------------------
+
+
+def written(write: Callable[[Tensor], Any]) -> nn.Module:
+    """A net that writes into a value, and returns the value."""
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 1
+        write(y)
+        return y * 1.0
+
+    return Call(function).eval()
+
+
+def set_data(y: Tensor) -> None:
+    y.data = y * 2
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "a result for another call": lambda y: torch.maximum(y, y * 2, out=y),
+    "a function that is not known": lambda y: F.elu(y, inplace=True),
+    "a function that is not known, by its place": lambda y: F.elu(y, 1.0, True),
+    "a comparison": lambda y: y.gt_(0),
+    "data": set_data,
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_whose_result_nobody_reads_are_not_dropped(name: str) -> None:
+    x = torch.randn(3, 8)
+    assert not torch.equal(written(WRITES[name])(x), x)
+    for example in (None, x):
+        (problem, *_) = hummingbird.validate_model(written(WRITES[name]), example)
+        assert problem.hint

@@ -75,7 +75,7 @@ def compare(kind: type[nn.Module], owner: Any, batches: list[int]) -> list[float
 
 
 def disagree() -> str:
-    """The error at each party when the parties bring other numbers."""
+    """The message at this party when the parties bring other numbers."""
     torch.manual_seed(0)
     private = hummingbird.convert_model(Rows().eval(), example=numbers(0, 2)[:1])
     ids = numbers(sessions.current().rank, 2)[0]

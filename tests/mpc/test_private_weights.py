@@ -235,6 +235,25 @@ def test_weights_are_opened_once_for_all_batches(parties: int) -> None:
     assert max(abs(ones - n / 2) for ones in result["ones"]) < 5.5 * math.sqrt(n) / 2
 
 
+class OnTheLeft(nn.Module):
+    """W x, which becomes three steps: the linear one is a part of the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight @ x
+
+
+def test_weights_of_a_layer_that_was_cut_into_parts_are_opened_once(alone: sessions.Session) -> None:
+    net, x = OnTheLeft().eval(), torch.randn(2, 5, 4)
+    private = convert_model(net, weights=0)
+    assert private.setup_cost(2) == cost.opening(2, 8 * 3 * 5)
+    got = private(hummingbird.cryptensor(x)).get_plain_text()
+    assert float((got - net(x)).detach().abs().max()) < 2.0**-12
+
+
 def test_constants_outside_of_layers_are_their_owners() -> None:
     """Tokens, places, scales, means: shared once, held in shares alone, and the other party's own are ignored."""
     for found in json.loads(succeed(["-m", "tests.jobs.private_constants"], 2)[0].out.strip().splitlines()[-1]):

@@ -50,13 +50,13 @@ def test_mutual_tls_and_ids_by_certificate(tmp_path: Path) -> None:
                 for rank, body in enumerate(split(torch.zeros(2, 4, dtype=torch.int64), known.bits, 2))
             ]
             asked = [
-                wire.begin(client._channels[rank], "Ask", message, timeout=HANG)
+                wire.begin(client._groups[0]._channels[rank], "Ask", message, timeout=HANG)
                 for rank, message in enumerate(messages)
             ]
             assert len({len(call.result()) for call in asked}) == 1
             for rank, message in enumerate(messages):  # with the claim of the first, in which nobody believes here
                 with pytest.raises(grpc.RpcError) as caught:
-                    wire.call(thief._channels[rank], "Ask", message, timeout=HANG)
+                    wire.call(thief._groups[0]._channels[rank], "Ask", message, timeout=HANG)
                 assert "belongs to another client" in str(caught.value.details())
         for process in processes:
             process.terminate()

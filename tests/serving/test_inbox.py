@@ -1,4 +1,4 @@
-"""What a party keeps of its clients: ids belong to who used them first, nothing is computed twice, all is bounded."""
+"""Requests as a party keeps them: ids belong to who used them first, nothing is computed twice, all is bounded."""
 
 from __future__ import annotations
 

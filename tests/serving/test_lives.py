@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,32 @@ def test_parties_and_dealer_die_and_come_back() -> None:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.slow
+def test_parties_that_are_told_to_end_answer_what_is_inside() -> None:
+    """Under load, the first of them a little earlier: every request is answered, rightly, or refused in words."""
+    net, x = doubled(), torch.rand(6, 4)
+
+    def ask(service: Service) -> list[str]:
+        found: list[str] = []
+        with service.client(10.0) as client, torch.no_grad():
+            while True:
+                try:
+                    found.append("right" if (client(x) - net(x)).abs().max() < 1e-3 else "wrong")
+                except PeerError as error:
+                    return [*found, str(error)]
+
+    options = ["--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0", "--max-batch", "8"]
+    with Service(*options) as service, ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(ask, service) for _ in range(4)]
+        time.sleep(1.0)
+        service.processes[1].terminate()
+        images, batches = served(service.stop())
+        outcomes = [future.result(HANG) for future in asked]
+    right = sum(len(found) - 1 for found in outcomes)
+    assert all(set(found[:-1]) <= {"right"} and "wrong" not in found for found in outcomes), outcomes
+    assert right > 0 and images % 6 == 0 and images >= 6 * right and batches > 0
 
 
 @pytest.mark.slow

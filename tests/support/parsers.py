@@ -47,6 +47,8 @@ from hummingbird.saving import folder as saved_folder
 from hummingbird.saving import read_net, save
 from hummingbird.saving import weights as saved_weights
 from hummingbird.saving.description import Description, _digest
+from hummingbird.serving import description as serving
+from hummingbird.serving.message import Request, joined, pack_answer, split
 from hummingbird.version import VERSION
 from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
@@ -166,8 +168,15 @@ def saved_nets(root: Path) -> dict[str, Parser]:
     }
 
 
+class _Context:
+    """A call of a caller without a name."""
+
+    def is_active(self) -> bool:
+        return True
+
+
 def dealers() -> dict[str, Parser]:
-    methods, context = handlers(Dealer()), SimpleNamespace(auth_context=lambda: {}, is_active=lambda: True)
+    methods, context = handlers(Dealer()), _Context()
     join, leave, correct = (lambda data, n=n: methods[n](data, context) for n in ("Join", "Leave", "Correct"))
     session = {"session": "00" * 16, "token": "11" * 16}
     first = {"session": "00" * 16, "rank": 0, "parties": PARTIES, "version": VERSION, "cipher": "aes-128-ctr"}
@@ -415,6 +424,25 @@ def parties(root: Path) -> dict[str, Parser]:
     }
 
 
+def services() -> dict[str, Parser]:
+    known = serving.Description(VERSION, "ab", "cd" * 16, (2, 3), (4,), 1.5, 16, 21, 16, 43, 2, 8, True)
+    bodies = split(torch.zeros(2, 2, 3, dtype=torch.int64), known.bits, 2)
+    requests = [
+        Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
+    ]
+    answer = pack_answer(torch.ones(2, 4, dtype=torch.int64), known.result_bits)
+
+    def read(rank: int) -> Callable[[bytes], object]:
+        return lambda data: Request.read(data, known, rank).words(known, rank)
+
+    return {
+        "asked party 0": Parser([requests[0]], read(0)),
+        "asked party 1": Parser([requests[1]], read(1)),
+        "answer to ask": Parser([answer], lambda data: joined([data, answer], 2, known)),
+        "service's description": Parser([known.answer(1, 2.5)], lambda data: serving.Described.read(data, "test")),
+    }
+
+
 def all_parsers(root: Path) -> dict[str, Parser]:
     """The table; files are made under `root`."""
     return {
@@ -426,4 +454,5 @@ def all_parsers(root: Path) -> dict[str, Parser]:
         **tables(root),
         **lookups(),
         **parties(root),
+        **services(),
     }

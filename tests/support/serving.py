@@ -107,7 +107,7 @@ class Foreign:
         ]
 
     def refusal(self, rank: int, message: bytes) -> str:
-        """What one party says against a message."""
+        """The words with which one party refuses a message."""
         (call,) = self.begin([message if place == rank else None for place in range(rank + 1)])
         try:
             call.result()

@@ -122,9 +122,7 @@ def test_loaders_of_every_kind_and_no_more_read_than_needed() -> None:
             yield IMAGES[10 * number : 10 * number + 10], LABELS[10 * number : 10 * number + 10].int()
 
     for loader in ((IMAGES, LABELS), data, DataLoader(data, batch_size=7), endless()):
-        for first, (images, labels) in enumerate(
-            module._divided(loader, None, 30)
-        ):  # those that choose, and the others
+        for first, (images, labels) in enumerate(module._divided(loader, None, 30)):  # choose, measure
             assert torch.equal(images, IMAGES[first:60:2]) and torch.equal(labels, LABELS[first:60:2])
             assert labels.dtype == torch.int64
     assert numbers == [0, 1, 2, 3, 4, 5]

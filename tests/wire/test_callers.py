@@ -210,3 +210,11 @@ def test_errors_have_their_status_and_their_words(
     assert "4711" not in caplog.text and ("ValueError" in caplog.text) == (code == "INTERNAL")
     channel.close()
     server.stop(0).wait()
+
+
+def test_a_message_that_is_too_large_is_no_matter_of_time(tmp_path: Path) -> None:
+    server = service.serve(HANDLERS, f"unix:{tmp_path}/s")
+    with pytest.raises(PeerError, match="larger than max") as caught:
+        asked(f"unix:{tmp_path}/s", "Echo", bytes(service.MAX_MESSAGE + 1))
+    assert not isinstance(caught.value, OverloadError)
+    server.stop(0).wait()

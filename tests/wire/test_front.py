@@ -23,6 +23,8 @@ from hummingbird.errors import (
 )
 from hummingbird.wire import service
 from hummingbird.wire.front import Front, ServiceConfig
+from hummingbird.wire.gate import Record
+from hummingbird.wire.log import Log
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, until
 from tests.support.services import HANDLERS, asked, file_of, free_port, health, health_or_none, started
@@ -83,6 +85,25 @@ def test_health_metrics_and_log(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         scraped(port)
     assert not (tmp_path / "ours-x.crt").exists() and ours.path.exists()
+
+
+def test_strangers_do_not_fill_the_log(tmp_path: Path) -> None:
+    log = Log("test", str(tmp_path / "log"))
+    begun = time.monotonic()
+    for _ in range(1000):
+        log.call(Record("Ping", None, "UNAUTHENTICATED", 0.0, 0, 0))
+    log.call(Record("Ping", "alice", "OK", 0.0, 0, 0))
+    log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert 11 <= len(lines) <= 10 * (2 + time.monotonic() - begun) + 1 and "alice" in lines[-1]
+
+
+def test_a_full_disk_costs_lines_and_no_answers() -> None:
+    log = Log("test", "/dev/full")
+    log.call(Record("Ping", None, "OK", 0.0, 0, 0))
+    assert log.lost == 1
+    with pytest.raises(EnvironmentProblem, match="cannot write the log"):
+        Log("test", "/dev/full/log")
 
 
 def test_the_end_of_a_certificate_is_a_metric(tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ class RemoteModel:
                             raise PeerError("an answer came before the question was whole", where=self._where)
                         batch.receive(answer)
                         run.advance(share * (stop - first))
+                    self._end(incoming, run)
                 except InputError as error:
                     raise PeerError(error.what, where=self._where, hint=error.hint) from None
                 except PeerError:
@@ -184,8 +185,20 @@ class RemoteModel:
             run.advance(share * len(sent.body))
         encrypted.set()
 
+    def _end(self, incoming: Prefetch[bytes], run: _Attempt) -> None:
+        """Wait for the call's end, which the server would take for a client that left otherwise."""
+        if (message := self._read(incoming, run)) is not None:
+            raise PeerError(f"{len(message)} bytes more than the answer has", where=self._where)
+
     def _next(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes:
         """The server's next message that is not empty."""
+        if (message := self._read(incoming, run)) is None:
+            raise PeerError("the answer ended early", where=self._where)
+        self._count(received=len(message))
+        return message
+
+    def _read(self, incoming: Prefetch[bytes], run: _Attempt) -> bytes | None:
+        """The next message that is not empty, None after the last."""
         message: bytes | None = b""
         while message == b"":
             try:
@@ -196,9 +209,6 @@ class RemoteModel:
                 raise PeerError(what, where=self._where, hint=hint) from None
             except grpc.RpcError as error:
                 raise service.explain(error, self._where) from None
-        if message is None:
-            raise PeerError("the answer ended early", where=self._where)
-        self._count(received=len(message))
         return message
 
     def _count(self, sent: int = 0, received: int = 0) -> None:

@@ -110,8 +110,8 @@ def main(args: argparse.Namespace) -> int:
         try:
             front.wait(lambda: _check(servers))
         finally:
-            for server in servers:
-                server.stop_collecting()
+            for methods in offered:
+                methods.hurry()
     return 0
 
 

@@ -41,16 +41,26 @@ class Entry(NamedTuple):
 
 
 class Entries:
-    """The entries of a file, which this process alone has open.
+    """The entries of a file, which this process alone has open; made where there is none.
 
-    The errors of `Appended`, and InputError for a file that begins otherwise.
+    first: the first entry, packed, of a file that is made, or whose making a crash has cut off. The errors of
+    `Appended`, OSError where the file cannot be made, and InputError for one that begins otherwise.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._file = path, Appended(path)
-        if self._file.read(len(MAGIC), 0) != MAGIC:
+    def __init__(self, path: Path, first: bytes) -> None:
+        self.path, self._file, start = path, Appended(path, create=True), MAGIC + first
+        try:
+            found = self._file.read(len(start), 0)
+            if len(found) < len(start) and start.startswith(found):
+                self._file.cut(0)
+                self._file.append(start)
+                sync_folder(path)
+            elif not found.startswith(MAGIC):
+                hint = "name another file with --journal"
+                raise InputError("not a journal of updates", where=str(path), hint=hint)
+        except BaseException:
             self._file.close()
-            raise InputError("not a journal of updates", where=str(path), hint="name another file with --journal")
+            raise
 
     @property
     def size(self) -> int:

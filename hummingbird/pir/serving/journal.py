@@ -51,12 +51,8 @@ class Journal:
         self._unnamed = False  # a rename may not be on the disk
         self._header = json.dumps({"facts": asdict(facts), "states": _listed(states)}).encode()
         try:
+            self._entries = Entries(path, packed(_HEADER, self._header))
             self._draft.unlink(missing_ok=True)  # of a merging that has not come to its end
-            if not path.exists():
-                write(self._draft, [MAGIC, packed(_HEADER, self._header)])
-                os.replace(self._draft, path)
-                sync_folder(path)
-            self._entries = Entries(path)
         except BlockingIOError:
             hint = "each server has a journal of its own: is this one running already?"
             raise EnvironmentProblem("another process has the journal", where=str(path), hint=hint) from None
@@ -153,7 +149,7 @@ class Journal:
         size, rest = self.size, self._updates[count:]
         first, start = rest[0] if rest else size, self._draft.stat().st_size
         write(self._draft, self._entries.pieces(first, size), "ab")
-        new = Entries(self._draft)
+        new = Entries(self._draft, packed(_HEADER, self._header))
         try:
             os.replace(self._draft, self.path)
         except OSError:
@@ -203,8 +199,8 @@ class Journal:
             raise self._entries.damaged(entry.at, "an entry that does not belong there")
         if entry.body != self._header:
             hint = "serve the table and the plan that it was made with, or move it away to begin anew"
-            what = f"the journal is of another table: {entry.body[:600].decode(errors='replace')}"
-            raise AgreementError(f"{what}; this one is {self._header.decode()}", where=str(self.path), hint=hint)
+            what = f"the journal is of another table: {_told(entry.body)}; this one is {_told(self._header)}"
+            raise AgreementError(what, where=str(self.path), hint=hint)
 
     def _states(self, entry: Entry) -> list[State]:
         try:
@@ -223,6 +219,16 @@ class Journal:
         if not 0 <= int(indices.min()) <= int(indices.max()) < self._facts.rows:
             raise self._entries.damaged(entry.at, "merged rows that the table has not")
         return indices, records
+
+
+def _told(header: bytes) -> str:
+    """A header's table and states in words."""
+    try:
+        fields = json.loads(header)
+        states = ", ".join(f"version {int(version)} {digest[:8]}" for version, digest in fields["states"])
+        return f"{Facts(**fields['facts']).text()}, {states}"
+    except (ValueError, TypeError, KeyError, RecursionError, HummingbirdError):
+        return "unknown"
 
 
 def _listed(states: Sequence[State]) -> list[tuple[int, str]]:

@@ -76,6 +76,12 @@ class Batcher:
             self._changed.notify()
         return job.result.result(_PATIENCE)
 
+    def hurry(self) -> None:
+        """Let no query wait for others from now on."""
+        with self._changed:
+            self._max_wait = 0.0
+            self._changed.notify()
+
     def close(self, timeout: float = 60.0) -> None:
         """Answer what is queued, without waiting for more, and end; may be called twice."""
         with self._changed:
@@ -99,9 +105,8 @@ class Batcher:
                 if self._closing:
                     return []
                 self._changed.wait(1.0)
-            until = self._jobs[0].arrived + self._max_wait
             while not self._closing and sum(len(job.keys) for job in self._jobs) < self._max_batch:
-                left = until - time.monotonic()
+                left = self._jobs[0].arrived + self._max_wait - time.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
@@ -164,6 +169,11 @@ class Methods:
             "PastUpdate": lambda data, context: server.past_update(data),
             "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
         }
+
+    def hurry(self) -> None:
+        """Let nobody wait for others, or for results that are not there, from now on."""
+        self._batcher.hurry()
+        self.server.stop_collecting()
 
     def close(self, grace: float = 30.0) -> None:
         """Answer what is queued within `grace` seconds, and end; may be called twice."""

@@ -134,11 +134,11 @@ def test_queued_queries_are_answered_at_the_end():
     server = Server(TABLE[:50], 0)
     folder = Path(tempfile.mkdtemp(prefix="hb"))
     service = Service(server, f"unix:{folder}/s")
-    service._batcher._max_wait = NEVER
+    service._methods._batcher._max_wait = NEVER
     link = Remote("server 0", f"unix:{folder}/s", None, HANG)
     query = pack_query("xor", dpf.generate(torch.arange(2), 50)[0])
     waiting = [link.begin(query) for _ in range(3)]
-    until(lambda: len(service._batcher._jobs) == 3, "three queries")
+    until(lambda: len(service._methods._batcher._jobs) == 3, "three queries")
     service.stop()
     assert [finish() for finish in waiting] == [server.handle(query)] * 3
     assert service.metrics.read()["batches"] == {"6": 1}
@@ -146,6 +146,19 @@ def test_queued_queries_are_answered_at_the_end():
         link.begin(query)()
     link.close()
     shutil.rmtree(folder)
+
+
+def test_at_the_end_nobody_waits_for_others():
+    batcher = Batcher(Counting(), Metrics(), max_batch=100, max_wait=60.0)
+    batcher._max_wait = NEVER
+    answers = list[object]()
+    thread = threading.Thread(target=lambda: answers.extend(ask(batcher, [1, 1])))
+    thread.start()
+    until(lambda: len(batcher._jobs) == 2, "two queries")
+    batcher.hurry()
+    thread.join(HANG)
+    assert len(answers) == 2 and len(ask(batcher, [1])) == 1
+    batcher.close()
 
 
 def test_who_has_gone_is_not_computed_for():

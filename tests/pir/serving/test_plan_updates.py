@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hummingbird.errors import AgreementError, InputError, PeerError
-from hummingbird.pir import BatchedEmbedding, Client, Owner, Server, Source, plan_servers
+from hummingbird.pir import BatchedEmbedding, Client, Owner, Server, Source, audit, plan_servers
 from hummingbird.pir.integrity import IntegrityError
 from hummingbird.pir.updating import Updater
 from tests.support.patience import HANG
@@ -132,6 +132,18 @@ def test_signed_rows_of_a_plan_are_checked_at_the_client() -> None:
     with pytest.raises(AgreementError, match="rows are not signed"):
         plain = [plan_servers(TABLE, plan, party) for party in (0, 1)]
         BatchedEmbedding.from_torch(torch.nn.Embedding.from_pretrained(TABLE), plan, *plain, owner=OWNER.public)
+
+
+def test_a_liar_is_named_by_its_statement() -> None:
+    """As for a single table (tests/pir/test_integrity.py): the owner's own buckets tell who it was."""
+    plan, signed = PLANS["cuckoo"], OWNER.sign(Source.of(TABLE))
+    (zero,), (one,) = (plan_servers(signed, plan, party, owner=OWNER.public) for party in (0, 1))
+    own = [plan_servers(signed, plan, party)[0] for party in (0, 1)]
+    one._shard._tables[3].update(torch.arange(50), torch.zeros(50, signed.facts.record_bytes, dtype=torch.uint8))
+    layer = BatchedEmbedding(plan, [Client((zero, one), owner=OWNER.public)])
+    with pytest.raises(IntegrityError, match="lied") as caught:
+        layer(torch.tensor([1, 2, 3]))  # of 50 zeroed rows the key selects some
+    assert [audit(own[party], caught.value.statements[party]) for party in (0, 1)] == [1, 1]
 
 
 def test_updates_of_a_plan_that_are_refused() -> None:

@@ -291,8 +291,11 @@ def test_workers_answer_as_one_process(tmp_path):
     source = Source.open(tmp_path / "t.npy")
     workers = Workers(tmp_path / "t.npy", None, 2)
     try:
-        shared = Server(source, 0, shard=workers, owner=OWNER.public)
-        whole = Server(source, 0, owner=OWNER.public)
+        whole = Server(source, 0, owner=OWNER.public, journal=tmp_path / "journal")
+        whole.update(OWNER.update(whole.facts, whole.state, torch.tensor([1024]), data[:1] + 1))
+        shutil.copy(tmp_path / "journal", tmp_path / "other")
+        shared = Server(source, 0, shard=workers, owner=OWNER.public, journal=tmp_path / "other")
+        assert shared.state == whole.state and shared.state.version == 1
         assert shared.state == whole.state  # however many workers: the same digest
         keys = dpf.generate(torch.tensor([0, 1024, 3076]), len(data))[0]
         update = OWNER.update(whole.facts, whole.state, torch.tensor([0, 2047, 2048, 3076]), data[5:9])

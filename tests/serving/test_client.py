@@ -1,0 +1,176 @@
+"""What a client asks again, and what it never does; parties here are servers of this process that run no net."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+
+from hummingbird.errors import (
+    AgreementError,
+    ConfigError,
+    HummingbirdError,
+    OverloadError,
+    PeerError,
+    UnavailableError,
+)
+from hummingbird.serving.client import Client
+from hummingbird.serving.description import Description
+from hummingbird.serving.message import Request, pack_answer
+from hummingbird.wire import service as wire
+from tests.serving.test_message import SERVICE as OTHER
+from tests.support.patience import HANG, NEVER
+
+SERVICE = replace(OTHER, shape=(3,), result=(3,), bits=40, result_bits=40, parties=2)  # gives back what it gets
+X = torch.tensor([[1.0, -0.5, 0.25], [0.0, 1.5, -1.0]])
+
+
+@dataclass
+class Party:
+    """One party: answers with its own share. refusals: errors for the next requests."""
+
+    rank: int
+    service: Description
+    refusals: list[HummingbirdError] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+    def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        return self.service.answer(self.rank, time.time())
+
+    def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        request = Request.read(message, self.service, self.rank)
+        self.requests.append(request)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return pack_answer(request.words(self.service, self.rank), self.service.result_bits)
+
+
+@dataclass
+class Group:
+    """Two parties that listen."""
+
+    folder: Path
+    parties: list[Party]
+    servers: list[grpc.Server]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"unix:{self.folder}/{party.rank}" for party in self.parties]
+
+
+@pytest.fixture
+def groups() -> Iterator[list[Group]]:
+    """Two groups of parties that serve the same."""
+    made = []
+    for session in ("aa" * 16, "bb" * 16):
+        folder = Path(tempfile.mkdtemp())
+        parties = [Party(rank, replace(SERVICE, session=session)) for rank in range(2)]
+        servers = [
+            wire.serve({"Describe": party.describe, "Ask": party.ask}, f"unix:{folder}/{party.rank}")
+            for party in parties
+        ]
+        made.append(Group(folder, parties, servers))
+    yield made
+    for group in made:
+        for server in group.servers:
+            server.stop(0).wait(HANG)
+        shutil.rmtree(group.folder)
+
+
+LOST = UnavailableError("party 1 was lost", hint="try again in a few seconds")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_unavailable_is_asked_again_with_another_id_and_other_shares(groups: list[Group], rank: int) -> None:
+    group = groups[0]
+    group.parties[rank].refusals = [LOST, LOST]
+    with Client(group.addresses, timeout=HANG) as client:
+        assert torch.equal(client(X), X)
+    for party in group.parties:
+        sent = party.requests
+        assert len({request.id for request in sent}) == len({request.body for request in sent}) == len(sent) >= 1
+    assert len(group.parties[rank].requests) == 3
+
+
+def test_parties_that_have_met_anew_are_asked_what_they_serve(groups: list[Group]) -> None:
+    """Their service has another name, under which the old requests are refused."""
+    group = groups[0]
+    with Client(group.addresses, timeout=HANG) as client:
+        assert client.service.session == "aa" * 16
+        for party in group.parties:
+            party.service = replace(SERVICE, session="cc" * 16)
+        assert torch.equal(client(X), X) and client.service.session == "cc" * 16
+
+
+def test_answers_of_one_call_are_of_one_net(groups: list[Group]) -> None:
+    group = groups[0]
+    with Client(group.addresses, timeout=HANG) as client:
+        service = client.service
+        for party in group.parties:
+            party.service = replace(SERVICE, net="cd" * 32, session="cc" * 16)
+        with pytest.raises(AgreementError, match="do not serve the same as when this call began: net abab"):
+            client(X)
+        assert torch.equal(client(X), X) and client.service.net != service.net
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [OverloadError("64 requests wait already"), PeerError("party 1 never got its part", hint="send it")],
+    ids=["overload", "missing"],
+)
+def test_other_refusals_are_raised_at_once(groups: list[Group], refusal: PeerError) -> None:
+    groups[0].parties[0].refusals = [refusal]
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        with pytest.raises(type(refusal), match=refusal.what):
+            client(X)
+        assert len(groups[0].parties[0].requests) == 1
+        assert torch.equal(client(X), X)
+
+
+def test_who_has_little_time_gets_the_reason(groups: list[Group]) -> None:
+    groups[0].parties[0].refusals = [LOST] * 10_000
+    with Client(groups[0].addresses, timeout=0.3) as client, pytest.raises(UnavailableError, match="party 1 was lost"):
+        client(X)
+
+
+def test_another_group_is_asked_while_the_first_does_not_serve(groups: list[Group]) -> None:
+    first, second = groups
+    with Client([first.addresses, second.addresses], timeout=HANG) as client:
+        assert torch.equal(client(X), X) and not second.parties[0].requests
+        first.parties[1].refusals = [LOST]
+        assert torch.equal(client(X), X) and len(second.parties[0].requests) == 1
+        assert client.addresses == second.addresses
+        for server in second.servers:
+            server.stop(0).wait(HANG)
+        assert torch.equal(client(X), X) and client.addresses == first.addresses
+        ids = [request.id for group in groups for request in group.parties[0].requests]
+        assert len(ids) == len(set(ids))
+
+
+def test_a_group_that_is_not_there_keeps_no_client_waiting(groups: list[Group]) -> None:
+    nobody = [f"unix:{groups[0].folder}/nobody{rank}" for rank in range(2)]
+    with Client([nobody, groups[1].addresses], timeout=NEVER) as client:
+        assert torch.equal(client(X), X)
+
+
+def test_groups_serve_the_same_net(groups: list[Group]) -> None:
+    first, second = groups
+    for party in second.parties:
+        party.service = replace(party.service, net="cd" * 32)
+    with Client([first.addresses, second.addresses], timeout=HANG) as client:
+        first.parties[0].refusals = [LOST]
+        with pytest.raises(AgreementError, match="serve another net than those that this client has asked"):
+            client(X)
+
+
+@pytest.mark.parametrize("parties", ["a:1", [], ["a:1"], [["a:1", "b:1"], ["c:1"]], [["a:1", "b:1"], "c:1"], 3])
+def test_addresses_are_lists_or_lists_of_lists(parties: object) -> None:
+    with pytest.raises(ConfigError, match="parties="):
+        Client(parties)  # type: ignore[arg-type]

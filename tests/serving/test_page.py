@@ -1,0 +1,88 @@
+"""docs/serving.md: its lines run, and its bytes are those that the plans have."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hummingbird import cost
+from hummingbird.convert import build
+from hummingbird.errors import PeerError
+from hummingbird.serving.client import Client
+from hummingbird.serving.plan import describe
+from models import get_model, load_checkpoint
+from tests.support.pages import blocks, run, text_of
+from tests.support.parties import free_port, sessions
+from tests.support.paths import ROOT
+from tests.support.patience import HANG, until
+
+PAGE = ROOT / "docs/serving.md"
+NETS = {
+    "digits": ("digits", (1, 8, 8), "digits.bits.json", "digits.pt"),
+    "ResNet-18 8/64": ("resnet18", (3, 32, 32), "resnet18-cifar10-8-64.bits.json", "resnet18-cifar10.pt"),
+}
+
+
+def test_the_bytes_are_those_of_the_plans() -> None:
+    found = re.findall(r"^\| (\S.*), (two|three) parties \|(.*)\|$", text_of(PAGE), re.MULTILINE)
+    assert [name for name, *_ in found] == [name for name in NETS for _ in range(2)]
+    plans = {}
+    for name, (model, shape, bits, weights) in NETS.items():
+        net = get_model(model, 10)
+        load_checkpoint(str(ROOT / "checkpoints" / weights), net)
+        plans[name] = build(net.eval(), ROOT / "checkpoints" / bits), shape
+    for name, word, cells in found:
+        opened = sessions(2 if word == "two" else 3)
+        known = describe(*plans[name], 64, opened[0], "ab" * 16)
+        asked = [cost.asking(known.parties, n * known.values, known.bits, n * known.results, 44) for n in (1, 64)]
+        expected = [known.bits, known.result_bits, *(count for pair in asked for count in pair)]
+        assert [int(re.sub(r"[ ,B]", "", cell)) for cell in cells.split("|")] == expected
+        for session in opened:
+            session.channel.close()
+
+
+@pytest.mark.slow
+def test_the_lines_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(ROOT / "checkpoints")
+    np.save(tmp_path / "images.npy", torch.rand(5, 1, 8, 8).numpy())
+    (script,), (serve, ask) = blocks(PAGE, "python"), blocks(PAGE, "sh")[0].splitlines()
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    serve = serve.replace("127.0.0.1:910{rank}", " ".join(addresses))
+    for rank, address in enumerate(addresses):
+        script, ask = (text.replace(f"127.0.0.1:910{rank}", address) for text in (script, ask))
+    (tmp_path / "client.py").write_text(script)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *shlex.split(serve)[1:]],
+        cwd=tmp_path,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        until(lambda: answered(addresses), "the service")
+        up, down = cost.asking(2, 5 * 64, 41, 5 * 10, 44)
+        told = run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
+        assert f"{up / 5e3:.2f} kB up and {down / 5e3:.2f} kB down per image" in told
+        assert np.load(tmp_path / "logits.npy").shape == (5, 10)
+        assert "torch.Size([5, 10]) 41 bits" in run([sys.executable, "client.py"], tmp_path)
+    finally:
+        launcher.send_signal(signal.SIGTERM)
+        launcher.communicate(timeout=HANG)
+
+
+def answered(addresses: list[str]) -> bool:
+    try:
+        Client(addresses, timeout=2.0).close()
+    except PeerError:
+        return False
+    return True
