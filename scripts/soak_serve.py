@@ -135,7 +135,7 @@ class Load:
 
 
 def growth(samples: list[Sample]) -> dict[str, float]:
-    """Of medians: from the second tenth of the samples to the last one; memory as a fraction."""
+    """The growth of medians from the second tenth of the samples to the last one; memory as a fraction."""
     tenth = max(1, len(samples) // 10)
     before, after = samples[tenth : 2 * tenth] or samples[:1], samples[-tenth:]
     middle = [(statistics.median(s[i] for s in before), statistics.median(s[i] for s in after)) for i in range(3)]

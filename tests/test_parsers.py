@@ -39,7 +39,7 @@ NAMES = [
     *("statement's answer", "hello", "channel's tensors", "channel's text", "facts", "next slot", "X25519 key"),
     *("saved net", "saved net, signed", "saved weights"),
     *("asked party 0", "asked party 1", "answer to ask", "service's description"),
-    *("roll", "address", "TLS cert", "TLS key", "TLS ca"),
+    *("roll", "address", "TLS cert", "TLS key", "TLS ca", "health", "tokens"),
 ]
 
 

@@ -15,7 +15,7 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import Described, Description
-from hummingbird.serving.message import ID_BYTES, Request, joined, split
+from hummingbird.serving.message import ID_BYTES, MOST_SECONDS, Request, joined, split
 from hummingbird.wire import service as wire
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.trust import Tls
@@ -73,8 +73,9 @@ class Group:
 
     def request(self, joint: Joined, units: Tensor, timeout: float) -> Tensor:
         """One request, with an id and shares of its own: shares of ring elements int64 (images, ...) to all parties,
-        and the sum of their answers, float32. timeout: seconds to its deadline.
+        and the sum of their answers, float32. timeout: seconds to its deadline, somewhat less than ten minutes at most.
         """
+        timeout = min(timeout, MOST_SECONDS - _MARGIN)
         id, bodies = new_seed(ID_BYTES), split(units, joint.service.bits, joint.service.parties)
         messages = []
         for rank, body in enumerate(bodies):

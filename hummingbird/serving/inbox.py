@@ -16,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hummingbird.errors import AccessError, HummingbirdError, InputError, OverloadError, PeerError
-from hummingbird.serving.message import Request
+from hummingbird.serving.message import MOST_SECONDS, Request
 
-MOST_SECONDS = 600.0  # from now to a request's deadline
 _MOST_IDS = 1 << 18
 _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
 

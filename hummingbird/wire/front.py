@@ -15,18 +15,18 @@ from __future__ import annotations
 import resource
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
 import grpc
-from google.protobuf import message
-from grpc_health.v1 import health_pb2
 
-from hummingbird.errors import InputError, NotFoundError, OverloadError, TrustError
+from hummingbird.errors import TrustError
 from hummingbird.wire.gate import Gate, Limits, Record
+from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
+from hummingbird.wire.health import Health
 from hummingbird.wire.log import Log
 from hummingbird.wire.metrics import Metrics, Page
 from hummingbird.wire.service import Exchange, Method, serve
@@ -37,8 +37,6 @@ GRACE = 30.0  # seconds
 _POLL = 0.2  # seconds between looks at what a program waits for
 _LAST = 1.0  # seconds for the last status to reach its caller
 _FILES = 512  # descriptors that are not connections
-_WATCHERS = 16  # of health; as many more calls ask for it once
-_HEALTH_STALL = 5.0  # seconds that such a caller may be slow
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -75,7 +73,7 @@ class Front:
         self.name, self.config = name, config
         self.line = f"{name} listening on {' '.join(config.listen)}"
         self._stopped = threading.Event()
-        self._health = _Health()
+        self._health = Health()
         self._ends = ExitStack()
         self._servers: list[grpc.Server] = []
         limits = replace(config.limits, connections=_room_for(config.limits.connections))
@@ -86,7 +84,7 @@ class Front:
             if self._log is not None:
                 ends.callback(self._log.close)
             self.gate = Gate(limits, tokens, self._ended)
-            self._health_gate = Gate(Limits(requests=2 * _WATCHERS, stall=_HEALTH_STALL))
+            self._health_gate = Gate(HEALTH_LIMITS)
             for gate in (self.gate, self._health_gate):
                 gate.watch()
                 ends.callback(gate.close)
@@ -150,59 +148,6 @@ class Front:
     def _say(self, event: str, **fields: object) -> None:
         if self._log is not None:
             self._log.event(event, **fields)
-
-
-class _Health:
-    """gRPC's standard health service, of the whole server (service name "" or "hummingbird")."""
-
-    def __init__(self) -> None:
-        self.serving = False
-        self._changed = threading.Condition()
-        self._watchers = threading.Semaphore(_WATCHERS)
-
-    def set(self, serving: bool) -> bool:
-        """Whether this is a change."""
-        with self._changed:
-            changed, self.serving = serving != self.serving, serving
-            self._changed.notify_all()
-            return changed
-
-    def handlers(self) -> dict[str, Method]:
-        """The methods Check and Watch."""
-        return {"Check": self._check, "Watch": self._watch}
-
-    def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        if not _ours(request):
-            raise NotFoundError("no such service", hint="ask for hummingbird, or for nothing: the whole server")
-        return _status("SERVING" if self.serving else "NOT_SERVING")
-
-    def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._watchers.acquire(blocking=False):
-            raise OverloadError(f"{_WATCHERS} callers watch already")
-        try:
-            told = ""
-            while context.is_active():
-                now = ("SERVING" if self.serving else "NOT_SERVING") if _ours(request) else "SERVICE_UNKNOWN"
-                if now != told:
-                    told = now
-                    yield _status(now)
-                with self._changed:
-                    self._changed.wait(_POLL)
-        finally:
-            self._watchers.release()
-
-
-def _ours(request: bytes) -> bool:
-    """Whether a request for health asks for this server."""
-    try:
-        return health_pb2.HealthCheckRequest.FromString(request).service in ("", "hummingbird")
-    except message.DecodeError:
-        raise InputError("malformed message: no request for health") from None
-
-
-def _status(name: str) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=name).SerializeToString()
-    return data
 
 
 def _room_for(connections: int) -> int:

@@ -66,7 +66,7 @@ def test_the_unrolled_layer_is_torch_s_for_batches_of_any_size(seed: int) -> Non
     net.requires_grad_(False)
     for got, wanted in zip(results(steps, x), net(x), strict=True):
         assert got.shape == wanted.shape and float((got - wanted).abs().max()) < 1e-9
-    assert rowwise(steps, [x.shape])
+    assert rowwise(steps, x.shape)
 
 
 class Head(nn.Module):

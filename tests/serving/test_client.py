@@ -1,4 +1,4 @@
-"""What a client asks again, and what it never does; parties here are servers of this process that run no net."""
+"""Clients: what they ask again, and what they never do; parties here are servers of this process that run no net."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.client import Client
 from hummingbird.serving.message import Request, joined, split
 from models import get_model
-from tests.support.patience import HANG, PROGRAM
+from tests.support.patience import HANG, NEVER, PROGRAM
 from tests.support.serving import DIGITS, Foreign, Service, served
 
 
@@ -68,6 +68,13 @@ def test_answers_are_those_of_the_net(service: Service) -> None:
         )
         assert known.bits < 64 and client.sent_bytes == 3 * 2 * 64 + 3 * 16 + 15 * 64 * known.bits // 8
         assert (asyncio.run(client.ask(images[:1])) - expected[:1]).abs().max() < CLOSE
+
+
+def test_a_patient_client_is_answered_too(service: Service) -> None:
+    """Parties allow ten minutes to a deadline, and clocks differ."""
+    images, expected = digits(1)
+    with service.client(NEVER) as client:
+        assert (client(images) - expected).abs().max() < CLOSE
 
 
 def test_several_clients_at_once_each_get_their_own_answers(service: Service) -> None:

@@ -53,6 +53,8 @@ from hummingbird.version import VERSION
 from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
+from hummingbird.wire.health import Health
+from hummingbird.wire.tokens import Tokens, line_of
 from models import get_model
 from tests.support.correlation_checks import CASES
 from tests.support.dealers import Authority
@@ -168,15 +170,8 @@ def saved_nets(root: Path) -> dict[str, Parser]:
     }
 
 
-class _Context:
-    """A call of a caller without a name."""
-
-    def is_active(self) -> bool:
-        return True
-
-
 def dealers() -> dict[str, Parser]:
-    methods, context = handlers(Dealer()), _Context()
+    methods, context = handlers(Dealer()), type("Context", (), {"is_active": lambda self: True})()
     join, leave, correct = (lambda data, n=n: methods[n](data, context) for n in ("Join", "Leave", "Correct"))
     session = {"session": "00" * 16, "token": "11" * 16}
     first = {"session": "00" * 16, "rank": 0, "parties": PARTIES, "version": VERSION, "cipher": "aes-128-ctr"}
@@ -443,6 +438,16 @@ def services() -> dict[str, Parser]:
     }
 
 
+def health_and_tokens(root: Path) -> dict[str, Parser]:
+    """A request for health, from anybody, and a service's file of tokens."""
+    check: Any = Health().handlers()["Check"]
+    lines = "# callers\n" + line_of("alice", "0" * 64) + line_of("bob", "1" * 64)
+    return {
+        "health": Parser([b"\n\x0bhummingbird", b""], lambda data: check(data, None)),
+        "tokens": Parser([lines.encode()], _file(root / "tokens", Tokens)),
+    }
+
+
 def all_parsers(root: Path) -> dict[str, Parser]:
     """The table; files are made under `root`."""
     return {
@@ -455,4 +460,5 @@ def all_parsers(root: Path) -> dict[str, Parser]:
         **lookups(),
         **parties(root),
         **services(),
+        **health_and_tokens(root),
     }

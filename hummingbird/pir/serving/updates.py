@@ -17,7 +17,7 @@ from typing import Protocol
 from torch import Tensor
 from tqdm import tqdm
 
-from hummingbird.errors import AgreementError, HummingbirdError, InputError
+from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError
 from hummingbird.pir import integrity
 from hummingbird.pir.messages import unpack_update
 from hummingbird.pir.serving.journal import Journal
@@ -66,6 +66,7 @@ class Updates:
         self._facts, self._tables, self._spread = facts, tables, spread
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
         self._turn = threading.Lock()  # of whoever changes what follows
+        self._failed = False
         self._made: list[bytes] = []  # digests of the last updates, in order
         self._before = [table.state for table in tables]  # them
         self._journal: Journal | None = None
@@ -97,7 +98,7 @@ class Updates:
         """Make an owner's signed update, unless it is made already.
 
         Raises InputError for what the owner has not signed, AgreementError for another state, EnvironmentProblem where
-        the journal cannot be written, and leaves everything as it is.
+        the journal cannot be written, and leaves everything as it is; PeerError after an update that was made in part.
         """
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
@@ -106,6 +107,7 @@ class Updates:
         state, indices, records, _ = parts
         digest = hashlib.sha256(message).digest()
         with self._turn:
+            self._check()
             if self._is_made(state, digest):
                 return
             if state != self.state:
@@ -122,6 +124,7 @@ class Updates:
     def past(self, version: int) -> bytes:
         """The signed update of this version to the next; InputError where it is not kept."""
         with self._turn:
+            self._check()
             first = self.state.version - len(self._made)
             if self._journal is None:
                 raise InputError("this server keeps no journal of updates", hint="start it with --owner")
@@ -137,6 +140,10 @@ class Updates:
             self._merging.join()
         if self._journal is not None:
             self._journal.close()
+
+    def _check(self) -> None:
+        if self._failed:  # the journal is ahead of the tables
+            raise PeerError("an update was made in part", hint="start this server again")
 
     def _is_made(self, state: State, digest: bytes) -> bool:
         back = self.state.version - state.version
@@ -157,6 +164,7 @@ class Updates:
                     if len(part[0]):
                         table.write(*part)
             except BaseException:
+                self._failed = True
                 for table in self._tables:
                     table.fail()
                 raise

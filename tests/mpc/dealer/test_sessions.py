@@ -19,6 +19,7 @@ from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.server import MAX_BUSY, MAX_SESSIONS, Dealer
 from hummingbird.version import VERSION
 from tests.support.correlation_checks import CASES, take_and_check
+from tests.support.dealers import Running
 from tests.support.nursery import alive
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, suspend, until
@@ -74,6 +75,34 @@ def test_idle_sessions_are_dropped():
     dealer.join(b"b" * 16, 0, 1, VERSION)
     with pytest.raises(DealerError, match="no such session"):
         dealer.leave(b"a" * 16, token)
+
+
+def test_a_session_that_says_it_stays_is_not_dropped():
+    dealer = Dealer(idle_seconds=NEVER)
+    _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
+    before = dealer._sessions[b"a" * 16].used
+    time.sleep(0.01)
+    with pytest.raises(DealerError, match="not its token"):
+        dealer.stay(b"a" * 16, b"x" * 16)
+    assert dealer._sessions[b"a" * 16].used == before
+    dealer.stay(b"a" * 16, token)
+    assert dealer._sessions[b"a" * 16].used > before
+    dealer.leave(b"a" * 16, token)
+    with pytest.raises(DealerError, match="no such session"):
+        dealer.stay(b"a" * 16, token)
+
+
+def test_a_client_that_stays_hears_of_a_dealer_that_has_gone(tmp_path):
+    running = Running(tmp_path)  # of its own: it is stopped
+    first, second = running.all(2)
+    for client in (first, second):
+        client.stay()
+    running.server.stop(0).wait()
+    second.stay()  # only party 0 talks to the dealer
+    with pytest.raises(DealerError, match="connection is lost"):
+        first.stay()
+    for client in (first, second):
+        client.close()
 
 
 def test_one_call_at_a_time_and_time_is_counted():

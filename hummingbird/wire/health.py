@@ -1,0 +1,74 @@
+"""gRPC's standard health service: SERVING or not, for load balancers and probes, without a token.
+
+Its own limits keep it apart from the service's calls: who asks for health takes no room of those.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+from google.protobuf import message
+from grpc_health.v1 import health_pb2
+
+from hummingbird.errors import InputError, NotFoundError, OverloadError
+from hummingbird.wire.gate import Limits
+from hummingbird.wire.service import Method
+
+_WATCHERS = 16
+LIMITS = Limits(requests=2 * _WATCHERS, stall=5.0)  # as many calls may ask once
+_POLL = 0.2  # seconds between looks at whether a watcher is there
+
+
+class Health:
+    """gRPC's standard health service, of the whole server (service name "" or "hummingbird")."""
+
+    def __init__(self) -> None:
+        self.serving = False
+        self._changed = threading.Condition()
+        self._watchers = threading.Semaphore(_WATCHERS)
+
+    def set(self, serving: bool) -> bool:
+        """Whether this is a change."""
+        with self._changed:
+            changed, self.serving = serving != self.serving, serving
+            self._changed.notify_all()
+            return changed
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods Check and Watch."""
+        return {"Check": self._check, "Watch": self._watch}
+
+    def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        if not _ours(request):
+            raise NotFoundError("no such service", hint="ask for hummingbird, or for nothing: the whole server")
+        return _status("SERVING" if self.serving else "NOT_SERVING")
+
+    def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._watchers.acquire(blocking=False):
+            raise OverloadError(f"{_WATCHERS} callers watch already")
+        try:
+            told = ""
+            while context.is_active():
+                now = ("SERVING" if self.serving else "NOT_SERVING") if _ours(request) else "SERVICE_UNKNOWN"
+                if now != told:
+                    told = now
+                    yield _status(now)
+                with self._changed:
+                    self._changed.wait(_POLL)
+        finally:
+            self._watchers.release()
+
+
+def _ours(request: bytes) -> bool:
+    """Whether a request for health asks for this server."""
+    try:
+        return health_pb2.HealthCheckRequest.FromString(request).service in ("", "hummingbird")
+    except message.DecodeError:
+        raise InputError("malformed message: no request for health") from None
+
+
+def _status(name: str) -> bytes:
+    data: bytes = health_pb2.HealthCheckResponse(status=name).SerializeToString()
+    return data

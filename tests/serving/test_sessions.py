@@ -1,0 +1,106 @@
+"""A party's lives without a run: which failures are waited for, which end the process, and what a signal does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
+from hummingbird.serving import lives as module
+from hummingbird.serving.lives import Lives
+from hummingbird.serving.methods import Methods
+from tests.support.patience import HANG
+
+
+class Part:
+    """A party's part of which nothing is asked; `run` calls this, then waits for `end` if it is to."""
+
+    def __init__(self, during: Callable[[], object] = lambda: None, waits: bool = False) -> None:
+        self.batches = SimpleNamespace(batches=1, images=3, padding=0)
+        self._during, self._ended = during, threading.Event()
+        if not waits:
+            self._ended.set()
+
+    def run(self) -> None:
+        self._during()
+        assert self._ended.wait(HANG)
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+def failing(error: HummingbirdError) -> Callable[[], Part]:
+    def fail() -> Part:
+        raise error
+
+    return fail
+
+
+def told() -> None:
+    """SIGTERM to this process, as its handler has it when a system call returns."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopping() -> Part:
+    return Part(told, waits=True)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
+
+
+def live(*begins: Callable[[], Part]) -> tuple[Lives, list[bool]]:
+    """Lives that begin like this, one after the other, to their end; and what health has said."""
+    health: list[bool] = []
+    beginnings = iter(begins)
+    lives = Lives(Methods(health.append), lambda: next(beginnings)(), lambda: None)  # type: ignore[arg-type, return-value]
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        lives.run()
+    finally:
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert next(beginnings, None) is None
+    return lives, health
+
+
+def test_others_and_the_dealer_are_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+    lost = failing(PeerError("nothing was heard of party 1", hint="start it"))
+    dead = failing(DealerError("nothing answers", where="dealer d"))
+    torn = Part(failing(UnavailableError("party 1 was lost")))
+    lives, health = live(lost, dead, lambda: torn, lost, Part, stopping)
+    assert (lives.count, lives.images, lives.batches) == (3, 9, 3)  # one was interrupted, one ended by another party
+    assert [yes for yes, before in zip(health, [False, *health], strict=False) if yes != before] == [True, False] * 3
+    said = capfd.readouterr().err
+    assert said.count("interrupted: nothing was heard of party 1; meeting the others again\n") == 2
+    assert "interrupted: nothing answers (at dealer d); meeting" in said and "interrupted: party 1 was lost;" in said
+
+
+def test_what_waiting_does_not_mend_ends_the_process() -> None:
+    for begin in (failing(AgreementError("other nets")), lambda: Part(failing(AgreementError("other nets")))):
+        with pytest.raises(AgreementError, match="other nets"):
+            live(Part, begin)
+
+
+def test_a_signal_ends_a_party_that_waits_for_others_at_once() -> None:
+    def waiting() -> Part:
+        told()
+        assert threading.Event().wait(HANG)
+        raise AssertionError("the signal was not heard")
+
+    lives, health = live(waiting)
+    assert lives.count == 0 and True not in health
+
+
+def test_a_failure_while_a_party_drains_ends_it_well() -> None:
+    def drained_and_lost() -> None:
+        told()
+        raise PeerError("party 0 was lost")
+
+    lives, _ = live(lambda: Part(drained_and_lost))
+    assert lives.count == 1
