@@ -156,6 +156,7 @@ NETS: dict[str, Entry] = {
     "swin_t": _torchvision("swin_t"),
     "lraspp_mobilenet_v3_large": _torchvision("lraspp_mobilenet_v3_large", weights_backbone=None),
     "fcn_resnet50": _torchvision("fcn_resnet50", weights_backbone=None),
+    "deeplabv3_mobilenet_v3_large": _torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None),
     "unet": Entry("torch", UNet, 32),
     "vit_tiny_patch16": _timm("vit_tiny_patch16_224", img_size=64),
     "deit_tiny_patch16": _timm("deit_tiny_patch16_224", img_size=64),
