@@ -24,6 +24,7 @@ import scripts.bench_pir
 import scripts.bench_pir_service
 import scripts.bench_relu
 import scripts.bench_resnet
+import scripts.bench_serve
 import scripts.bench_simulate
 import scripts.crypten_baseline
 import scripts.demo
@@ -35,6 +36,7 @@ import scripts.net_table
 import scripts.recommend
 import scripts.relay
 import scripts.results
+import scripts.soak_serve
 import scripts.train
 import scripts.train_lstm
 import scripts.train_recommender
@@ -89,6 +91,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_pir_service": lambda: help_of(scripts.bench_pir_service.main),
     "scripts.bench_relu": lambda: help_of(scripts.bench_relu.main),
     "scripts.bench_resnet": lambda: help_of(scripts.bench_resnet.main),
+    "scripts.bench_serve": lambda: scripts.bench_serve.parser().format_help(),
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
@@ -99,6 +102,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.recommend": lambda: help_of(scripts.recommend.main),
     "scripts.relay": lambda: help_of(scripts.relay.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
+    "scripts.soak_serve": lambda: scripts.soak_serve.parser().format_help(),
     "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
     "scripts.train_recommender": lambda: help_of(scripts.train_recommender.main),
     "search.find_bits": lambda: search.find_bits.parser().format_help(),
