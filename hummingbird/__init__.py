@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hummingbird.report import estimate
     from hummingbird.saving import load, load_net, save
     from hummingbird.serving.client import Client
+    from hummingbird.serving.serve import serve
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
@@ -49,6 +50,7 @@ _HOMES = {
     "register_converter": "convert",
     "save": "saving",
     "search_bits": "window_search",
+    "serve": "serving.serve",
     "simulate": "simulation.simulate",
     "uninit": "mpc.launch",
     "validate_model": "convert",
@@ -72,6 +74,7 @@ __all__ = [
     "register_converter",
     "save",
     "search_bits",
+    "serve",
     "simulate",
     "uninit",
     "validate_model",

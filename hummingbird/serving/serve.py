@@ -1,0 +1,63 @@
+"""`hummingbird.serve`: one party of a service from Python, for the session that this process is in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from hummingbird.errors import HummingbirdError, UnavailableError
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.mpc.session import current
+from hummingbird.serving.figures import Figures
+from hummingbird.serving.methods import Methods
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party, unavailable
+from hummingbird.wire.front import Front, ServiceConfig
+from hummingbird.wire.trust import Tls
+
+
+def serve(
+    private: PrivateNet,
+    shape: Sequence[int],
+    listen: str,
+    *,
+    max_batch: int = MAX_BATCH,
+    max_wait: float = MAX_WAIT,
+    tls: Tls | None = None,
+) -> None:
+    """Answer clients (`hummingbird.Client`) with a private net, as this party of the session, until SIGTERM or SIGINT.
+
+        def party(session, net, addresses):
+            hummingbird.serve(hummingbird.convert_model(net), (3, 32, 32), addresses[session.rank])
+
+        hummingbird.launch(party, net.eval(), ["127.0.0.1:9100", "127.0.0.1:9101"])
+
+    All parties of the session call it, on their main threads, with the same net, shape and limits. It returns at all of
+    them when one is told to end and what waits is answered. A party or dealer that is lost ends it with an error; the
+    command `python -m hummingbird serve` meets the others again, and has tokens, metrics and logs.
+
+    shape: of one image. listen: where clients find this party, HOST:PORT or unix:PATH; all other hosts need `tls`.
+    max_batch: images of a batch, and of a request. max_wait: seconds for which a request waits for others to share its
+        batch; none while the parties are idle.
+
+    Raises what `Party` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a session.
+    """
+    session = current()
+    with Front("serve", ServiceConfig(listen=(listen,), tls=tls)) as front:
+        methods, figures = Methods(front.ready), Figures(front.metrics.registry)
+        front.serve(methods.handlers())
+        party = Party(private, shape, session, most=max_batch, wait=max_wait, tls=tls, figures=figures)
+        try:
+            methods.open(party)
+            threading.Thread(target=_drain, args=(front, methods), daemon=True).start()
+            party.run()
+            methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
+        except HummingbirdError as error:
+            methods.shut(unavailable(error))
+            party.close(unavailable(error))
+            raise
+
+
+def _drain(front: Front, methods: Methods) -> None:
+    """End the party once the program is told to end."""
+    front.wait()
+    methods.drain()

@@ -1,0 +1,31 @@
+"""`hummingbird.serve`: a service from Python (the fifth tutorial runs it), and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import hummingbird
+from hummingbird.convert import build
+from hummingbird.errors import ConfigError, EnvironmentProblem, TrustError
+from hummingbird.mpc.session import enter
+from tests.support.parties import sessions
+
+
+def test_serve_needs_a_session() -> None:
+    with pytest.raises(EnvironmentProblem, match="no session"):
+        hummingbird.serve(build(nn.Sequential(nn.Linear(4, 2))), (4,), "127.0.0.1:9100")
+
+
+def test_serve_refuses_one_party_and_other_hosts_without_certificates(tmp_path: Path) -> None:
+    private = build(nn.Sequential(nn.Linear(4, 2)))
+    before = enter(sessions(1)[0])
+    try:
+        with pytest.raises(ConfigError, match="one party hides nothing"):
+            hummingbird.serve(private, (4,), f"unix:{tmp_path}/party")
+        with pytest.raises(TrustError, match="plain text"):
+            hummingbird.serve(private, (4,), "192.0.2.1:9100")
+    finally:
+        enter(before)
