@@ -14,7 +14,7 @@ COMMANDS = (
     *("serve", "ask"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server", "pir-owner"),
-    *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token"),
+    *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token", "health"),
 )
 
 

@@ -12,9 +12,10 @@ import grpc
 from google.protobuf import message
 from grpc_health.v1 import health_pb2
 
-from hummingbird.errors import InputError, NotFoundError, OverloadError
+from hummingbird.errors import InputError, NotFoundError, OverloadError, PeerError
 from hummingbird.wire.gate import Limits
-from hummingbird.wire.service import Method
+from hummingbird.wire.service import Method, dial, explain
+from hummingbird.wire.trust import Tls
 
 _WATCHERS = 16
 LIMITS = Limits(requests=2 * _WATCHERS, stall=5.0)  # as many calls may ask once
@@ -59,6 +60,22 @@ class Health:
                     self._changed.wait(_POLL)
         finally:
             self._watchers.release()
+
+
+def ask(address: str, tls: Tls | None = None, timeout: float = 10.0) -> str:
+    """The word of the health service at an address: SERVING or NOT_SERVING.
+
+    A token is not needed. timeout: seconds. Raises as `wire.service.connect`, and does not try again.
+    """
+    with dial(address, tls) as channel:
+        try:
+            answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=timeout)
+            status = health_pb2.HealthCheckResponse.FromString(answer).status
+        except grpc.RpcError as error:
+            raise explain(error, address) from None
+        except message.DecodeError:
+            raise PeerError("no answer of a health service", where=address) from None
+    return "SERVING" if status == health_pb2.HealthCheckResponse.SERVING else "NOT_SERVING"
 
 
 def _ours(request: bytes) -> bool:

@@ -221,6 +221,19 @@ def connect(address: str, tls: Tls | None = None, timeout: float = 60.0, *, toke
     EnvironmentProblem (certificate files), AccessError for a caller whom the service does not know, and PeerError,
     early where the handshake itself is refused.
     """
+    channel = dial(address, tls)
+    if token is not None:
+        channel = grpc.intercept_channel(channel, _Token(token))
+    try:
+        _wait_for_answer(channel, address, time.monotonic() + timeout)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+def dial(address: str, tls: Tls | None = None) -> grpc.Channel:
+    """A channel that has not been used: nobody may listen there. Raises as `connect`, but for PeerError."""
     check_address(address, tls)
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # a proxy from the environment must not get in between
@@ -232,24 +245,13 @@ def connect(address: str, tls: Tls | None = None, timeout: float = 60.0, *, toke
         *_LIMITS,
     ]
     if tls is None:
-        channel = grpc.insecure_channel(address, options=options)
-    else:
-        if tls.ca is None:
-            raise TrustError(
-                "a caller needs the certificate of the service's authority", where=address, hint="Tls(ca=...)"
-            )
-        cert, key, ca = tls.read()
-        if address.startswith("unix:"):
-            options.append(("grpc.ssl_target_name_override", "localhost"))
-        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
-    if token is not None:
-        channel = grpc.intercept_channel(channel, _Token(token))
-    try:
-        _wait_for_answer(channel, address, time.monotonic() + timeout)
-    except BaseException:
-        channel.close()
-        raise
-    return channel
+        return grpc.insecure_channel(address, options=options)
+    if tls.ca is None:
+        raise TrustError("a caller needs the certificate of the service's authority", where=address, hint="Tls(ca=...)")
+    cert, key, ca = tls.read()
+    if address.startswith("unix:"):
+        options.append(("grpc.ssl_target_name_override", "localhost"))
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
 
 class _Detail(

@@ -27,6 +27,9 @@ from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device
 from hummingbird.mpc.dealer.server import Dealer, handlers
+from hummingbird.wire.gate import Gate
+from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
+from hummingbird.wire.health import Health
 from hummingbird.wire.options import add_tls, tls_of
 from hummingbird.wire.service import check_address, serve
 
@@ -60,7 +63,9 @@ def main(args: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
-    server = serve(handlers(dealer), args.listen, tls)
+    health = Health()
+    health.set(True)  # a dealer that answers can deal
+    server = serve(handlers(dealer), args.listen, tls, health=(Gate(HEALTH_LIMITS), health.handlers()))
     try:
         print(f"{_READY}{args.listen}", flush=True)
     except BrokenPipeError:  # who started this dealer is gone

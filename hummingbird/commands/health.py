@@ -1,0 +1,37 @@
+"""`health`: whether a service answers and serves, for probes and scripts; gRPC's health service on the wire."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hummingbird.wire import health
+from hummingbird.wire.options import add_tls, positive, tls_of
+from hummingbird.wire.service import Tls
+
+HELP = "Ask a service (serve, dealer, he-server and others) whether it is ready."
+_DESCRIPTION = """Print SERVING or NOT_SERVING, what a service's gRPC health says; the exit status is 0 for SERVING
+alone. No token is needed: where callers show one, give --tls-ca alone; with mutual TLS, a certificate."""
+_EPILOG = """example:
+  python -m hummingbird health 127.0.0.1:9100
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the command line."""
+    form = argparse.RawDescriptionHelpFormatter
+    sub = commands.add_parser("health", help=HELP, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=form)
+    sub.add_argument("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH, as the certificate names the host")
+    text = "seconds for the answer (default: %(default)s)"
+    sub.add_argument("--timeout", type=positive, default=10.0, metavar="SECONDS", help=text)
+    add_tls(sub)
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask once."""
+    authority_alone = args.tls_ca is not None and args.tls_cert is None and args.tls_key is None
+    tls = Tls(ca=args.tls_ca) if authority_alone else tls_of(args)
+    status = health.ask(args.address, tls, args.timeout)
+    print(status)
+    return 0 if status == "SERVING" else 1
