@@ -51,7 +51,7 @@ from tests.support.pages import COMMAND_PAGE, DOCUMENTS, PAGES, shell_lines, tex
 from tests.support.paths import ROOT
 from tests.test_floors import FLOORS, PACKAGE
 
-TOP = "hummingbird|search|scripts|models|checkpoints|docs|tests"
+TOP = "hummingbird|search|scripts|models|checkpoints|deploy|docs|tests"
 
 
 def anchors(path: Path) -> set[str]:

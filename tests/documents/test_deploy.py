@@ -1,0 +1,136 @@
+"""deploy/: the files agree with the programs, with setup.py, with each other, and with what the services count."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+
+from hummingbird import __main__ as command
+from tests.documents.test_operations import made_metrics
+from tests.support.pages import text_of
+from tests.support.paths import ROOT
+
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load(text_of(DEPLOY / "compose.yaml"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's: name and rest, lines joined."""
+    text = re.sub(r"^#.*\n", "", text_of(DEPLOY / "Dockerfile"), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in lines if line)]
+
+
+def rests(name: str) -> list[str]:
+    return [rest for each, rest in instructions() if each == name]
+
+
+def parsed(words: list[str]) -> Any:
+    """A command's options; SystemExit for words that it does not take."""
+    return command.parser().parse_args(words)
+
+
+def inside(service: dict[str, Any], path: Path) -> bool:
+    """Whether a path lies in a folder that is mounted for this service."""
+    targets = [Path(volume.split(":")[1]) for volume in service["volumes"]]
+    return any(target in path.parents or target == path for target in targets)
+
+
+def test_the_image_is_of_this_package() -> None:
+    known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "USER", "ENTRYPOINT", "CMD"}
+    assert {name for name, _ in instructions()} == known
+    setup = text_of(ROOT / "setup.py")
+    (python,) = (int(minor) for minor in re.findall(r"^PYTHON=3\.(\d+)$", "\n".join(rests("ARG")), re.MULTILINE))
+    (oldest,) = re.findall(r'python_requires=">=3\.(\d+)"', setup)
+    assert python >= int(oldest) and [rest.split(" ")[0] for rest in rests("FROM")] == ["python:${PYTHON}-slim"] * 2
+    (variable,) = re.findall(r"set (SKLEARN_\w+=True)", setup)
+    (install,) = (rest for rest in rests("RUN") if "/wheels/*.whl" in rest and "install" in rest)
+    assert install.startswith(f"{variable} python -m pip install ")
+    assert rests("ENTRYPOINT") == ['["python", "-m", "hummingbird"]']
+    (user,) = rests("USER")
+    assert user != "0" and f"useradd --uid {user} " in install
+    assert all(service["user"] == f"${{HUMMINGBIRD_USER:-{user}:{user}}}" for service in SERVICES.values())
+
+
+def test_the_image_is_built_from_what_is_there() -> None:
+    sources = [word for rest in rests("COPY") if "--from" not in rest for word in shlex.split(rest)[:-1]]
+    assert sources and all((ROOT / source).exists() for source in sources)
+    let_in = re.findall(r"^!(.+)$", text_of(DEPLOY / "Dockerfile.dockerignore"), re.MULTILINE)
+    assert sorted(let_in) == sorted(sources)
+    for service in SERVICES.values():
+        assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
+        assert (ROOT / service["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_programs_take_their_words(name: str) -> None:
+    service = SERVICES[name]
+    args = parsed(service["command"])
+    paths = [value for value in vars(args).values() if isinstance(value, Path)]
+    assert len(paths) >= 3 and all(inside(service, path) for path in paths)
+    assert args.command != "serve" or inside(service, Path(args.saved))
+    assert service["restart"] == ("no" if args.command == "ask" else "unless-stopped")
+    if args.command != "ask":
+        probe = service["healthcheck"]["test"]
+        assert probe[:4] == ["CMD", "python", "-m", "hummingbird"]
+        asked = parsed(probe[4:])
+        listen = args.listen if isinstance(args.listen, str) else args.listen[0]
+        assert asked.command == "health"
+        assert asked.address == listen.replace("{rank}", str(service.get("environment", {}).get("RANK")))
+        assert (asked.tls_cert, asked.tls_key, asked.tls_ca) == (args.tls_cert, args.tls_key, args.tls_ca)
+
+
+def test_words_that_no_program_takes_are_seen() -> None:
+    with pytest.raises(SystemExit):
+        parsed([*SERVICES["party-0"]["command"], "--certificate=/certs/cert.pem"])
+
+
+def names_in(network: str, service: str) -> set[str]:
+    """The names under which others of a network find a service; none if it is not there."""
+    networks = SERVICES[service]["networks"]
+    if network not in networks:
+        return set()
+    more = networks[network] if isinstance(networks, dict) else None
+    return {service, *(more or {}).get("aliases", [])}
+
+
+def test_everybody_reaches_what_it_needs_and_no_more() -> None:
+    def in_network(network: str) -> set[str]:
+        return {service for service in SERVICES if names_in(network, service)}
+
+    parties = [name for name in SERVICES if name.startswith("party-")]
+    assert in_network("dealing") == {*parties, "dealer"} and in_network("asking") == {*parties, "client"}
+    assert in_network("computing") == set(parties) and all(net["internal"] for net in COMPOSE["networks"].values())
+    for rank, name in enumerate(parties):
+        place, args = SERVICES[name]["environment"], parsed(SERVICES[name]["command"])
+        assert (place["RANK"], place["WORLD_SIZE"]) == (str(rank), str(len(parties)))
+        assert (place["LOCAL_RANK"], place["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        assert place["MASTER_ADDR"] in names_in("computing", parties[0])
+        assert not any(place["MASTER_ADDR"] in names_in(net, parties[0]) for net in ("dealing", "asking"))
+        host = args.dealer.rpartition(":")[0]
+        assert host in names_in("dealing", "dealer") and args.dealer == parsed(SERVICES["dealer"]["command"]).listen
+        asked = parsed(SERVICES["client"]["command"]).parties[rank]
+        assert asked == args.listen[0].replace("{rank}", str(rank))
+        assert asked.rpartition(":")[0] in names_in("asking", name)
+        assert SERVICES["client"]["depends_on"][name]["condition"] == "service_healthy"
+    assert parsed(SERVICES["dealer"]["command"]).parties == len(parties)
+
+
+def test_alerts_are_rules_about_figures_that_exist() -> None:
+    (group,) = yaml.safe_load(text_of(DEPLOY / "alerts.yaml"))["groups"]
+    made = made_metrics()
+    for rule in group["rules"]:
+        assert set(rule) - {"for"} == {"alert", "expr", "annotations"} and rule["annotations"]["summary"]
+        assert re.fullmatch(r"Hummingbird[A-Z][a-z]+", rule["alert"])
+        assert re.fullmatch(r"\d+[mh]", rule.get("for", "1m"))
+        names = {name.removesuffix("_bucket") for name in re.findall(r"hummingbird_\w+", rule["expr"])}
+        assert names <= made and (names or "process_" in rule["expr"])
+        assert all(hasattr(grpc.StatusCode, outcome) for outcome in re.findall(r'outcome="(\w+)"', rule["expr"]))
+    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) >= 6
