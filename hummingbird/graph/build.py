@@ -52,9 +52,18 @@ class Builder:
         """Append a step and return its value."""
         if any(_holds_ref(value) for value in attrs.values()):
             raise Unsupported("an argument that depends on the net's input or its shape", "write the number")
-        self.steps.append(Step(self.name + suffix, op, inputs, attrs))
+        self.steps.append(Step(self._free(self.name + suffix), op, inputs, attrs))
         self.kinds.append(kind)
         return Ref(len(self.steps) - 1)
+
+    def _free(self, name: str) -> str:
+        """The name, or where an earlier step has it, the first of name_1, name_2, ... that none has."""
+        taken, number = {step.name for step in self.steps}, 0
+        free = name
+        while free in taken:
+            number += 1
+            free = f"{name}_{number}"
+        return free
 
     def first(self, op: str) -> Ref:
         """The value of the first step of this operation."""
