@@ -58,11 +58,11 @@ class Builder:
 
     def _free(self, name: str) -> str:
         """The name, or where an earlier step has it, the first of name_1, name_2, ... that none has."""
-        taken, number = {step.name for step in self.steps}, 0
-        free = name
-        while free in taken:
+        number, free = 0, name
+        while free in self._names:
             number += 1
             free = f"{name}_{number}"
+        self._names.add(free)
         return free
 
     def first(self, op: str) -> Ref:

@@ -141,7 +141,7 @@ def test_a_scale_off_by_one_bit_is_found() -> None:
 
 
 def test_refusals_are_told_by_kind() -> None:
-    found = [judge(number) for number in range(40, 60)]
+    found = [judge(number) for number in range(36, 46)]
     refused = [r for r in found if r.verdict == "refused"]
     assert refused and all(r.reason and not any(c.isdigit() for c in r.reason) for r in refused)
     assert "refused" in fuzz_nets.report(found)
