@@ -38,7 +38,8 @@ def bmm(b: Builder, input: Any, mat2: Any) -> Ref:
 
 def baddbmm(b: Builder, input: Any, batch1: Any, batch2: Any, beta: Any = 1, alpha: Any = 1) -> Ref:
     """beta input + alpha batch1 batch2, of three values of the net."""
-    product = _times(b, matmul(b, batch1, batch2), alpha, ".product")
+    factors = (b.tensor(batch1, "batch1"), b.tensor(batch2, "batch2"))
+    product = _times(b, b.emit("matmul", *factors, suffix=".matmul"), alpha, ".product")
     if b.number(beta, "beta") == 0:
         return product
     return b.emit("add", _times(b, b.tensor(input), beta, ".input"), product)

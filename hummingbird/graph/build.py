@@ -8,12 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hummingbird.graph.example import leaves
 from hummingbird.graph.steps import Ref, Step
 
 # What a step makes. "unknown" stands for a value that could not be converted: it passes every check, so that one
 # problem does not hide the next ones nor cause them.
 TENSOR, TUPLE, SIZE, INT, BOOL, UNKNOWN = "tensor", "tuple", "size", "int", "bool", "unknown"
 PUBLIC = "public"  # a tensor that every party has (public.py)
+# What to write where a tensor computed from the input is needed and something else stands.
+_INSTEAD = {
+    "": "a constant goes into a layer, a sum, or a product with it",
+    TUPLE: "unpack it first: a, b = x.chunk(2, 1)",
+    SIZE: "write the number",
+    INT: "write the number",
+    BOOL: "cast it: (x > 0).float()",
+}
 
 
 class Unsupported(Exception):
@@ -35,15 +44,26 @@ class Builder:
         self.steps: list[Step] = []
         self.kinds: list[str] = []
         self.name = ""
+        self._names: set[str] = set()
+        self._learned: dict[int, Tensor] = {}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def emit(self, op: str, *inputs: Any, suffix: str = "", kind: str = TENSOR, **attrs: Any) -> Ref:
         """Append a step and return its value."""
         if any(_holds_ref(value) for value in attrs.values()):
             raise Unsupported("an argument that depends on the net's input or its shape", "write the number")
-        self.steps.append(Step(self.name + suffix, op, inputs, attrs))
+        self.steps.append(Step(self._free(self.name + suffix), op, inputs, attrs))
         self.kinds.append(kind)
         return Ref(len(self.steps) - 1)
+
+    def _free(self, name: str) -> str:
+        """The name, or where an earlier step has it, the first of name_1, name_2, ... that none has."""
+        number, free = 0, name
+        while free in self._names:
+            number += 1
+            free = f"{name}_{number}"
+        self._names.add(free)
+        return free
 
     def first(self, op: str) -> Ref:
         """The value of the first step of this operation."""
@@ -56,16 +76,26 @@ class Builder:
     def tensor(self, value: Any, what: str = "input") -> Ref:
         """`value` if it is a tensor computed from the net's input."""
         if self.kind(value) not in (TENSOR, UNKNOWN):
-            raise Unsupported(f"{what} must be a tensor computed from the net's input, got {self._show(value)}")
+            what = f"{what} must be a tensor computed from the net's input, got {self._show(value)}"
+            raise Unsupported(what, _INSTEAD.get(self.kind(value), "write it with a tensor"))
         ref: Ref = value
         return ref
+
+    def owns(self, value: Any) -> bool:
+        """Whether it is one of the net's parameters or buffers, or was computed of them."""
+        return id(value) in self._own or id(value) in self._learned
+
+    def learn(self, value: Any, owned: bool) -> None:
+        """Note a constant that was computed of others; owned: whether the net owns one of those."""
+        if owned:
+            self._learned.update({id(part): part for part in leaves(value) if isinstance(part, Tensor)})
 
     def weight(self, value: Any, what: str = "weight") -> Tensor:
         """A detached copy of a constant tensor; one copy however often it is asked for."""
         if isinstance(value, Ref):
             raise Unsupported(f"{what} depends on the net's input", "weights must be constants: parameters or buffers")
         if not isinstance(value, Tensor):
-            raise Unsupported(f"{what} must be a tensor, got {self._show(value)}")
+            raise Unsupported(f"{what} must be a tensor, got {self._show(value)}", "give a parameter or a buffer")
         if id(value) not in self._copies:
             self._copies[id(value)] = (value, self._checked(value, what))
         return self._copies[id(value)][1]

@@ -13,9 +13,10 @@ _LOG = "return the logits, and compute it on the opened result; of logarithms, l
 _ATTENTION = "write it with nn.MultiheadAttention or F.scaled_dot_product_attention"
 TABLE = "private indices: hummingbird.lookup gives a net its rows; public ones, int64, are in example=(x, indices)"
 _RECURRENT = (
-    "torch's LSTM, GRU and RNN are unrolled on an example, convert_model(net, example=x); others: write the steps"
+    "torch's LSTM, GRU and RNN are unrolled on an example, hummingbird.convert_model(net, example=x); "
+    "others: write the steps"
 )
-_WRAPPED = "it is traced into if there is an example: convert_model(net, example=x)"
+_WRAPPED = "it is traced into if there is an example: hummingbird.convert_model(net, example=x)"
 _COMPARE = "use max_pool, argmax or relu; of two tensors maximum, minimum, >, >= and where are known"
 _ROOTS = "needs a private logarithm, exponential or root: use relu, sigmoid, tanh, silu, gelu or x * x"
 _SMOOTH = "no private form: use ReLU, LeakyReLU, SiLU, GELU or Hardswish"
@@ -23,6 +24,11 @@ _ONE_TYPE = "leave it out, or convert with example=: a private value has one typ
 _FILL = "write a constant tensor in __init__, or a number"
 RANDOM = "private inference would repeat one draw for ever: leave the noise out at inference"
 _PRODUCT = "a product of two private matrices is not in the vocabulary: one factor must be a constant matrix"
+# Of a net whose result is no tensor, for who has a form for one alone: what, and what to write.
+SEVERAL = (
+    "the net returns several tensors, or one in a tuple, list or dict",
+    "return one tensor, as torch.cat of them; hummingbird.convert_model takes any, on shares",
+)
 _3D = "one or two spatial dimensions only"
 
 _MODULES: dict[type[Any], str] = {

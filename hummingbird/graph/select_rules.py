@@ -44,7 +44,7 @@ def compared(name: str) -> Callable[..., Ref]:
         turned, strict = name in ("lt", "le"), name in ("gt", "lt")
         if not isinstance(input, Ref):
             input, other, turned = other, input, not turned
-        if isinstance(other, Tensor) and other.dim() == 0:
+        if isinstance(other, Tensor) and other.dim() == 0 and not b.owns(other):  # what is learned stays a tensor
             other = other.item()
         if isinstance(other, (int, float)):
             number = b.number(other, "what is compared with")

@@ -28,7 +28,8 @@ _VALUE_TEST = (
     "decide it in __init__, or give the module's type as custom"
 )
 _SHAPE_TEST = (
-    "a net is converted before any shape is known: give an input to convert_model(net, example=x), or remove the test; "
+    "a net is converted before any shape is known: give an input to hummingbird.convert_model(net, example=x), "
+    "or remove the test; "
     "for a library's net, subclass the module and write its forward() without the test"
 )
 _ROWS = (

@@ -228,7 +228,9 @@ class Walk:
         if node.op == "output":
             return self._output(args[0])
         if not sized and not any(isinstance(self.values[source], Ref) for source in node.all_input_nodes):
-            return _constant(node, module, args, kwargs)
+            constant = _constant(node, module, args, kwargs)
+            self.builder.learn(constant, module is not None or any(map(self.builder.owns, leaves((args, kwargs)))))
+            return constant
         if module is not None:
             return self._module(str(node.target), module, args, kwargs)
         if node.kwargs.get("out") is not None:
@@ -291,7 +293,9 @@ class Walk:
         call = self.captured.example
         if call is None:
             if any(step.op == "input" for step in self.builder.steps):
-                raise Unsupported("a second input of the net", "give an example: convert_model(net, example=(x, y))")
+                raise Unsupported(
+                    "a second input of the net", "give an example: hummingbird.convert_model(net, example=(x, y))"
+                )
             return self.builder.emit("input")
         placeholders = [other for other in self.live if other.op == "placeholder"]
         number = placeholders.index(node)

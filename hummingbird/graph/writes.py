@@ -19,12 +19,14 @@ def in_place(root: nn.Module, node: fx.Node) -> bool:
     if node.kwargs.get("out") is not None:
         return True
     name = function_name(node)
+    if node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+        return True
     for known in (FUNCTIONS.get(node.target), node.target):
         names = _parameters(known)
         if "inplace" in names:
             position = names.index("inplace") - (known is not node.target)  # rules begin with the builder
             return bool(node.kwargs.get("inplace", node.args[position] if position < len(node.args) else False))
-    return node.target in IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    return False
 
 
 def _parameters(function: Any) -> list[str]:

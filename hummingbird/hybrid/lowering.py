@@ -16,14 +16,17 @@ from torch import Tensor
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, Problem
 from hummingbird.graph import Step as NetStep
+from hummingbird.graph.hints import SEVERAL
 from hummingbird.graph.pooling import equal_windows, places
 from hummingbird.graph.steps import refs
 from hummingbird.hybrid.draft import Draft, Drafts
 from hummingbird.hybrid.plan import WIDTHS
+from hummingbird.ring import SCALE
 
 COMPARING = frozenset({"relu", "leaky_relu", "hardtanh", "max_pool"})
 SLOPE = 2.0**-9  # how far a LeakyReLU's slope, in whole parts of a power of two, may be from its own
 _HINT = "train with Conv, Linear, BatchNorm, ReLU, ReLU6, LeakyReLU, sums, MaxPool, AvgPool and views"
+_HINT += "; hummingbird.convert_model has all operations, on shares"
 
 
 class Lowering:
@@ -49,13 +52,15 @@ class Lowering:
     def _check_windows(self) -> None:
         """ConfigError, with all layers, for windows that no gate has."""
         relus = {pool: relu for relu, pool in self.behind.items()}
-        wrong, small = [], []
+        wrong, small, outside = [], [], []
         for number, step in enumerate(self.steps):
             if step.op not in COMPARING:
                 continue
             window = self.pool_window(number) if step.op == "max_pool" else self.config.window(step.name)
             if window.w not in WIDTHS:
                 wrong.append(f"{step.name} {window}")
+            elif step.op == "hardtanh" and 2.0 ** (window.k - 1 - SCALE) <= (bound := _farthest(step)):
+                outside.append(f"{step.name} {window}, of the bound {bound:g}")
             elif number in relus and window.k <= (relu := self.config.window(self.steps[relus[number]].name)).k:
                 small.append(f"{step.name} {window}, of values in {relu}")
         least, most = WIDTHS[0], WIDTHS[-1]
@@ -64,6 +69,9 @@ class Lowering:
             raise ConfigError(
                 f"a gate takes {least} to {most} bits, but windows are: {', '.join(wrong)}", where="bits", hint=hint
             )
+        if outside:
+            what = f"differences to a clamp's bounds leave its window: {', '.join(outside)}"
+            raise ConfigError(what, where="bits", hint="a larger k: [k:m) holds numbers below 2^(k-17)")
         if small:
             hint = "a k above the ReLU's, or no window: then it is one bit wider than the ReLU's"
             what = f"differences leave the window of a max pooling: {', '.join(small)}"
@@ -98,6 +106,10 @@ class Lowering:
     def relu(self, name: str, x: Draft) -> Draft:
         window = self.config.window(name)
         return self.drafts.gate(name, self.drafts.cut(f"{name}.cut", x, window), "relu", window)
+
+
+def _farthest(clamp: NetStep) -> float:
+    return max(abs(clamp.attrs["low"]), abs(clamp.attrs["high"]))
 
 
 def moved(steps: Sequence[NetStep]) -> dict[int, int]:
@@ -308,6 +320,8 @@ def _problem(step: NetStep, sources: Sequence[Any], shape: Any) -> tuple[str, st
         return None
     if step.op == "getitem" and shape is None:
         return None  # of a size
+    if step.op == "pack":
+        return SEVERAL
     if step.op not in _RULES:
         return f"{step.op} has no form on garbled gates and shares", _HINT
     if step.op == "add" and "value" in a:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,31 @@ def test_every_problem_of_a_net_is_named() -> None:
     assert all(problem.hint for problem in caught.value.problems)
 
 
+@pytest.mark.parametrize(
+    ("last", "what"),
+    [
+        (lambda x: (x, x), "the net returns several tensors"),
+        (lambda x: [x], "the net returns several tensors"),
+        (lambda x: x.softmax(1), "softmax has no form"),
+        (lambda x: torch.where(x > 0, 2.0, 1.0), "greater has no form"),
+        (lambda x: x.roll(1, 1), "roll has no form"),
+    ],
+)
+def test_what_has_no_form_is_refused_with_the_conversion_that_takes_it(last: Callable[..., Any], what: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return last(self.layer(x))
+
+    with pytest.raises(ModelError) as caught:
+        make_plan(Net(), (4,), WIDE)
+    problem = caught.value.problems[0]
+    assert what in problem.what and "hummingbird.convert_model" in problem.hint
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], BitConfig, str]] = {
     "no windows": (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (4,), BitConfig(), "gate takes 2 to 24"),
     "one bit": (
@@ -135,6 +161,12 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], BitConfig, st
         (1, 6, 6),
         BitConfig(BitWindow(20, 4), {"2": BitWindow(20, 4)}),
         r"2 \[20:4\), of values in \[20:4\)",
+    ),
+    "a clamp's bounds": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU6(), nn.Linear(4, 2)),
+        (4,),
+        BitConfig(BitWindow(19, 4)),
+        r"1 \[19:4\), of the bound 6",
     ),
     "another layer": (NETS["linear"][0], (5,), BitConfig(BitWindow(20, 4), {"7": BitWindow(20, 4)}), "names"),
 }

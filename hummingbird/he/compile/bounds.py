@@ -14,15 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hummingbird.graph import OPS, Step, elementwise
+from hummingbird.graph import OPS, Step
 from hummingbird.graph.interpreter import arguments
 from hummingbird.he.compile.magnitudes import Magnitude
 
 MARGIN = 4.0  # of largest values seen: 2 bits
 _Interval = tuple[Tensor, Tensor]
 _LINEAR = frozenset(
-    "conv conv_transpose linear affine avg_pool adaptive_avg_pool mean sum neg pad cat stack flatten reshape permute "
-    "transpose squeeze unsqueeze chunk split getitem output".split()
+    "conv conv_transpose linear affine scale_last avg_pool adaptive_avg_pool mean sum neg pad cat stack flatten "
+    "reshape permute transpose squeeze unsqueeze expand unbind chunk split getitem roll flip pixel_shuffle "
+    "pixel_unshuffle channel_shuffle output".split()
+)
+# |f(x)| <= max(|x|, 1, |bounds|), but for a steep LeakyReLU.
+_WITHIN = frozenset(
+    "relu leaky_relu hardtanh sigmoid hardsigmoid tanh silu hardswish gelu softmax max_pool adaptive_max_pool abs "
+    "maximum minimum greater edge_pad root_scale resize".split()
 )
 
 
@@ -69,13 +75,11 @@ def _step(step: Step, c: Any, r: Any) -> tuple[Any, Any]:
         if step.op == "square":
             low = torch.where(c.abs() <= r, 0.0, (c.abs() - r).square())
         return (low + high) / 2, (high - low) / 2
-    if step.op == elementwise.OP:  # who needs a bound is told that there is none
-        value = op(a, *c)
-        return torch.zeros_like(value, dtype=torch.float64), torch.full_like(value, math.inf, dtype=torch.float64)
-    # The others of the vocabulary: |f(x)| <= max(|x|, 1, |bounds|), but for a steep LeakyReLU.
-    one = max([1.0, *(abs(a[name]) for name in ("low", "high", "slope") if name in a)])
-    value = op(a, c[0])
-    top = max(_largest(c[0], r[0]), 1.0) * one
+    value, top = op(a, *c), math.inf  # who needs a bound is told that there is none
+    if step.op in _WITHIN and a.get("mode") != "bicubic":  # which overshoots
+        one = max([1.0, *(abs(a[name]) for name in ("low", "high", "slope", "value") if name in a)])
+        pairs = zip(c, r, strict=True)
+        top = max([1.0, *(_largest(x, y) for x, y in pairs if isinstance(x, Tensor))]) * one
     return torch.zeros_like(value, dtype=torch.float64), torch.full_like(value, top, dtype=torch.float64)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.graph.hints import SEVERAL
 from hummingbird.he.compile import magnitudes, placement
 from hummingbird.he.compile.client_aided import PRIMES, AidedBuilder
 from hummingbird.he.compile.non_interactive import build as build_polynomial
@@ -32,7 +33,13 @@ RANGE = 4.0  # of inputs, where nothing else is said
 _AIDED_DEGREE = 2048
 _MOST_RANGE = 2.0**64  # of inputs
 _MOST_SIZE = 1 << 31  # of a dimension
-_HINT = "see the list of operations in hummingbird/graph/run.py"
+_REFUSED = {
+    "constant": (
+        "a tensor that the net holds, as a value of its own: the client would have to know it",
+        "add it, multiply by it, or put it into a layer; hummingbird.convert_model takes it, on shares",
+    ),
+    "pack": SEVERAL,
+}
 
 
 def convert_model(
@@ -83,6 +90,7 @@ def make_plan(
     shape = _shape(input_shape)
     traced = graph.trace(net, elementwise=True)
     found = [Problem(step.name, "its weights have no values", "load them first") for step in traced if _is_meta(step)]
+    found += [Problem(step.name, *_REFUSED[step.op]) for step in traced if step.op in _REFUSED]
     if found:
         raise ModelError(found)
     _check_memory(magnitudes.planning_bytes(traced, shape, magnitudes.PATTERN if samples is None else len(samples)))

@@ -74,16 +74,24 @@ def linear_map(step: Step, index: Tensor) -> Map:
     return _MAPS[step.op](step, index)
 
 
-def view(step: Step, *indices: Tensor) -> Any:
-    """The positions that a step of `VIEWS`, or a pad, leaves where: int64, a tuple of them for chunk and split."""
-    batched = [index[None] + 1 for index in indices]  # a padded zero is position -1
+def view(step: Step, *indices: Any) -> Any:
+    """The positions that a step of `VIEWS`, or a pad, leaves where: int64, a tuple of them for chunk, split and unbind.
+
+    indices: of its inputs, and of the parts that a getitem picks one from.
+    """
+    batched = [_batched(index) for index in indices]
     out = OPS[step.op](step.attrs | ({"value": 0} if step.op == "pad" else {}), *_arguments(step, batched))
     if isinstance(out, tuple):
         return tuple(part[0] - 1 for part in out)
     return out[0] - 1
 
 
-def _arguments(step: Step, values: Sequence[Tensor]) -> tuple[Any, ...]:
+def _batched(index: Any) -> Any:
+    """Positions with a batch of one, and 0 for a zero: what a pad fills in."""
+    return tuple(map(_batched, index)) if isinstance(index, tuple) else index[None] + 1
+
+
+def _arguments(step: Step, values: Sequence[Any]) -> tuple[Any, ...]:
     if step.op in ("cat", "stack"):
         return (tuple(values),)
     return (*values, *step.inputs[len(values) :])

@@ -69,6 +69,10 @@ def prepared(steps: Sequence[Step], shapes: Shapes, mode: str) -> list[Step]:
         x = inputs[0] if inputs else None
         if step.op == "reshape":  # a size may stand for the batch; the rest of the shape is known
             emit(step.name, "reshape", x, -1, *shapes[index])
+        elif step.op == "expand":
+            emit(step.name, "expand", x, -1, *shapes[index])
+        elif step.op == "resize" and len(inputs) > 1:
+            emit(step.name, "resize", x, *shapes[index][1 - len(inputs) :], **step.attrs)
         elif step.op == "prelu":
             slope = step.attrs["weight"].view(-1, *(1,) * (len(shapes[index]) - 1))
             minus = emit(f"{step.name}.relu_minus", "relu", emit(f"{step.name}.minus", "neg", x))

@@ -78,7 +78,7 @@ def test_nets(mode: str) -> None:
         (nn.Linear(4, 2, device="meta"), "0: its weights have no values"),
         (nn.Linear(4, 2).half(), "float16"),
         (nn.Linear(4, 2, dtype=torch.complex64), "complex64"),
-        (nn.Linear(4, 0), "0: holds no values"),
+        (nn.Linear(4, 0), "0, output: holds no values"),
         (scaled(1e30), "0: weights up to"),
         (scaled(float("nan")), "0: weight holds NaN"),
         (nn.LocalResponseNorm(2), "LocalResponseNorm is not in the vocabulary"),
