@@ -14,6 +14,7 @@ from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.graph import OPS, SavedNet, Step
 from hummingbird.graph.schema import KINDS, OPERATIONS
 from hummingbird.graph.steps import Ref
+from hummingbird.graph.whole import rounded
 from scripts.fuzz_make import recipe
 from tests.support.operations import cases
 
@@ -40,6 +41,8 @@ def compare(number: int) -> bool:
     try:
         steps = graph.unfolded(net)
     except HummingbirdError:
+        return False
+    if rounded(steps):  # torch rounds there: no private form takes it
         return False
     saved = SavedNet(steps)
     assert graph.fingerprint(graph.trace(net)) == graph.fingerprint(graph.trace(saved)), number
