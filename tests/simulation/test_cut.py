@@ -14,7 +14,7 @@ from hummingbird.hybrid.convert import make_plan
 from hummingbird.simulation.cut import CutTwin
 from tests.support.hybrid_nets import NETS, Residual, exact, images
 
-BITS = BitConfig(BitWindow(19, 9), input_range=1.0)
+BITS = BitConfig(BitWindow(20, 9), input_range=1.0)  # a bound of 6 must be in it
 SEED = bytes(range(16))
 
 
