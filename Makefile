@@ -20,7 +20,7 @@ help:  ## list the targets
 demo: $(NATIVE)  ## private inference between two local parties
 	@$(VENV) -m scripts.demo
 
-test: $(NATIVE)  ## run the tests, but for those marked slow: ten minutes at most on two cores
+test: $(NATIVE)  ## run the tests, but for those marked slow: about twelve minutes on two cores
 	@$(VENV) -m pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(NATIVE)  ## run the tests marked slow
