@@ -155,7 +155,7 @@ class Updates:
         return list(states)
 
     def _write(self, indices: Tensor, records: Tensor, states: Sequence[State]) -> None:
-        """In all tables, or none answers any more."""
+        """Write rows in all tables; if that fails midway, none of them answers any more."""
         with ExitStack() as held:
             for table in self._tables:
                 held.enter_context(table.lock)
