@@ -96,9 +96,9 @@ def explain(error: grpc.RpcError, where: str) -> PeerError:
     if code == Code.UNAVAILABLE:
         hint = "did it end, or was it killed? Its own output may say why"
         return UnavailableError(f"the connection is lost: {details}", where=where, hint=hint)
-    if code == Code.CANCELLED:
-        hint = "a service ends calls whose messages are left unread, or unsent, for too long"
-        return PeerError("the call was cancelled", where=where, hint=hint)
+    if code == Code.CANCELLED:  # by the service; nobody asks what became of a call that this side cancelled
+        hint = "it stops, or its messages were left unread, or unsent, for too long"
+        return UnavailableError("the service has cancelled the call", where=where, hint=hint)
     if code == Code.RESOURCE_EXHAUSTED and "larger than max" not in details:  # which is no matter of time
         return OverloadError(f"{code.name}: {what}", where=where, hint=hint)
     return PeerError(f"{code.name}: {what}", where=where, hint=hint)

@@ -178,21 +178,24 @@ def test_a_server_that_comes_back_is_found_and_another_net_is_refused(
 ) -> None:
     """Stopped in the middle of a client's first turn; the next process goes on with it, if it has the same net."""
     successor = server if same else convert_model(nn.Sequential(nn.Flatten(), nn.Linear(36, 5)).eval(), SHAPE).server
+    gone, results = threading.Event(), list[Tensor | str]()
+
+    class Struck(Service):
+        def _turn(self, requests, context):  # type: ignore[no-untyped-def]
+            next(requests)
+            gone.set()
+            until(lambda: not context.is_active())
+            yield b""
+
+    def run() -> None:
+        try:
+            results.append(model(images(2)))
+        except PeerError as error:
+            results.append(str(error))
+
     with tempfile.TemporaryDirectory() as folder:
-        address, gone, results = f"unix:{folder}/s", threading.Event(), list[Tensor | str]()
-        running = service.serve(Service(server).handlers(), address)
-
-        def progress(_: float) -> None:
-            if not gone.is_set():
-                running.stop(0)
-                gone.set()
-
-        def run() -> None:
-            try:
-                results.append(model(images(2), progress=progress))
-            except PeerError as error:
-                results.append(str(error))
-
+        address = f"unix:{folder}/s"
+        running = service.serve(Struck(server).handlers(), address)
         with RemoteModel(address, timeout=HANG) as model:
             thread = threading.Thread(target=run)
             thread.start()
