@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,9 @@ def test_certificates_name_their_callers(tmp_path: Path) -> None:
     with Front("test", ServiceConfig((address,), tls=ours.issue("server", "localhost"))) as front:
         front.serve(HANDLERS)
         assert asked(address, "Name", tls=ours.issue("carol")) == b"'carol'"
+        # One without a common name has another name: it is no caller without limits, and nobody's party.
+        names = {asked(address, "Name", tls=ours.issue("", f"{each}.example")) for each in "ab"}
+        assert len(names) == 2 and all(re.fullmatch(b"'sha256:[0-9a-f]{64}'", name) for name in names)
 
 
 def test_what_does_not_go_together_is_refused_before_anything_listens(tmp_path: Path) -> None:
