@@ -123,6 +123,7 @@ def test_files_of_tokens_that_are_wrong(tmp_path: Path) -> None:
         (good + f"bob {'0' * 63}\n", "line 4"),
         (good + good.replace("alice", "bob"), "same token"),
         ("al " + token + "\n" + "x" * 9, "line 2"),
+        (good + "#" * (1 << 24), "more than 16777216 characters"),  # tokens behind them would not be known
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=match):
@@ -163,9 +164,21 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words, f"{tmp_path}/alice"]) == 1 and "is there already" in capsys.readouterr().err
     assert main(["token", "a b", "--tokens", f"{tmp_path}/t", "--out", f"{tmp_path}/b"]) == 1
     assert not (tmp_path / "t").exists() and not (tmp_path / "b").exists()
+    assert main(["token", "bob", "--tokens", f"{tmp_path}", "--out", f"{tmp_path}/b"]) == 1  # a folder
+    assert not (tmp_path / "b").exists()
     (tmp_path / "alice").chmod(0o644)
     with pytest.raises(EnvironmentProblem, match="others may read it"):
         read_token(tmp_path / "alice")
+
+
+def test_a_line_is_added_behind_one_without_an_end(tmp_path: Path) -> None:
+    """Else both would be one line that is none, and the service would let nobody in."""
+    path, _ = file_of(tmp_path, "alice")
+    path.write_text(path.read_text().rstrip())
+    assert main(["token", "bob", "--tokens", str(path), "--out", f"{tmp_path}/bob"]) == 0
+    with Front("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as front:
+        front.serve(HANDLERS)
+        assert asked(f"unix:{tmp_path}/s", "Name", token=read_token(tmp_path / "bob")) == b"'bob'"
 
 
 def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:
