@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 
-from hummingbird.cost import REQUEST_HEADER_BYTES, packed
+from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.net import PlanStep, PrivateNet
@@ -59,13 +59,23 @@ def describe(private: PrivateNet, shape: Sequence[int], most: int, session: Sess
         most=most,
         rowwise=rowwise,
     )
-    largest = REQUEST_HEADER_BYTES + packed(most * service.values * service.bits)
-    if largest + _ROOM > MAX_MESSAGE:
-        fitting = (MAX_MESSAGE - _ROOM - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits)
-        what = f"{most} images take {largest} bytes, a message holds {MAX_MESSAGE - _ROOM}"
-        hint = f"--max-batch {fitting} at most" if fitting else "smaller images"
-        raise InputError(what, where="--max-batch", hint=hint)
+    _check_sizes(service)
     return service
+
+
+def _check_sizes(service: Description) -> None:
+    """InputError for more images in a request than a message holds, of their shares or of those of their results."""
+    room = MAX_MESSAGE - _ROOM
+    for what, header, bits in (
+        ("", REQUEST_HEADER_BYTES, service.values * service.bits),
+        ("the results of ", ANSWER_HEADER_BYTES, service.results * service.result_bits),
+    ):
+        largest = header + packed(service.most * bits)
+        if largest > room:
+            fitting = (room - header) * 8 // bits
+            hint = f"--max-batch {fitting} at most" if fitting else "smaller images"
+            text = f"{what}{service.most} images take {largest} bytes, a message holds {room}"
+            raise InputError(text, where="--max-batch", hint=hint)
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:

@@ -79,8 +79,9 @@ class Whole(nn.Module):
         (Whole, (4,), 8, ConfigError, r"result of 8 images has shape \(\)"),
         (nn.ReLU, (3, 224, 224), 64, InputError, "64 images take 77070400 bytes, a message holds 4193280"),
         (nn.ReLU, (3, 1024, 1024), 64, InputError, "a message holds"),
+        (lambda: nn.Upsample(scale_factor=64), (3, 8, 8), 8, InputError, "results of 8 images take 50331656 bytes"),
     ],
-    ids=["shape", "pair", "products", "whole", "many", "large"],
+    ids=["shape", "pair", "products", "whole", "many", "large", "answer"],
 )
 def test_what_cannot_be_served_is_refused_in_words(
     session: Session,
