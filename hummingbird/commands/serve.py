@@ -49,7 +49,8 @@ def add_parser(commands: Any) -> None:
     )
     add_converted_arguments(sub)
     group = sub.add_argument_group("service")
-    group.add_argument("--input", required=True, type=shape, metavar="CxHxW", help="shape of one image")
+    text = "shape of one image; of a net with several inputs, the shape of each, in the order of forward()"
+    group.add_argument("--input", required=True, nargs="+", type=shape, metavar="CxHxW", help=text)
     text = "most images in a batch, and in a request; batches of more than half run in two slices in turns "
     group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
     text = "milliseconds for which a request waits for others to share its batch; none while the parties are idle "
@@ -77,8 +78,8 @@ def run(args: argparse.Namespace) -> None:
 
         def begin() -> Party:
             session = launch.init(**options)
-            image = torch.empty(1, *args.input)
-            _, private = nets_of(copy.copy(args), session.rank, image)  # which changes its options
+            image = [torch.empty(1, *each) for each in args.input]
+            _, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
             how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
             return Party(private, args.input, session, grace=config.grace, figures=figures, **how)
 

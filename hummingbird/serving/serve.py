@@ -17,7 +17,7 @@ from hummingbird.wire.trust import Tls
 
 def serve(
     private: PrivateNet,
-    shape: Sequence[int],
+    shape: Sequence[int] | Sequence[Sequence[int]],
     listen: str,
     *,
     max_batch: int = MAX_BATCH,
@@ -35,7 +35,8 @@ def serve(
     them when one is told to end and what waits is answered. A party or dealer that is lost ends it with an error; the
     command `python -m hummingbird serve` meets the others again, and has tokens, metrics and logs.
 
-    shape: of one image. listen: where clients find this party, HOST:PORT or unix:PATH; all other hosts need `tls`.
+    shape: of one image; of a net with several inputs, one for each. listen: where clients find this party, HOST:PORT
+        or unix:PATH; all other hosts need `tls`.
     max_batch: images of a batch, and of a request. max_wait: seconds for which a request waits for others to share its
         batch; none while the parties are idle.
 

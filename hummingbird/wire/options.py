@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,15 @@ def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls
 # A client's images ----------------------------------------------------------------------------------------------------
 
 
-def add_images(parser: argparse._ActionsContainer, outputs: str) -> None:
-    """--images, --labels and --out. outputs: the name of a net's results, as in "logits"."""
-    parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
+def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: bool = False) -> None:
+    """--images, --labels and --out. outputs: the name of a net's results, as in "logits". several: one file of images
+    for each input of a net, which `inputs_of` reads.
+    """
+    text = "images (n, ...)" + (
+        "; of a net with several inputs, one file for each, in the order of forward()" if several else ""
+    )
+    how: dict[str, Any] = {"nargs": "+"} if several else {}
+    parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help=text, **how)
     parser.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help=f"write the {outputs} (n, ...)")
 
@@ -168,11 +175,17 @@ def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
 
     InputError for files that hold something else, and where --out has no folder.
     """
-    images, labels = array_of(args.images, "--images").float(), None
+    (images,), labels = inputs_of(args, [args.images])
+    return images, labels
+
+
+def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
+    """`images_of` these files, one for each input of a net."""
+    images, labels = [array_of(file, "--images").float() for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
-        if labels.shape != images.shape[:1]:
-            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
+        if labels.shape != images[0].shape[:1]:
+            what = f"labels are {tuple(labels.shape)}, expected ({len(images[0])},)"
             raise InputError(what, where="--labels", hint="one for each image")
     if args.out is not None and not args.out.parent.is_dir():
         raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")

@@ -22,13 +22,14 @@ from hummingbird.errors import (
     UnavailableError,
 )
 from hummingbird.serving.client import Client
-from hummingbird.serving.description import Description
+from hummingbird.serving.description import Description, Part
 from hummingbird.serving.message import Request, pack_answer
 from hummingbird.wire import service as wire
 from tests.serving.test_message import SERVICE as OTHER
 from tests.support.patience import HANG, NEVER
 
-SERVICE = replace(OTHER, shape=(3,), result=(3,), bits=40, result_bits=40, parties=2)  # gives back what it gets
+# A service that gives back what it gets.
+SERVICE = replace(OTHER, inputs=(Part("x", (3,)),), outputs=(Part("y", (3,)),), bits=40, result_bits=40, parties=2)
 X = torch.tensor([[1.0, -0.5, 0.25], [0.0, 1.5, -1.0]])
 
 
