@@ -209,7 +209,7 @@ def _parts(tensors: Sequence[Tensor], service: Description) -> list[Tensor]:
             raise InputError(what, where="Client", hint="the first dimension of every input is the batch")
     together = units[0] if len(units) == 1 else torch.cat([x.reshape(len(x), -1) for x in units], 1)
     if not service.rowwise and len(together) > service.most:
-        what = f"{len(together)} images, and this net computes images together, {service.most} at most"
+        what = f"{len(together)} images, and this net computes images together, of which a request holds {service.most}"
         raise InputError(what, where="Client", hint="ask for fewer at a time: results depend on which are together")
     return list(together.split(service.most))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from hummingbird.cost import REQUEST_HEADER_BYTES, packed
+from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.net import PlanStep, PrivateNet
@@ -15,20 +16,19 @@ from hummingbird.mpc.rounding_plan import settle_rings
 from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.serving.description import Description, Part, plain
+from hummingbird.serving.message import MAX_BYTES
 from hummingbird.structure import constants, keys
 from hummingbird.version import VERSION
-from hummingbird.wire.service import MAX_MESSAGE
-
-_ROOM = 1 << 10  # bytes of a message for gRPC's own fields
 
 
 def describe(
     private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]], most: int, session: Session, name: str
 ) -> Description:
-    """The service of a net for images of this shape, at most `most` in a request; name: of this run, hexadecimal.
+    """The service of a net for images of this shape, in batches of `most`; name: of this run, hexadecimal.
 
-    shape: of a net with several inputs, one for each. Raises InputError for a shape that the net cannot take,
-    ConfigError for what cannot be served.
+    shape: of a net with several inputs, one for each. A request holds a batch at most, and fewer images where they are
+    too large for a message of `message.MAX_BYTES`, or their results are. Raises InputError for a shape that the net
+    cannot take, ConfigError for what cannot be served.
     """
     if session.parties < 2:
         raise ConfigError("one party hides nothing", where="serve", hint="start two or more with torchrun")
@@ -74,13 +74,16 @@ def describe(
         most=most,
         rowwise=rowwise,
     )
-    largest = REQUEST_HEADER_BYTES + packed(most * service.values * service.bits)
-    if largest + _ROOM > MAX_MESSAGE:
-        fitting = (MAX_MESSAGE - _ROOM - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits)
-        what = f"{most} images take {largest} bytes, a message holds {MAX_MESSAGE - _ROOM}"
-        hint = f"--max-batch {fitting} at most" if fitting else "smaller images"
-        raise InputError(what, where="--max-batch", hint=hint)
-    return service
+    up = (MAX_BYTES - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits)
+    down = (MAX_BYTES - ANSWER_HEADER_BYTES) * 8 // (service.results * service.result_bits)
+    if not min(up, down):
+        if up:
+            what = f"one image has a result of {packed(service.results * service.result_bits)} bytes"
+        else:
+            what = f"one image takes {packed(service.values * service.bits)} bytes"
+        what += f", and a message holds {MAX_BYTES}"
+        raise InputError(what, where="input", hint="serve a net of smaller images")
+    return replace(service, most=min(most, up, down))
 
 
 def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[Part, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.wire.front import GRACE, ServiceConfig
-from hummingbird.wire.gate import Limits
+from hummingbird.wire.gate import MAX_MESSAGE, Limits
 from hummingbird.wire.service import Tls
 from hummingbird.wire.tokens import read_token
 
@@ -112,17 +112,18 @@ def add_service(parser: argparse._ActionsContainer, *, addresses: str | int | No
     group.add_argument("--grace", type=positive, default=GRACE, metavar="SECONDS", help=text)
 
 
-def service_of(args: argparse.Namespace) -> ServiceConfig:
+def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
     """The configuration that the options of `add_service` name; InputError and TrustError for what does not go
-    together.
+    together. message: bytes of one message, either way.
     """
+    most = Limits(args.max_requests, args.max_per_client, message, connections=args.max_connections)
     return ServiceConfig(
         listen=tuple(args.listen),
         tls=_tls_with_tokens(args, "cert", "key", tokens=args.tokens is not None),
         tokens=args.tokens,
         metrics=args.metrics,
         log=args.log,
-        limits=Limits(requests=args.max_requests, per_client=args.max_per_client, connections=args.max_connections),
+        limits=most,
         grace=args.grace,
     )
 

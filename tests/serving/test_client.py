@@ -17,6 +17,7 @@ from hummingbird.errors import (
     AgreementError,
     ConfigError,
     HummingbirdError,
+    InputError,
     OverloadError,
     PeerError,
     UnavailableError,
@@ -169,6 +170,15 @@ def test_groups_serve_the_same_net(groups: list[Group]) -> None:
         first.parties[0].refusals = [LOST]
         with pytest.raises(AgreementError, match="serve another net than those that this client has asked"):
             client(X)
+
+
+def test_images_that_are_computed_together_do_not_go_in_several(groups: list[Group]) -> None:
+    for party in groups[0].parties:
+        party.service = replace(party.service, rowwise=False)
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        with pytest.raises(InputError, match="9 images, .* computes images together, of which a request holds 8"):
+            client(torch.zeros(9, 3))
+        assert not client.sent_bytes and client(torch.zeros(8, 3)).shape == (8, 3)
 
 
 @pytest.mark.parametrize("parties", ["a:1", [], ["a:1"], [["a:1", "b:1"], ["c:1"]], [["a:1", "b:1"], "c:1"], 3])

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.session import Session
 from hummingbird.serving.description import Described
+from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.plan import describe
 from models import get_model
 from tests.support.parties import sessions
@@ -55,6 +57,17 @@ def test_the_bits_below_are_all_that_count(session: Session) -> None:
     assert service.bits >= layer.read and not (differ & ((1 << layer.read) - 1)).any()
 
 
+class Repeated(nn.Module):
+    """An image as often as it is told."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.times, 1)
+
+
 class Sizes(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Any]:
         return x.relu(), torch.float32
@@ -93,10 +106,10 @@ class Whole(nn.Module):
         (nn.ReLU, ((4,), (4,)), 8, InputError, "2 shapes, and the net has 1 inputs: 'input'"),
         (Products, (4,), 8, ConfigError, r"result of 8 images has shape \(8, 8\)"),
         (Whole, (4,), 8, ConfigError, r"result of 8 images has shape \(\)"),
-        (nn.ReLU, (3, 224, 224), 64, InputError, "64 images take 77070400 bytes, a message holds 4193280"),
-        (nn.ReLU, (3, 1024, 1024), 64, InputError, "a message holds"),
+        (nn.ReLU, (3, 2048, 2048), 64, InputError, "one image takes 100663296 bytes, and a message holds 33554432"),
+        (lambda: Repeated(9), (1 << 20,), 1, InputError, "one image has a result of 75497472 bytes"),
     ],
-    ids=["shape", "sizes", "row", "inputs", "products", "whole", "many", "large"],
+    ids=["shape", "sizes", "row", "inputs", "products", "whole", "large", "result"],
 )
 def test_what_cannot_be_served_is_refused_in_words(
     session: Session,
@@ -132,6 +145,18 @@ def test_public_inputs_are_refused_with_a_way_out(session: Session) -> None:
     with pytest.raises(ConfigError, match="public inputs, ids, which all parties would see") as caught:
         describe(private, (4,), 8, session, NAME)
     assert "private inputs" in str(caught.value)
+
+
+def test_a_request_holds_what_fits_into_a_message(session: Session) -> None:
+    """Both ways: images of 64 KiB, and results of three times that."""
+    for net, fitting in ((Repeated(1), 511), (Repeated(3), 170)):
+        service = describe(build(net), (1 << 13,), 600, session, NAME)
+        assert service.most == fitting
+        for images, fits in ((fitting, True), (fitting + 1, False)):
+            up, down = cost.asking(2, images * service.values, 64, images * service.results, 64)
+            largest = max(up - cost.REQUEST_HEADER_BYTES - 16, down // 2)
+            assert (largest <= MAX_BYTES) is fits
+    assert describe(build(Repeated(3)), (1 << 13,), 64, session, NAME).most == 64
 
 
 def test_one_party_and_lanes_are_refused(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""A service of a net with several inputs and several results, at three parties, and what its client refuses to send."""
+"""A service of a net with several inputs and several results, what its client refuses to send, and large requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSE = 1e-3
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with Service(*NET, parties=3) as opened:
+    with Service(*NET) as opened:
         yield opened
 
 
@@ -45,7 +45,7 @@ def test_results_are_those_of_the_net_in_its_own_form_and_bytes_are_as_predicted
             for mine, plain in pairs:
                 assert mine.shape == plain.shape and (mine - plain).abs().max() < CLOSE
         known = client.service
-        prices = [cost.asking(3, n * 10, known.bits, n * 6, known.result_bits) for n in (6, 4)]
+        prices = [cost.asking(2, n * 10, known.bits, n * 6, known.result_bits) for n in (6, 4)]
         totals = tuple(3 * sum(column) for column in zip(*prices, strict=True))
         assert (client.sent_bytes, client.received_bytes) == totals
 
@@ -86,3 +86,16 @@ def test_ask_takes_a_file_for_each_input_and_writes_the_results_by_name(service:
     command += ["--labels", str(tmp_path / "labels.npy")]
     ended = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 1 and "the net has 3 results, hidden, rest.0, rest.1" in ended.stderr
+
+
+LARGE = ("--model", "tests.support.serving_nets:twice", "--input", "1x512x512")
+
+
+def test_a_request_may_take_megabytes_and_more_than_one_goes_in_several() -> None:
+    with Service(*LARGE) as service, service.client() as client:
+        known = client.service
+        assert (known.bits, known.result_bits, known.most) == (64, 64, 15)  # images of 2 MiB, and results: 32 MiB
+        x, done = torch.randn(17, 1, 512, 512), list[int]()
+        assert (client(x, progress=done.append) - 2 * x).abs().max() < CLOSE and done == [15, 2]
+        prices = [cost.asking(2, n << 18, 64, n << 18, 64) for n in done]
+        assert [client.sent_bytes, client.received_bytes] == [sum(column) for column in zip(*prices, strict=True)]

@@ -33,6 +33,13 @@ class Greatest(nn.Module):
         return x.argmax(1)
 
 
+class Twice(nn.Module):
+    """As many numbers out as in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
 class Pair(nn.Module):
     """Two inputs, and three results in a dict: one of a comparison, one of both inputs, and one number an image."""
 
@@ -49,6 +56,10 @@ class Pair(nn.Module):
 def doubled() -> nn.Module:
     torch.manual_seed(3)
     return Doubled().eval()
+
+
+def twice() -> nn.Module:
+    return Twice().eval()
 
 
 def pair() -> nn.Module:
