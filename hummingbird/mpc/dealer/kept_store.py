@@ -179,15 +179,19 @@ class KeptStore:
         channel = self._channel
         with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):
             received = channel.exchange(torch.tensor(word, dtype=torch.int64))
-        return {channel.rank: word, **{peer: theirs.tolist() for peer, (theirs,) in received.items()}}
+        words = {channel.rank: word, **{peer: theirs.tolist() for peer, (theirs,) in received.items()}}
+        for peer, (number, used, *_) in words.items():
+            if number < 0 or not 0 <= used <= self.kept.slots:
+                what = f"{channel.names[peer]} says that it has used {used} slots of set {number}"
+                raise AgreementError(what, where=str(self.folder), hint="all parties must run the same release")
+        return words
 
     def _compare(self, words: dict[int, list[int]]) -> None:
         number, _, *mine = words[self._channel.rank]
-        for peer, (_, used, *theirs) in sorted(words.items()):
-            if theirs != mine or not 0 <= used <= self.kept.slots:
-                ours, other = (f"{low % 2**64:016x}{high % 2**64:016x}" for low, high in (mine, theirs))
-                what = f"set {number} is {ours} at {self._channel.name} and {other}, {used} slots used, at "
-                what = f"{what}{self._channel.names[peer]}"
+        for peer, (_, _, *theirs) in sorted(words.items()):
+            if theirs != mine:
+                ours, other = (f"{first % 2**64:016x}{second % 2**64:016x}" for first, second in (mine, theirs))
+                what = f"set {number} is {ours} at {self._channel.name}, and {other} at {self._channel.names[peer]}"
                 hint = "all parties of a kept store use the one folder: was it copied?"
                 raise AgreementError(what, where=str(self.folder), hint=hint)
 
@@ -266,8 +270,8 @@ class Set(StoreDealer):
     @property
     def id(self) -> tuple[int, int]:
         """The set's id, as two signed words."""
-        low, high = struct.unpack(">qq", bytes.fromhex(self.header.set_id))
-        return low, high
+        first, second = struct.unpack(">qq", bytes.fromhex(self.header.set_id))
+        return first, second
 
 
 def _nothing(first: int, requests: Requests) -> Iterator[Material]:
