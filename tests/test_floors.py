@@ -23,7 +23,7 @@ FLOORS = [
     {"wire", "ranks"},
     {"mpc", "he", "pir", "gc"},
     {"hybrid"},
-    {"convert", "saving", "report", "simulation", "window_search", "lookup", "launching", "serving"},
+    {"convert", "saving", "report", "capacity", "simulation", "window_search", "lookup", "launching", "serving"},
     {"__init__", "__main__", "commands", "selftest"},
 ]
 SIBLINGS = {"mpc", "he", "pir", "gc"}  # never import each other
