@@ -70,6 +70,7 @@ setup(
             "setuptools>=77",
             "timm",
             "transformers",
+            "simpy",
         ],
     },
     classifiers=[
