@@ -57,8 +57,13 @@ def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
-def amounts(private: PrivateNet, shape: Sequence[int], parties: int) -> dict[str, float]:
-    """How much of each kind of work a slice holds: products, values, bits online and offline, layers, slices."""
+def amounts(
+    private: PrivateNet, shape: Sequence[int], parties: int, requests: Sequence[Request[Any]]
+) -> dict[str, float]:
+    """How much of each kind of work a slice holds: products, values, bits online and offline, bytes of shares, layers.
+
+    requests: those of its dry run.
+    """
     planned = private.costs(shape, parties)
     total = sum((step.cost for step in planned), FREE)
     with FlopCounterMode(display=False) as flops:
@@ -68,6 +73,7 @@ def amounts(private: PrivateNet, shape: Sequence[int], parties: int) -> dict[str
         "values": float(sum(step.breadth for step in planned)),
         "bits": float(total.bits),
         "offline_bits": float(total.offline_bits),
+        "share_bytes": float(sum(request.share_bytes for request in requests)),
         "layers": float(sum(step.range is not None for step in planned)),
         "slices": 1.0,
     }
@@ -99,13 +105,14 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
 
         dealer.begin()
         dealer._made.clear()  # of the setup
-        seconds = {"compute": _samples(computed, repeats)}
+        seconds = {"compute": samples(computed, repeats)}
     if requests:
-        seconds |= {"expand": _samples(expanded, repeats), "deal": _samples(dealt, repeats)}
-    return Row(kind_of(private), name, digest(private, shape, parties), amounts(private, shape, parties), seconds)
+        seconds |= {"expand": samples(expanded, repeats), "deal": samples(dealt, repeats)}
+    work = amounts(private, shape, parties, requests)
+    return Row(kind_of(private), name, digest(private, shape, parties), work, seconds)
 
 
-def _samples(work: Callable[[], None], repeats: int) -> tuple[float, ...]:
+def samples(work: Callable[[], object], repeats: int) -> tuple[float, ...]:
     """Seconds of `work`, each time, after once."""
     work()
     found = []

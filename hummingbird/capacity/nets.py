@@ -57,7 +57,7 @@ def _service(
 ) -> Service:
     _check(protocol, private, shape, dealer, parties, lanes)
     requests = dry_run(private, shape, parties).batch
-    work, mark = amounts(private, shape, parties), digest(private, shape, parties)
+    work, mark = amounts(private, shape, parties, requests), digest(private, shape, parties)
     kind = kind_of(private)
     names = ("compute", "expand", "deal") if requests else ("compute",)
     seconds = {part: profile.seconds(kind, part, work, mark) for part in names}

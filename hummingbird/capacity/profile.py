@@ -3,7 +3,7 @@
 A row is one piece of work: how much of each kind it holds (multiplications, values, bits, ...), and samples of the
 seconds of its parts, on `threads` cores. Work that was measured has its own samples. Other work is composed,
 
-    seconds = sum over kinds of  c_kind * amount_kind,   c >= 0, with the least relative error over the rows,
+    seconds = sum over kinds of  c_kind * amount_kind,   c >= 0, with the least relative error over the rows' medians,
 
 and the error of such a composition is what it makes of each measured row when that row is left out.
 """
@@ -81,20 +81,18 @@ class Profile:
     def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
         """Seconds of a part of work of a kind; `amounts` as in the rows. ConfigError where nothing was measured."""
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
-        for row in rows:
-            if digest and row.digest == digest:
-                samples = row.seconds[part]
-                mean = statistics.fmean(samples)
-                return Seconds(mean, tuple(sample / mean for sample in samples[:_MOST_FACTORS]), 0.0)
-        if len(rows) < 2:
+        same = [row for row in rows if digest and row.digest == digest]
+        if not same and len(rows) < 2:
             hint = "python -m scripts.calibrate measures them"
             raise ConfigError(f"no measurements of {kind}: {part}", where="profile", hint=hint)
-        factors = [sample / statistics.fmean(row.seconds[part]) for row in rows for sample in row.seconds[part]]
-        every = -(-len(factors) // _MOST_FACTORS)
-        spread = sorted(factors)[::every]
+        used = same[:1] or rows
+        spread = sorted(sample / statistics.median(row.seconds[part]) for row in used for sample in row.seconds[part])
+        spread = spread[:: -(-len(spread) // _MOST_FACTORS)]
         mean = statistics.fmean(spread)
-        composed = _composed(rows, part, amounts)
-        return Seconds(composed, tuple(factor / mean for factor in spread), _error(rows, part))
+        factors = tuple(factor / mean for factor in spread)
+        if same:
+            return Seconds(mean * statistics.median(same[0].seconds[part]), factors, 0.0)
+        return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
     def to_text(self) -> str:
         """The profile as JSON."""
@@ -107,7 +105,7 @@ def _composed(rows: Sequence[Row], part: str, amounts: Mapping[str, float]) -> f
     names = sorted({name for row in rows for name in row.amounts})
     if unknown := sorted(set(amounts) - set(names)):
         raise ConfigError(f"no measurement of {unknown[0]}", where="profile", hint="calibrate with this release")
-    table = [[row.amounts.get(n, 0.0) / statistics.fmean(row.seconds[part]) for n in names] for row in rows]
+    table = [[row.amounts.get(n, 0.0) / statistics.median(row.seconds[part]) for n in names] for row in rows]
     found = nonnegative(torch.tensor(table, dtype=torch.float64)).tolist()
     return sum(each * amounts.get(name, 0.0) for each, name in zip(found, names, strict=True))
 
@@ -116,7 +114,7 @@ def _error(rows: Sequence[Row], part: str) -> float:
     """Mean relative error of the rows, each composed of the others."""
     errors = []
     for row in rows:
-        measured = statistics.fmean(row.seconds[part])
+        measured = statistics.median(row.seconds[part])
         others = [other for other in rows if other is not row]
         known = {name for other in others for name in other.amounts}
         amounts = {name: amount for name, amount in row.amounts.items() if name in known}

@@ -34,6 +34,10 @@ def profile(private: PrivateNet, parties: int = 2) -> Profile:
     return Profile(machine(), 1, (measure("small", private, SHAPE, parties, repeats=2),))
 
 
+def worked(private: PrivateNet) -> dict[str, float]:
+    return amounts(private, SHAPE, 2, dry_run(private, SHAPE, 2).batch)
+
+
 def sent(phase: Phase | None) -> dict[tuple[str, str], float]:
     works = [step.work for step in phase.steps] if phase else []
     return {(work.source, work.target): work.bytes for work in works if isinstance(work, Send)}
@@ -93,7 +97,7 @@ def test_private_weights_are_opened_once_a_session() -> None:
 def test_work_is_counted() -> None:
     """Products of the convolution and the linear layer; the ReLU's 3 * 64 values are among those side by side."""
     private = net()
-    found = amounts(private, SHAPE, 2)
+    found = worked(private)
     assert found["products"] == 3 * (4 * 16 * 2 * 9 + 64 * 5)
     assert found["offline_bits"] == sum(step.cost.offline_bits for step in private.costs(SHAPE, 2))
 
@@ -103,13 +107,13 @@ def test_a_net_that_was_not_measured_is_composed() -> None:
     private = net()
 
     def row(number: int) -> Row:
-        work = {name: float((number * place) % 13 + 1) for place, name in enumerate(amounts(private, SHAPE, 2), 1)}
+        work = {name: float(pow(number, place, 23) + 1) for place, name in enumerate(worked(private), 1)}
         second = 1e-3 * work["products"] + 1e-4 * work["layers"] + 1e-4 * work["slices"]
         return Row("mpc masked", f"{number}", "", work, {part: (second,) for part in ("compute", "expand", "deal")})
 
-    made = Profile(machine(), 1, tuple(row(number) for number in range(1, 12)))
+    made = Profile(machine(), 1, tuple(row(number) for number in range(2, 22)))
     service = masked(private, SHAPE, made)
-    work = amounts(private, SHAPE, 2)
+    work = worked(private)
     right = 1e-3 * work["products"] + 1e-4 * work["layers"] + 1e-4
     compute = next(step.work for step in service.request.steps if step.name == "compute party-0")
     assert compute.core_seconds == pytest.approx(right, rel=1e-6)  # type: ignore[union-attr]

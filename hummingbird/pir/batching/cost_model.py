@@ -17,7 +17,7 @@ measurements of one machine (`Speed.fit`). Constant parts of messages (headers, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 
 import torch
 
@@ -55,6 +55,11 @@ class Price:
     def bytes(self) -> int:
         """Bytes up and down together."""
         return self.up + self.down
+
+    @property
+    def work(self) -> dict[str, float]:
+        """Amounts of each kind of work of a server, by the names of `Speed`."""
+        return {field.name: float(n) for field, n in zip(fields(Speed), _work(self), strict=True)}
 
 
 def blocks(rows: int) -> int:
