@@ -45,7 +45,7 @@ def test_every_bound() -> None:
 def test_made_on_demand() -> None:
     """Without a store each request makes its refill, a whole one, in its slot."""
     hosts = {**HOSTS, "party": dataclasses.replace(HOSTS["party"], store=0)}
-    first = limits(dataclasses.replace(service(), hosts=hosts))[0]
+    first = limits(dataclasses.replace(service(), hosts=hosts, slots=5))[0]
     assert first.rate == pytest.approx(2 / 1.0) and first.cause == "cores of dealer"
     slow = limits(dataclasses.replace(service(), hosts=hosts, slots=1))[0]
     assert slow.rate == pytest.approx(1 / (1 + 1.008)) and "on demand" in slow.cause
