@@ -70,7 +70,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Hosts:
-    """What a service is set on: each value given here replaces that of every host; None leaves it.
+    """Machines and a link to set a service on: each value given here replaces that of every host; None leaves it.
 
     cores; store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, or up and down apart,
     of every host whose link has a limit. rtt: seconds there and back. prices: of every host.
@@ -200,7 +200,7 @@ class Service:
 
     refill: what makes `refill_tokens` tokens, or None: requests need none. session: paid once by each client, or None.
     token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
-    images: of one request. rtt: seconds there and back between any two hosts.
+    images: of one request. rtt: seconds there and back between any two hosts. notes: where its figures come from.
     """
 
     name: str
@@ -215,6 +215,7 @@ class Service:
     slots: int = 1
     images: int = 1
     rtt: float = 0.0
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")

@@ -16,7 +16,7 @@ VERSION = 1
 _MOST_TEXT = 16 << 20  # bytes
 _WORKS = {"compute": Compute, "send": Send, "rounds": Rounds}
 _NUMBERS = ("refill_tokens", "request_tokens", "workers", "slots", "images", "rtt")
-_FIELDS = {"format", "version", "name", "hosts", "token_bytes", *_NUMBERS, "refill", "request", "session"}
+_FIELDS = {"format", "version", "name", "notes", "hosts", "token_bytes", *_NUMBERS, "refill", "request", "session"}
 T = TypeVar("T")
 
 
@@ -25,6 +25,7 @@ def to_text(service: Service) -> str:
     phases = {name: _of_phase(getattr(service, name)) for name in ("refill", "request", "session")}
     data = {
         **{"format": FORMAT, "version": VERSION, "name": service.name},
+        "notes": list(service.notes),
         "hosts": {role: _of_host(host) for role, host in service.hosts.items()},
         "token_bytes": dict(service.token_bytes),
         **{name: getattr(service, name) for name in _NUMBERS},
@@ -48,6 +49,9 @@ def from_text(text: str, where: str) -> Service:
         hint = f"this release reads version {VERSION}"
         raise InputError(f"version {str(data.get('version'))[:32]} of the format", where=where, hint=hint)
     _known(data, _FIELDS, where)
+    notes = data.get("notes", [])
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise InputError("no list of texts", where=f"{where}: notes", hint='["measured on ..."]')
     for name in ("name", "hosts", "request"):
         if name not in data:
             raise InputError(f"no field {name}", where=where, hint="every service has one")
@@ -56,6 +60,7 @@ def from_text(text: str, where: str) -> Service:
     fields = {
         **{name: data[name] for name in ("name", *_NUMBERS) if name in data},
         "hosts": {role: _host(value, f"{where}: hosts.{role}") for role, value in hosts.items()},
+        "notes": tuple(notes),
         "token_bytes": _object(data.get("token_bytes", {}), f"{where}: token_bytes"),
     }
     return _made(Service, where, **fields, **phases)

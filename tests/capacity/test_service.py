@@ -67,7 +67,11 @@ def test_other_machines_and_another_link() -> None:
 
 
 def test_json_there_and_back() -> None:
-    for one in (service(), service(session=chain(("key", Rounds(1)))), service(refill=None, token_bytes={}, slots=2)):
+    for one in (
+        service(),
+        service(session=chain(("key", Rounds(1)))),
+        service(refill=None, token_bytes={}, slots=2, notes=("a", "b")),
+    ):
         assert from_text(to_text(one), "file") == one
 
 
@@ -87,6 +91,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "a cycle": (lambda d: d["request"]["steps"][0].update(after=["both"]), "a cycle"),
     "after nothing": (lambda d: d["request"]["steps"][0].update(after=["tea"]), "waits for tea"),
     "one name twice": (lambda d: d["request"]["steps"][0].update(name="both"), "two steps named both"),
+    "notes of numbers": (lambda d: d.update(notes=[1]), "no list of texts"),
     "two works": (lambda d: d["request"]["steps"][0].update(rounds=2), "a step with send, rounds"),
     "no work": (lambda d: d["request"]["steps"][0].pop("send"), "a step with no work"),
     "negative bytes": (lambda d: d["request"]["steps"][0]["send"].update(bytes=-1), "-1 is no number of bytes"),
