@@ -31,7 +31,7 @@ class Enough(Exception):
 
 
 def kept(root: Path, slots: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
-    """What a keeper says until there are so many slots."""
+    """Return what a keeper says until there are so many slots."""
     said: list[str] = []
 
     def sleep(seconds: float) -> None:
