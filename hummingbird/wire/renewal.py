@@ -78,7 +78,7 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Device, inode, size and times of a file, which change with it; None for one that is not there."""
+    """Time, size and inode of a file, one of which changes with it; None for one that is not there."""
     try:
         found = os.stat(path)
     except OSError:
