@@ -27,16 +27,22 @@ def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Mod
 
 
 def settled(
-    net: nn.Module, images: Tensor, *, any_batch: bool = True, custom: Collection[type[nn.Module]] = ()
+    net: nn.Module,
+    images: Tensor,
+    *,
+    any_batch: bool = True,
+    custom: Collection[type[nn.Module]] = (),
+    secret: bool = False,
 ) -> nn.Module:
     """The net itself, or where it takes an example its steps as a net that takes none: `SavedNet`, for inference.
 
-    Raises as `example_of`, and ModelError with `any_batch` for a net that can have the batch of these images alone.
+    secret: as for `trace`. Raises as `example_of`, and ModelError with `any_batch` for a net that can have the batch of
+    these images alone.
     """
     example = example_of(net, images, custom=custom)
     if example is None:
         return net
-    steps = unfolded(net, custom=custom, example=example)
+    steps = unfolded(net, custom=custom, example=example, secret=secret)
     if own := [step.name for step in steps if step.op == "custom"]:
         hint = "take the test of shapes out of its forward()"
         what = "a layer of register_converter in a net that asks for shapes"

@@ -88,7 +88,7 @@ def make_plan(
         raise ConfigError(f"input_range={input_range!r}", where="input_range", hint=hint)
     bound = input_range or (RANGE if mode == "polynomial" else None)
     shape = _shape(input_shape)
-    traced = graph.trace(net, elementwise=True)
+    traced = graph.trace(net, elementwise=True, secret=True)
     found = [Problem(step.name, "its weights have no values", "load them first") for step in traced if _is_meta(step)]
     found += [Problem(step.name, *_REFUSED[step.op]) for step in traced if step.op in _REFUSED]
     if found:
