@@ -31,7 +31,7 @@ class Enough(Exception):
 
 
 def kept(root: Path, slots: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
-    """What a keeper says until there are so many slots."""
+    """Run a keeper until there are so many slots; the lines that it says."""
     said: list[str] = []
 
     def sleep(seconds: float) -> None:
