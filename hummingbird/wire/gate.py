@@ -2,11 +2,12 @@
 
 A call has a thread of its own from its first byte, so that nobody waits behind others' calls: where limits are reached
 it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
-call only, and that for `stall` seconds. Callers without a name (plain text on this host) count together with nobody.
+call only, and that for `stall` seconds. Callers without a name (plain text on this host) share the limits of all alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import Counter
@@ -166,7 +167,7 @@ class Gate:
             call.held += size
 
     def _name(self, context: grpc.ServicerContext) -> str | None:
-        return common_name(context) if self.tokens is None else self.tokens.name_of(context)
+        return certified_name(context) if self.tokens is None else self.tokens.name_of(context)
 
     def _enter(self, call: Call) -> None:
         with self._changed:
@@ -203,10 +204,14 @@ class Gate:
                     call.context.cancel()
 
 
-def common_name(context: grpc.ServicerContext) -> str | None:
-    """The common name in the caller's verified certificate; None in plain text."""
-    names = context.auth_context().get("x509_common_name", [])
-    return names[0].decode(errors="replace") if names else None
+def certified_name(context: grpc.ServicerContext) -> str | None:
+    """The common name in the caller's verified certificate, or the hash of one that has none; None in plain text."""
+    known = context.auth_context()
+    name = next(iter(known.get("x509_common_name", [])), b"")
+    if name:
+        return str(name.decode(errors="replace"))
+    certificate = next(iter(known.get("x509_pem_cert", [])), None)
+    return None if certificate is None else f"sha256:{hashlib.sha256(certificate).hexdigest()}"
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:

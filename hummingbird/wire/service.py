@@ -24,6 +24,7 @@ import grpc
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
 from hummingbird.wire.gate import MAX_MESSAGE, STOPPING, Gate
 from hummingbird.wire.refusal import explain
+from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.tokens import HEADER
 from hummingbird.wire.trust import Tls, check_address
 
@@ -53,7 +54,7 @@ class Exchange(NamedTuple):
 def serve(
     handlers: Mapping[str, Method | Exchange],
     address: str,
-    tls: Tls | None = None,
+    tls: Tls | Certificates | None = None,
     *,
     gate: Gate | None = None,
     health: tuple[Gate, Mapping[str, Method]] | None = None,
@@ -61,8 +62,9 @@ def serve(
     """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams.
 
     Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
-    authority are refused, or those without a token where it names no authority. A unix socket is made for this user
-    only. gate: who may call and how much at a time. health: the methods of gRPC's health service, and their gate.
+    authority are refused, or those without a token where it names no authority. Its files are read again when they
+    have changed (renewal.py). A unix socket is made for this user only. gate: who may call and how much at a time.
+    health: the methods of gRPC's health service, and their gate.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
@@ -151,7 +153,8 @@ class _Pool(Executor):
                 self._free += 1
 
 
-def _credentials(address: str, tls: Tls | None, gate: Gate) -> grpc.ServerCredentials | None:
+def _credentials(address: str, given: Tls | Certificates | None, gate: Gate) -> grpc.ServerCredentials | None:
+    tls = given.tls if isinstance(given, Certificates) else given
     check_address(address, tls)
     if tls is None:
         return None
@@ -160,8 +163,7 @@ def _credentials(address: str, tls: Tls | None, gate: Gate) -> grpc.ServerCreden
     if not tls.mutual and gate.tokens is None:
         hint = "name the authority of their certificates (ca), or a file of tokens"
         raise TrustError("callers must show a certificate or a token", where=address, hint=hint)
-    cert, key, ca = tls.read()
-    return grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=tls.mutual)
+    return (given if isinstance(given, Certificates) else Certificates(tls)).credentials()
 
 
 def _claim(path: str) -> None:
