@@ -27,11 +27,12 @@ NAMES = [
     *("dealer's Join", "dealer's Leave", "dealer's requests", "dealer's Correct", "answer to Join"),
     *("dealt corrections", "dealer's seconds", "npy", "safetensors", "safetensors header", "plan", "key file"),
     *("journal",),
-    *("public key", "secret key", "frame", "query", "query at a server", "deposit", "deposit at a server"),
-    *("collection", "answer", "update", "update at a server", "result", "description", "statement's query"),
+    *("public key", "secret key", "frame", "query", "query at a server"),
+    *("answer", "update", "update at a server", "description", "statement's query"),
     *("statement's answer", "hello", "channel's tensors", "channel's text", "facts", "next slot", "X25519 key"),
     *("saved net", "saved net, signed", "saved weights"),
-    *("asked party 0", "asked party 1", "answer to ask", "service's description"),
+    *("asked party 0", "asked party 1", "asked party 0 with keys", "asked party 1 with keys"),
+    *("answer to ask", "service's description"),
     *("roll", "address", "TLS cert", "TLS key", "TLS ca"),
 ]
 
