@@ -1,4 +1,4 @@
-"""What `plan show` prints of a service: hosts, every step with its seconds, tokens, and the largest rate."""
+"""The text of `plan show`: hosts, every step with its seconds, tokens, and the largest rate."""
 
 from __future__ import annotations
 
