@@ -1,5 +1,8 @@
 """Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
 
+from hummingbird.capacity.limit import limits
+from hummingbird.capacity.nets import gmw, masked
+from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.service_json import from_text, to_text
 
@@ -15,5 +18,9 @@ __all__ = [
     "Step",
     "chain",
     "from_text",
+    "gmw",
+    "limits",
+    "load_profile",
+    "masked",
     "to_text",
 ]
