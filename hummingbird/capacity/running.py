@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hummingbird.capacity import events, recurrence, statistics, telling
-from hummingbird.capacity.arrivals import Arrivals
+from hummingbird.capacity.arrivals import Arrivals, Users
 from hummingbird.capacity.drawing import choices
 from hummingbird.capacity.limit import Limit, Resource, capacity_of, limits, loads
 from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, check_count
@@ -26,6 +26,7 @@ RECURRENCE, EVENTS = "recurrence", "events"
 ENGINES = ("auto", RECURRENCE, EVENTS)
 REQUESTS, RUNS = 2000, 10  # of a simulation, by default
 _DRAWN = 4096  # refills with a draw of their own, before they are used again
+_MEMORIES = 10.0  # times that a run is longer than a queue's memory
 _NEAR = 1.0 - 1e-9  # of the limit: at it, the queue grows, too
 
 
@@ -161,6 +162,7 @@ class Run:
             "limit_cause": self.limit.cause,
             "load": self.load,
             "stable": self.stable,
+            "steady": self.load <= heaviest(self.outcome.arrived.shape[1]),
             "warm_up_requests": self.first,
             **(self._latencies() if self.stable else {"growth_seconds_per_second": self.growth.value}),
             "goodput_images_per_second": self.goodput,
@@ -172,6 +174,7 @@ class Run:
         }
 
     def _latencies(self) -> dict[str, float]:
+        self.quantile(0.99)  # needs the most requests: its error names how many
         found: dict[str, float] = {}
         for name, q in (("mean", None), ("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
             told = self.mean() if q is None else self.quantile(q)
@@ -185,6 +188,18 @@ class Run:
     def table(self) -> str:
         """The figures as text."""
         return telling.run_table(self.figures())
+
+
+def load_of(service: Service, arrivals: Arrivals) -> float:
+    """Requests of the service per second over the largest rate; 0 for users, who wait for their answers."""
+    if isinstance(arrivals, Users):
+        return 0.0
+    return arrivals.per_second() * math.ceil(arrivals.mean_images / service.images) / limits(service)[0].rate
+
+
+def heaviest(requests: int) -> float:
+    """The largest load whose steady state so many requests in a row show: a queue forgets in 1 / (1 - load)^2."""
+    return max(0.0, 1 - math.sqrt(_MEMORIES / requests))
 
 
 def shared(service: Service) -> list[str]:
@@ -269,10 +284,10 @@ def run(
         outcome = events.simulate(there, system, load, _draws(there, load, seed, system, seconds=False), told)
     best = limits(there)[0]
     best = Limit(best.rate * replicas, best.cause)
-    bounded = queue is not None or arrivals.patience < math.inf or load.users
-    asked = arrivals.per_second() * float(load.sizes().mean()) / best.rate
+    bounded = queue is not None or arrivals.patience < math.inf or isinstance(arrivals, Users)
+    asked = 0.0 if bounded else arrivals.per_second() * float(load.sizes().mean()) / best.rate
     first = statistics.warm_up(outcome.latency)
-    return Run(there, arrivals, outcome, system, taken, why, best, 0.0 if bounded else asked, seed, first)
+    return Run(there, arrivals, outcome, system, taken, why, best, asked, seed, first)
 
 
 def _engine(service: Service, engine: str, system: System) -> tuple[str, str]:

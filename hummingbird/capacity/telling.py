@@ -23,6 +23,13 @@ def run_table(found: Mapping[str, Any]) -> str:
         f"largest rate {shown_rate(found['limit_requests_per_second'])}, set by {found['limit_cause']}",
     ]
     blocks = ["\n".join(lines), _latencies(found) if found["stable"] else _growing(found)]
+    if found["stable"] and not found["steady"]:
+        wanted = 10 / (1 - found["load"]) ** 2
+        blocks.append(
+            f"at {100 * found['load']:.0f} % of the largest rate a queue has a long memory: "
+            f"these are figures of the first {found['requests']:,} requests\n"
+            f"hint: --requests {wanted:,.0f} shows how it goes on"
+        )
     shares = [
         f"{100 * found[name]:.2f} % {words}" for name, words in (("rejected", "rejected"), ("gave_up", "gave up"))
     ]
@@ -56,6 +63,6 @@ def _growing(found: Mapping[str, Any]) -> str:
     grown = found["growth_seconds_per_second"]
     words = "-" if math.isnan(grown) else f"{grown:.3g} s"
     return (
-        f"above the largest rate: {100 * found['load']:.0f} % of it. Latency grows by {words} each second, without end,\n"
-        f"so that it has no percentiles\nhint: ask for less, or change {found['limit_cause']}"
+        f"above the largest rate: {100 * found['load']:.0f} % of it. Latency grows by {words} each second, without\n"
+        f"end, so that it has no percentiles\nhint: ask for less, or change {found['limit_cause']}"
     )
