@@ -69,9 +69,7 @@ class Arrivals(ABC):
         return Load(
             size=-(-self._drawn_images(shape, seed) // per_request),
             patience=None if self.patience == math.inf else np.full(shape, self.patience),
-            first=uniform(shape, seed, "session") * self.session < 1
-            if self.session < math.inf
-            else np.zeros(shape, bool),
+            first=uniform(shape, seed, "session") < 1 / self.session,
             **self._times(shape, seed),
         )
 
