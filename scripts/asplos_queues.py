@@ -34,7 +34,7 @@ class Latency(NamedTuple):
 
 
 def latency(at: Service, rate: float, seed: int = 0) -> Latency:
-    """Of the requests of RUNS days at `rate` per second, each day from an empty store."""
+    """Latency over the requests of RUNS days at `rate` per second, each day from an empty store."""
     expected = rate * DAY
     load = poisson(rate).load(RUNS, math.ceil(expected + 8 * math.sqrt(expected)) + 8, seed)  # past the day's end
     seconds = Draws(request=np.array([[online(at)]]), refill=np.array([[offline(at)]]))

@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 import scripts.asplos
-import scripts.asplos_profile
 import scripts.bench_garble
 import scripts.bench_he
 import scripts.bench_hybrid
@@ -98,7 +97,6 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
     "scripts.asplos": lambda: scripts.asplos.parser().format_help(),
-    "scripts.asplos_profile": lambda: scripts.asplos_profile.parser().format_help(),
     "scripts.figures": lambda: scripts.figures.parser().format_help(),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),
