@@ -66,7 +66,6 @@ class Arrivals(ABC):
         check_count(runs, "runs", 1, "runs")
         check_count(requests, "requests", 1, "requests")
         shape = (runs, requests)
-        none = self.session == math.inf
         return Load(
             size=-(-self._drawn_images(shape, seed) // per_request),
             patience=None if self.patience == math.inf else np.full(shape, self.patience),
