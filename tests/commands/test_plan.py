@@ -190,7 +190,8 @@ def test_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = figures(capsys, *words, "--vary", "rate", "--values", "30/min", "1/s", "3/s", *plot)
     assert [row["value"] for row in rows] == [0.5, 1.0, 3.0] and [row["stable"] for row in rows] == [True, True, False]
     assert rows[0]["mean_seconds"] < rows[1]["mean_seconds"] and (tmp_path / "x.svg").stat().st_size > 1000
-    for name, *values in (("store", "10B", "1kB"), ("up", "8kbit", "1mbit"), ("rtt", "100ms", "1ms"), ("cores", "1", "4")):
+    links = ("up", "8kbit", "1mbit"), ("rtt", "100ms", "1ms")
+    for name, *values in (("store", "10B", "1kB"), *links, ("cores", "1", "4")):
         first, second = figures(capsys, *words, "--vary", name, "--values", *values)
         assert first["mean_seconds"] > second["mean_seconds"]
 
