@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 
 from hummingbird.capacity import events, recurrence
 from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.system import Draws, Load, System
-from hummingbird.errors import ConfigError
 from tests.capacity.systems import random_case
 from tests.capacity.test_recurrence import near
 
