@@ -15,13 +15,12 @@ from hummingbird.capacity.limit import Limit, Resource, capacity_of, loads, refi
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.statistics import Estimate
 from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System
-from hummingbird.errors import ConfigError, HummingbirdError
+from hummingbird.errors import ConfigError
 from hummingbird.table import text_table
 
 QUANTILES = (0.5, 0.95, 0.99)
 RECURRENCE, EVENTS = "recurrence", "events"
 _GROWS = 0.01  # seconds of latency per second, where growth is no chance any more
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,6 @@ class Result:
     engine: str
     why: str
     limits: list[Limit]
-
-    def __post_init__(self) -> None:
-        if (gap := statistics.little(self.outcome)) > _ROUNDING:
-            raise HummingbirdError(f"the engine breaks Little's law by {gap:.2g}", where=self.engine, hint="report it")
 
     @property
     def limit(self) -> Limit:
@@ -177,6 +172,7 @@ class Result:
             known = [q for q in QUANTILES if count >= statistics.least_requests(q)]
             found |= {f"p{100 * q:g}": _estimated(self.quantile(q)) for q in known}
         return found | {
+            "little": statistics.little(self.outcome, self.cut),
             "goodput": self.goodput,
             "shares": self.shares,
             "levels": self.levels,

@@ -11,7 +11,6 @@ import pytest
 from hummingbird.capacity import events, recurrence
 from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.sharing import Flow, shares
-from hummingbird.capacity.statistics import little
 from hummingbird.capacity.system import Draws, Load, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.systems import random_case
@@ -60,7 +59,6 @@ def test_it_agrees_with_the_recurrence_where_nothing_is_shared() -> None:
         wanted = recurrence.simulate(system, load, seconds_of(service, load, factors))
         got = events.simulate(service, system, load, factors)
         alike(got, wanted, f"{seed}: {system}")
-        assert little(got) < 1e-9
 
 
 def test_places_that_are_freed_out_of_order_agree_with_simpy() -> None:

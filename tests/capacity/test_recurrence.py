@@ -13,7 +13,6 @@ import pytest
 from hummingbird.capacity import recurrence
 from hummingbird.capacity.arrivals import poisson
 from hummingbird.capacity.drawing import exponential, gamma
-from hummingbird.capacity.statistics import little
 from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Load, Outcome, System
 from hummingbird.errors import ConfigError, InputError
 from tests.capacity.simpy_model import Model
@@ -49,7 +48,6 @@ def test_it_agrees_with_simpy_on_300_random_systems(hundred: int) -> None:
         system, load, draws = random_case(seed)
         outcome = recurrence.simulate(system, load, draws)
         simpy_alike(outcome, system, load, draws, f"{seed}: {system}")
-        assert little(outcome) < 1e-9
 
 
 def test_the_random_systems_hold_every_mechanism_and_fate() -> None:
