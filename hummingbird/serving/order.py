@@ -1,13 +1,16 @@
 """Party 0's order: which requests run next, all parties alike, and which are dropped.
 
 A request is complete when every party holds it, with the same number of images, of the same client. Complete ones run
-in the order in which they became so: at once while the parties are idle, else as soon as `most` images are there or the
-oldest has waited `wait` seconds. A request that some parties only hold delays nobody, and is dropped at its deadline.
+in the order in which they became so: at once on a lane that is idle, else as soon as `most` images are there or the
+oldest has waited `wait` seconds, on the lane that asks first. A lane has material for so many images only, its *room*:
+it leaves what does not fit to the others, and what fits nowhere is dropped. A request that some parties only hold
+delays nobody, and is dropped at its deadline.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import threading
 import time
 from collections import deque
@@ -15,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+
+_REFILL = 60.0  # seconds after which a store may have been replaced by another
 
 
 class Action(enum.IntEnum):
@@ -55,19 +60,20 @@ class _Held:
 
 
 class Order:
-    """The requests of all parties, at party 0. `hold`, `give_up` and `wake` may be called from any thread.
+    """The requests of all parties, at party 0. Every method may be called from any thread, `next` by one for each lane.
 
     most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
     """
 
-    def __init__(self, parties: int, most: int, wait: float, alone: bool = False) -> None:
+    def __init__(self, parties: int, most: int, wait: float, alone: bool = False, lanes: int = 1) -> None:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
         self._ready: deque[bytes] = deque()
-        self._images = 0  # of those that are ready
-        self._idle = True
-        self._awake = False
+        self._rooms = dict.fromkeys(range(lanes), math.inf)
+        self._idle = set(self._rooms)
+        self._waiting: set[int] = set()  # lanes that wait in `next`
+        self._awake: set[int] = set()  # lanes whose wait is to end
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
         """Party `rank` holds a request."""
@@ -81,7 +87,6 @@ class Order:
             if held.unlike is None and len(held.holders) == self._parties and not held.complete:
                 held.complete = now
                 self._ready.append(id)
-                self._images += held.images
             self._changed.notify_all()
 
     def give_up(self, id: bytes) -> None:
@@ -93,9 +98,9 @@ class Order:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """End a wait of `next`, once."""
+        """End a wait of `next`, once for each lane."""
         with self._changed:
-            self._awake = True
+            self._awake = set(self._rooms)
             self._changed.notify_all()
 
     @property
@@ -104,37 +109,50 @@ class Order:
         with self._changed:
             return not self._held
 
-    def next(self, idle: float) -> list[Decision]:
-        """The next steps: drops, then the requests of one batch; [] after `idle` seconds without either."""
+    def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
+        """The next steps for a lane: drops, then the requests of one batch; [] after `idle` seconds without either.
+
+        idle: 0 where the lane is at work still. room: images that it has material for.
+        """
         ends = time.monotonic() + idle
         with self._changed:
+            self._rooms[lane] = room
             while True:
                 now = time.monotonic()
-                out = self._drops(now)
-                if self._ready and self._due(now):
-                    out += self._batch()
-                if out or now >= ends or self._awake:
-                    self._awake = False
+                out, fitting = self._drops(now), self._fitting(room)
+                if fitting and self._due(now, lane, fitting, idle > 0):
+                    out += self._batch(lane, fitting)
+                if out or now >= ends or lane in self._awake:
+                    self._awake.discard(lane)
                     return out
-                self._idle = not self._ready or self._idle
-                self._changed.wait(max(0.0, min(ends, self._alarm()) - now))
+                if not fitting:
+                    self._idle.add(lane)
+                self._waiting.add(lane)
+                self._changed.wait(max(0.0, min(ends, self._alarm(fitting)) - now))
+                self._waiting.discard(lane)
 
-    def _due(self, now: float) -> bool:
-        oldest = self._held[self._ready[0]].complete
-        return self._idle or self._alone or self._images >= self._most or now >= oldest + self._wait
+    def _fitting(self, room: float) -> list[bytes]:
+        return [id for id in self._ready if self._held[id].images <= room]
 
-    def _batch(self) -> list[Decision]:
+    def _due(self, now: float, lane: int, fitting: list[bytes], free: bool) -> bool:
+        first = self._held[fitting[0]]
+        if not free and any(first.images <= self._rooms[other] for other in self._waiting):
+            return False  # that lane takes it, now or when it is due
+        images = sum(self._held[id].images for id in fitting)
+        return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
+
+    def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
         """Requests from the front, as many as fit."""
         out: list[Decision] = []
         images = 0
-        while self._ready and (not out or images + self._held[self._ready[0]].images <= self._most):
-            id = self._ready.popleft()
+        for id in fitting:
+            if out and (self._alone or images + self._held[id].images > min(self._most, self._rooms[lane])):
+                break
+            self._ready.remove(id)
             images += self._held.pop(id).images
             out.append(Decision(id, Action.RUN))
-            if self._alone:
-                break
-        self._images -= images
-        self._idle = False
+        self._rooms[lane] -= images
+        self._idle.discard(lane)
         return out
 
     def _drops(self, now: float) -> list[Decision]:
@@ -147,16 +165,17 @@ class Order:
             elif now >= held.ends:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
+            elif held.complete and held.images > max(self._rooms.values()):
+                out.append(Decision(id, Action.LOW, int(1e3 * _REFILL)))
         for id, *_ in out:
             held = self._held.pop(id)
             if held.complete:
                 self._ready.remove(id)
-                self._images -= held.images
         return out
 
-    def _alarm(self) -> float:
+    def _alarm(self, fitting: list[bytes]) -> float:
         """When something is to be decided though nothing happens."""
-        due = [self._held[self._ready[0]].complete + self._wait] if self._ready else []
+        due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         return min([*due, *(held.ends for held in self._held.values())], default=time.monotonic() + 3600)
 
 
