@@ -126,9 +126,10 @@ class OwnDesk:
 
     def fail(self, error: HummingbirdError) -> None:
         """A part of the service is lost, and with it this life of all: every question raises the error from now on."""
-        self.failure = self.failure or error
-        self.inbox.fail(unavailable(error))
-        self._order.wake()
+        if self.failure is None:
+            self.failure = error
+            self.inbox.fail(unavailable(error))
+            self._order.wake()
 
     def _lost(self, error: HummingbirdError) -> None:
         """The second channel is lost, and with it a party; after the last lists the others may leave first."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hummingbird.errors import AgreementError, HummingbirdError, PeerError, TrustError
+from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError, TrustError
 from hummingbird.mpc.launch import reason_of
 
 _LENGTH = struct.Struct("!I")
@@ -112,7 +112,9 @@ class Link:
 
 
 def listen(folder: str) -> tuple[str, socket.socket]:
-    """A socket in a folder that `tempfile.mkdtemp` has made, and its path."""
+    """The path of a socket in a folder that `tempfile.mkdtemp` has made, and the socket; EnvironmentProblem if there
+    can be none.
+    """
     path, server = f"{folder}/desk", socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         server.bind(path)
@@ -120,7 +122,7 @@ def listen(folder: str) -> tuple[str, socket.socket]:
     except OSError as error:
         server.close()
         hint = "TMPDIR names a folder for such things: is it there, and its path short?"
-        raise PeerError(f"cannot listen at {path}: {error.strerror or error}", hint=hint) from None
+        raise EnvironmentProblem(f"cannot listen at {path}: {error.strerror or error}", hint=hint) from None
     return path, server
 
 

@@ -65,16 +65,16 @@ class Lobby:
                 else:
                     lane, link = self._greet(connection, missing)
                     links[lane] = link
+            for link in links.values():
+                link.send("welcome")
         except BaseException as error:
             for link in links.values():
                 link.fail(error)
             raise
         for lane, link in links.items():
-            link.send("welcome")
-            thread = threading.Thread(target=self._attend, args=(lane, link), name=f"hummingbird-lane-{lane}")
-            thread.daemon = True
-            self._threads.append(thread)
-            thread.start()
+            name = f"hummingbird-lane-{lane}"
+            self._threads.append(threading.Thread(target=self._attend, args=(lane, link), name=name, daemon=True))
+            self._threads[-1].start()
 
     def _name(self, lane: int) -> str:
         place = self._session.place
@@ -86,14 +86,12 @@ class Lobby:
             hello = link.receive()
             lane = hello.fields.get("lane")
             if hello.kind != "hello" or lane not in missing:
-                raise AgreementError(
-                    f"a process joins as lane {lane}", where=self._name(0), hint="start each lane once"
-                )
+                what = f"a process joins as lane {lane}"
+                raise AgreementError(what, where=self._name(0), hint="start each lane once")
             if hello.fields.get("service") != self._service.digest.hex():
                 what = f"{self._name(lane)} has another net, other bits or another release than {self._name(0)}"
-                raise AgreementError(
-                    what, where="serve", hint="all lanes must run the same program with the same files"
-                )
+                hint = "all lanes must run the same program with the same files"
+                raise AgreementError(what, where="serve", hint=hint)
         except HummingbirdError as error:
             link.fail(error)
             raise

@@ -110,7 +110,7 @@ def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(
     store = None
     if source == "store":
         store = tmp_path / "store"
-        count = str(6 * lanes * (200 + 40 * KILLS))
+        count = str(6 * (200 + 40 * KILLS))
         deal = [*DIGITS[:-1], "6x1x8x8", "--lanes", str(lanes), "--images", count, "--out", str(store)]
         subprocess.run([sys.executable, "-m", "hummingbird", "deal", *deal], cwd=ROOT, check=True, timeout=PROGRAM)
     hosts = Hosts(*DIGITS, "--max-batch", "12", store=store, lanes=lanes)
