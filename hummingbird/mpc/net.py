@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -268,19 +268,37 @@ class PrivateNet(nn.Module):
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
         return microbatch.join(outputs, [each.part for each in work])
 
-    def begin(self, x: MPCTensor, public: Sequence[Tensor] = ()) -> list[Work]:
+    def begin(
+        self,
+        x: MPCTensor,
+        public: Sequence[Tensor] = (),
+        ahead: MutableMapping[tuple[int, ...], sessions.Supply] | None = None,
+    ) -> list[Work]:
         """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
 
-        public: the public inputs, on which the parties agree.
+        public: the public inputs, on which the parties agree. ahead: material made before, by the shape of the slice
+        that takes it out; the same at all parties.
         """
         session, shape = sessions.current(), tuple(x.size())
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
-        reserve, known = session.dealer.reserve, self._requests
-        return [
-            Work(x, part, self._public_of(part, public), reserve(known.get((part.shape, session.parties))))
-            for part in parts
-        ]
+
+        def supply(shape: tuple[int, ...]) -> sessions.Supply:
+            if ahead and shape in ahead:
+                return ahead.pop(shape)
+            return session.dealer.reserve(self._requests.get((shape, session.parties)))
+
+        return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
+
+    def material(self, shape: tuple[int, ...], most: int) -> sessions.Supply | None:
+        """The material of a slice of this shape, made from now on; None if no such slice has run yet, or above `most`
+        bytes of shares.
+        """
+        session = sessions.current()
+        requests = self._requests.get((shape, session.parties))
+        if requests is None or sum(request.share_bytes for request in requests) > most:
+            return None
+        return session.dealer.reserve(requests)
 
     def run(self, work: Work) -> MPCTensor:
         """The result of one slice; slices may take turns (wire/turns.py)."""

@@ -114,6 +114,22 @@ class Client:
         """
         service = self.service
         parts = self._parts(images, service)
+        try:
+            if len(parts) == 1:
+                outputs = [self._request(parts[0], service)]
+                if progress is not None:
+                    progress(len(parts[0]))
+            else:
+                outputs = self._side_by_side(parts, service, progress)
+        except PeerError:
+            self._groups[self._at].forget()  # the parties may be others by now
+            raise
+        return torch.cat(outputs)
+
+    def _side_by_side(
+        self, parts: list[Tensor], service: Description, progress: Callable[[int], None] | None
+    ) -> list[Tensor]:
+        """The results of several requests, some under way at a time."""
         outputs = []
         with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="hummingbird-client") as pool:
             futures = [pool.submit(self._request, part, service) for part in parts]
@@ -122,13 +138,11 @@ class Client:
                     outputs.append(future.result())
                     if progress is not None:
                         progress(len(part))
-            except BaseException as error:
+            except BaseException:
                 for future in futures:
                     future.cancel()
-                if isinstance(error, PeerError):
-                    self._groups[self._at].forget()  # the parties may be others by now
                 raise
-        return torch.cat(outputs)
+        return outputs
 
     async def ask(self, images: Tensor) -> Tensor:
         """`client(images)` for asyncio: a thread waits."""

@@ -27,7 +27,7 @@ _ASK = "its own output says why"
 
 
 class Message(NamedTuple):
-    """What one side says to the other."""
+    """A question or an answer, from one side to the other."""
 
     kind: str
     fields: dict[str, Any]
