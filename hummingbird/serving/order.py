@@ -5,6 +5,9 @@ in the order in which they became so: at once on a lane that is idle, else as so
 oldest has waited `wait` seconds, on the lane that asks first. A lane has material for so many images only, its *room*:
 it leaves what does not fit to the others, and what fits nowhere is dropped. A request that some parties only hold
 delays nobody, and is dropped at its deadline.
+
+A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
+such a word gets the same decision again, and makes no request complete that its party has refused already.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import NamedTuple
 
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 
-_REFILL = 60.0  # seconds after which a store may have been replaced by another
+_KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
 
 
 class Action(enum.IntEnum):
@@ -29,7 +32,7 @@ class Action(enum.IntEnum):
     MISSING = 1  # its deadline has passed, and party `detail` never got it
     LATE = 2  # its deadline has passed while it waited
     UNLIKE = 3  # party `detail` got it with another number of images, or from another client
-    LOW = 4  # there is too little material; detail: milliseconds after which to try again
+    LOW = 4  # there is too little material; detail: milliseconds after which to try again, which a store knows
     GIVEN_UP = 5  # its client has left
 
 
@@ -69,8 +72,10 @@ class Order:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
+        self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
         self._ready: deque[bytes] = deque()
         self._rooms = dict.fromkeys(range(lanes), math.inf)
+        self._said = dict.fromkeys(self._rooms, -math.inf)  # when
         self._idle = set(self._rooms)
         self._waiting: set[int] = set()  # lanes that wait in `next`
         self._awake: set[int] = set()  # lanes whose wait is to end
@@ -110,19 +115,20 @@ class Order:
             return not self._held
 
     def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
-        """The next steps for a lane: drops, then the requests of one batch; [] after `idle` seconds without either.
+        """The next steps for a lane: drops, then the requests of one batch; [] after `idle` seconds without either, or
+        where its room is to be told again.
 
         idle: 0 where the lane is at work still. room: images that it has material for.
         """
         ends = time.monotonic() + idle
         with self._changed:
-            self._rooms[lane] = room
+            self._rooms[lane], self._said[lane] = room, time.monotonic()
             while True:
                 now = time.monotonic()
                 out, fitting = self._drops(now), self._fitting(room)
                 if fitting and self._due(now, lane, fitting, idle > 0):
                     out += self._batch(lane, fitting)
-                if out or now >= ends or lane in self._awake:
+                if out or now >= ends or lane in self._awake or self._outdated(lane):
                     self._awake.discard(lane)
                     return out
                 if not fitting:
@@ -130,6 +136,12 @@ class Order:
                 self._waiting.add(lane)
                 self._changed.wait(max(0.0, min(ends, self._alarm(fitting)) - now))
                 self._waiting.discard(lane)
+
+    def _outdated(self, lane: int) -> bool:
+        """Whether a request has come that fits no lane: a store may have got material since this one has told of it."""
+        largest = max(self._rooms.values())
+        ready = (self._held[id] for id in self._ready)
+        return any(held.images > largest and held.complete > self._said[lane] for held in ready)
 
     def _fitting(self, room: float) -> list[bytes]:
         return [id for id in self._ready if self._held[id].images <= room]
@@ -156,22 +168,37 @@ class Order:
         return out
 
     def _drops(self, now: float) -> list[Decision]:
+        self._forget(now)
         out = []
         for id, held in list(self._held.items()):
-            if held.unlike is not None:
+            if id in self._dropped:
+                out.append(self._dropped[id][1])
+            elif held.unlike is not None:
                 out.append(Decision(id, Action.UNLIKE, held.unlike))
             elif held.ends == 0.0:
                 out.append(Decision(id, Action.GIVEN_UP))
             elif now >= held.ends:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
-            elif held.complete and held.images > max(self._rooms.values()):
-                out.append(Decision(id, Action.LOW, int(1e3 * _REFILL)))
-        for id, *_ in out:
-            held = self._held.pop(id)
+            elif held.complete and self._lacks_material(held):
+                out.append(Decision(id, Action.LOW))
+        for decision in out:
+            held = self._held.pop(decision.id)
+            self._dropped.setdefault(decision.id, (now, decision))
             if held.complete:
-                self._ready.remove(id)
+                self._ready.remove(decision.id)
         return out
+
+    def _lacks_material(self, held: _Held) -> bool:
+        """Whether no lane has room for a request, as all of them have said since it was complete."""
+        return held.images > max(self._rooms.values()) and held.complete <= min(self._said.values())
+
+    def _forget(self, now: float) -> None:
+        while self._dropped:
+            id = next(iter(self._dropped))
+            if now < self._dropped[id][0] + _KEPT:
+                break
+            del self._dropped[id]
 
     def _alarm(self, fitting: list[bytes]) -> float:
         """When something is to be decided though nothing happens."""

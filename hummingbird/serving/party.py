@@ -36,7 +36,7 @@ _LOOK = 1.0  # seconds between looks at whether a caller is still there
 
 def join(
     private: PrivateNet,
-    shape: Sequence[int],
+    shape: Sequence[int] | Sequence[Sequence[int]],
     session: Session,
     *,
     most: int = MAX_BATCH,
@@ -48,10 +48,10 @@ def join(
 ) -> Party | Lane:
     """This process's part in a service, from a private net that is set up in a session. A few rounds.
 
-    shape: of one image. most: images of a batch, and of a request. wait: seconds for which a request may wait for
-    others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds for what waits when a
-    service is told to end. Raises what `plan.describe` does, AgreementError where parties or lanes differ in these
-    options, and PeerError.
+    shape: of one image; of a net with several inputs, one for each. most: images of a batch, and of a request. wait:
+    seconds for which a request may wait for others to share its batch. tls: for the parties' second channel, as in
+    `init`. grace: seconds for what waits when a service is told to end. Raises what `plan.describe` does,
+    AgreementError where parties or lanes differ in these options, and PeerError.
     """
     if session.lane:
         invitation = Invitation.wait(session)

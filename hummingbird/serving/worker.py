@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hummingbird.errors import AgreementError
-from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
 from hummingbird.serving.batches import Batches
@@ -20,7 +20,7 @@ from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import Description
 from hummingbird.serving.desk import Desk
 from hummingbird.serving.message import pack_answer
-from hummingbird.serving.order import Decision
+from hummingbird.serving.order import Action, Decision
 from hummingbird.serving.zeros import ZeroShares
 
 _BEAT = 5.0  # seconds between lists while there is nothing to do
@@ -37,7 +37,7 @@ class Worker:
         self.beat = min(_BEAT, session.channel.timeout / 4)
         facts = {"service": service.digest.hex(), "input": str(service.shape), "max batch": str(service.most)}
         session.agree("serve", facts)
-        self._store = session.dealer if isinstance(session.dealer, StoreDealer) else None
+        self._store = session.dealer if isinstance(session.dealer, STORES) else None
         slot = session.dealer.slice_shape
         # A lane whose material is used up leaves the batches to the others.
         used_up = session.lanes > 1 and self.slots == 0
@@ -50,6 +50,7 @@ class Worker:
         self._zeros = ZeroShares(session.channel)
         self._batches = Batches(private, session, self._list, self._answer)
         self._desk: Desk
+        self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
         self._last = False  # whether party 0's last list has come
 
     @property
@@ -69,19 +70,37 @@ class Worker:
         """Party 0's next list, sent or received and carried out; its length. idle: seconds to wait for one."""
         if self._last:  # at all parties alike, though other computations may still be under way
             return 0
-        decisions: Sequence[Decision]
+        slots = 0
         if self._session.rank == 0:
-            room = math.inf if self._store is None else self._store.slots_left * self._store.header.shape[0]
-            decisions, last = self._desk.next(self._lane, idle, room)
-            send_list(self._session.channel, decisions, last)
+            decisions, last = self._desk.next(self._lane, idle, self._room)
+            decisions = [self._dated(decision) for decision in decisions]
+            requests = self._desk.take(self._lane, decisions, last, self.slots)
+            if self._store is not None:
+                slots = -(-sum(request.images for request in requests) // self._store.slice_shape[0])
+            self._promised += slots
+            send_list(self._session.channel, decisions, last)  # meanwhile the other computation may make a list, too
         else:
             decisions, last = receive_list(self._session.channel)
+            requests = self._desk.take(self._lane, decisions, last, self.slots)
         self._last = self._last or last
-        requests = self._desk.take(self._lane, decisions, last, self.slots)
         if requests:
             shares = [request.words(self._service, self._session.rank) for request in requests]
             self._batches.add([request.id for request in requests], shares)
+        self._promised -= slots
         return len(decisions)
+
+    @property
+    def _room(self) -> float:
+        """Images that this lane has material for, beside those on lists that are on their way."""
+        if self._store is None:
+            return math.inf
+        return (self._store.slots_left - self._promised) * self._store.slice_shape[0]
+
+    def _dated(self, decision: Decision) -> Decision:
+        """The decision, with the time after which there may be material again."""
+        if decision.action != Action.LOW or self._store is None:
+            return decision
+        return decision._replace(detail=int(1e3 * self._store.refill_seconds))
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], padding: int, share: Tensor) -> None:
         """The answers of a batch: this party's share of the results, and a fresh share of zero."""

@@ -102,7 +102,7 @@ def test_requests_that_do_not_fit_a_lane_s_store_are_refused_when_no_other_has_r
     far = lanes.come()
     request, _ = lanes.ask()
     assert far.next(1, 0.0, 0.0) == ([], False)
-    assert lanes.desk.next(0, 0.0, 0.0) == ([Decision(request.id, Action.LOW, 60_000)], False)
+    assert lanes.desk.next(0, 0.0, 0.0) == ([Decision(request.id, Action.LOW)], False)
 
 
 @pytest.mark.parametrize("words", [True, False], ids=["in words", "killed"])

@@ -76,6 +76,22 @@ def test_requests_that_differ_between_parties_are_dropped_at_once() -> None:
         assert order.next(NEVER) == [Decision(id, Action.UNLIKE, 1)] and order.empty
 
 
+def test_what_was_dropped_stays_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a party would be ordered to run what it was told to drop, which ends the session of all."""
+    order, id = Order(2, most=8, wait=NEVER), os.urandom(16)
+    order.hold(0, id, claim(left=0.0))
+    missing = Decision(id, Action.MISSING, 1)
+    assert order.next(NEVER) == [missing]
+    order.hold(1, id, claim())  # sent before party 1 heard of that
+    order.hold(0, id, claim())  # the client once more, when party 0 has forgotten the id
+    assert order.next(NEVER) == [missing] and order.empty
+    later = time.monotonic() + 601.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    for rank in range(2):
+        order.hold(rank, id, claim())
+    assert order.next(NEVER) == run([id]) and not order._dropped
+
+
 def test_a_request_that_is_late_or_given_up_leaves_its_place() -> None:
     order = Order(2, most=3, wait=NEVER)
     held(order, 1)
@@ -141,7 +157,7 @@ def test_what_does_not_fit_one_lane_s_material_is_left_to_another_and_dropped_wh
     assert order.next(NEVER, lane=0, room=4) == run([small])  # and not three more
     assert order.next(0, lane=0, room=2) == []  # lane 1 may have material, and has said nothing yet
     assert order.next(NEVER, lane=1, room=5) == run([large])
-    low = Decision(more, Action.LOW, 60_000)
+    low = Decision(more, Action.LOW)
     assert order.next(0, lane=1, room=0) == [low] and order.empty
     (gone,) = held(order, 1)
     assert order.next(0, lane=1, room=0) == []
@@ -170,3 +186,15 @@ def test_every_lane_is_woken_once() -> None:
     assert order.next(NEVER, lane=1) == order.next(NEVER, lane=0) == []
     ids = held(order, 1)
     assert order.next(NEVER, lane=1) == run(ids)
+
+
+def test_a_store_that_was_filled_again_is_asked_before_a_request_is_dropped() -> None:
+    order, found = Order(2, most=8, wait=0.0), list[list[Decision]]()
+    (thread := threading.Thread(target=lambda: found.append(order.next(NEVER, room=0)))).start()
+    while 0 not in order._waiting:
+        time.sleep(0.01)
+    ids = held(order, 1)
+    thread.join(HANG)
+    assert found == [[]] and order.next(NEVER, room=4) == run(ids)
+    (id,) = held(order, 5)
+    assert order.next(NEVER, room=4) == [Decision(id, Action.LOW)]
