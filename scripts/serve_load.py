@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -162,7 +163,8 @@ def _batches(metrics: str) -> tuple[float, float]:
     """Batches and images that party 0 has computed so far."""
     with urllib.request.urlopen(metrics, timeout=30) as page:
         text = page.read().decode()
-    counted = {
-        sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples
-    }
+    counted = Counter[str]()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            counted[sample.name] += sample.value  # type: ignore[assignment]
     return counted["hummingbird_serving_batches_total"], counted["hummingbird_serving_images_total"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
-from hummingbird.errors import ConfigError, InputError, UnavailableError
+from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
@@ -20,7 +21,7 @@ from hummingbird.serving.inbox import Limits
 from hummingbird.serving.lives import Lives
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Party, join
 from hummingbird.wire.front import Front
 from hummingbird.wire.options import add_service, count, positive, service_of, shape
 
@@ -69,8 +70,6 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     """One party: listen, meet the others, convert the net, and answer until SIGTERM."""
     place = environment(args.lanes)
-    if place.lanes > 1:
-        raise ConfigError(f"{place.lanes} lanes", where="--lanes", hint="a service has one lane for each party")
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
@@ -78,27 +77,35 @@ def run(args: argparse.Namespace) -> None:
         args.metrics = args.metrics.replace("{rank}", str(place.party))
     args.listen = [address_of(args.listen, place.party, place.parties)]
     config, options = service_of(args, MAX_BYTES), session_options(args)
+    if place.lane:  # no client reaches it
+        config = replace(config, metrics=None, log=None)
     limits = Limits(requests=config.limits.requests, requests_each=config.limits.per_client)
     with Front("serve", config) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
 
-        def begin() -> Party:
+        def begin() -> Party | Lane:
             session = launch.init(**options)
             image = [torch.empty(1, *each) for each in args.input or ()]
             net, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
             shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
             how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
-            return Party(private, shapes, session, table=table, grace=config.grace, figures=figures, **how)
+            return join(private, shapes, session, table=table, grace=config.grace, figures=figures, **how)
 
-        lives = Lives(methods, begin, lambda: print(f"[{launch.name()}] {front.line}", flush=True))
-        front.serve(methods.handlers())
+        def begun() -> None:
+            if place.lane == 0:
+                print(f"[{launch.name()}] {front.line}", flush=True)
+
+        lives = Lives(methods, begin, begun)
+        if place.lane == 0:
+            front.serve(methods.handlers())
         try:
             lives.run()
         finally:
             methods.shut(UnavailableError("this service has stopped", hint="try again when it is back"))
-    if place.party == 0:
-        padded = f", {lives.padding} images of padding" if lives.padding else ""
-        print(f"served {lives.images} images in {lives.batches} batches{padded}", flush=True)
+    if place.rank == 0:
+        done = lives.counts
+        padded = f", {done.padding} images of padding" if done.padding else ""
+        print(f"served {done.images} images in {done.batches} batches{padded}", flush=True)
 
 
 def address_of(addresses: list[str], rank: int, parties: int) -> str:

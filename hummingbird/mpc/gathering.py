@@ -119,6 +119,28 @@ class Gathering:
         here.add(1)
         here.wait()
 
+    def told(self, what: str, text: str = "") -> str:
+        """Lane 0's text, at every lane of this party; the others give none, and wait for it. what: a name for it, once
+        in a session. The text passes through torchrun's store, which others may read. PeerError as `Tally.wait`.
+        """
+        since = looked = time.monotonic()
+        try:
+            store = dist.PrefixStore("told", dist.distributed_c10d._get_default_store())
+            if self.place.lane == 0:
+                store.set(what, text)
+            while not store.check([what]):
+                now = time.monotonic()
+                why = self.failure() if now - looked > _LOOK else None
+                if why or now - since > PATIENCE:
+                    ended = f"lane 0 of this party did not tell its {what}"
+                    ended += f", after a failure: {why}" if why else f" within {PATIENCE:g} s"
+                    raise PeerError(ended, where=self.place.name, hint="its own output says why")
+                looked = now if now - looked > _LOOK else looked
+                time.sleep(_POLL)
+            return store.get(what).decode()
+        except RuntimeError as error:
+            raise _lost(self.place, error) from None
+
     def tensors(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all lanes, by lane, at lane 0; none at the others, and only its own with one lane.
 

@@ -27,19 +27,22 @@ _AHEAD_BYTES = 64 << 20  # a quarter of what a party holds of material that is n
 
 @dataclass(eq=False, repr=False)
 class _Batch:
-    """Requests that are computed together; counts: images of each. Slices, and their results so far."""
+    """Requests that are computed together; counts: images of each. Slices, their rows that are no client's, and their
+    results so far.
+    """
 
     ids: Sequence[bytes]
     counts: Sequence[int]
     works: list[Work]
+    padding: int
     outputs: dict[int, MPCTensor] = field(default_factory=dict)
 
 
 class Batches:
     """The batches of one party; every party makes the same calls in the same order.
 
-    poll: asks for more without waiting, and may call `add`. done: called with ids, images of each, and this party's
-    share of the results (images, ...), int64, of a batch that is computed.
+    poll: asks for more without waiting, and may call `add`. done: called with ids, images of each, rows of slices that
+    were no client's, and this party's share of the results (images, ...), int64, of a batch that is computed.
     """
 
     def __init__(
@@ -47,24 +50,20 @@ class Batches:
         private: PrivateNet,
         session: Session,
         poll: Callable[[], object],
-        done: Callable[[Sequence[bytes], Sequence[int], Tensor], None],
+        done: Callable[[Sequence[bytes], Sequence[int], int, Tensor], None],
     ) -> None:
         self._private, self._session, self._poll, self._done = private, session, poll, done
         self._queue: deque[tuple[_Batch, int]] = deque()  # slices that are to be run: a batch, and which of its slices
         self._at_work = 0
         self._ahead: dict[tuple[int, ...], Supply] = {}  # of one slice, by its shape
-        self.batches = self.images = self.padding = 0  # so far; padding: rows of slices that are no client's
 
-    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> int:
-        """One batch, of requests' shares int64 (images, ...); its material is made from now on. Rows of padding."""
+    def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
+        """One batch, of requests' shares int64 (images, ...); its material is made from now on."""
         x = from_share(torch.cat(list(shares)).to(self._session.device), SCALE)
         works = self._private.begin(x, ahead=self._ahead)
-        batch = _Batch(ids, [len(share) for share in shares], works)
-        self._queue.extend((batch, number) for number in range(len(works)))
-        self.batches, self.images = self.batches + 1, self.images + len(x)
         padding = sum(work.part.shape[0] - work.part.images for work in works)
-        self.padding += padding
-        return padding
+        batch = _Batch(ids, [len(share) for share in shares], works, padding)
+        self._queue.extend((batch, number) for number in range(len(works)))
 
     def run(self) -> None:
         """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
@@ -99,4 +98,4 @@ class Batches:
     def _finish(self, batch: _Batch) -> None:
         outputs = [batch.outputs[number] for number in range(len(batch.works))]
         out = microbatch.join(outputs, [work.part for work in batch.works])
-        self._done(batch.ids, batch.counts, share_of(out).cpu())
+        self._done(batch.ids, batch.counts, batch.padding, share_of(out).cpu())

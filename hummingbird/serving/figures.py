@@ -1,10 +1,11 @@
 """A party's figures for Prometheus, beside those of every service (wire/metrics.py).
 
-hummingbird_serving_batches_total, _images_total      computed
+hummingbird_serving_batches_total                     computed, by lane
+hummingbird_serving_images_total                      computed
 hummingbird_serving_padding_images_total              rows of a store's slots that were no client's
 hummingbird_serving_batch_images                      histogram of a batch's images
 hummingbird_serving_waiting_requests                  at this party, without an outcome
-hummingbird_serving_slices_left                       of material in a store, if there is one
+hummingbird_serving_slices_left                       of material in the stores of all lanes, if there are any
 hummingbird_serving_lives_total                       sessions that this process has had
 """
 
@@ -22,20 +23,21 @@ class Figures:
     """Counts of one process, over all its lives. registry: of `wire.metrics.Metrics`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"hummingbird_serving_{name}", text, registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"hummingbird_serving_{name}", text, labels, registry=registry)
 
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"hummingbird_serving_{name}", text, registry=registry)
 
-        self._batches, self._images = counter("batches", "Batches computed."), counter("images", "Images computed.")
+        self._batches = counter("batches", "Batches computed.", "lane")
+        self._images = counter("images", "Images computed.")
         self._padding = counter("padding_images", "Rows of a store's slots that were no client's.")
         self.lives = counter("lives", "Sessions that this process has had.")
         self._sizes = Histogram(
             "hummingbird_serving_batch_images", "Images of a batch.", buckets=_BUCKETS, registry=registry
         )
         self._waiting = gauge("waiting_requests", "Requests without an outcome.")
-        self._slices = gauge("slices_left", "Material in a store; NaN with a dealer.")
+        self._slices = gauge("slices_left", "Material in the stores of all lanes; NaN with a dealer.")
         self.forget()
 
     def watch(self, waiting: Callable[[], float], slices: Callable[[], float]) -> None:
@@ -47,9 +49,9 @@ class Figures:
         """Ask nobody: the party that was asked has left, and its net is not to be kept in memory."""
         self.watch(lambda: 0, lambda: math.nan)
 
-    def batch(self, images: int, padding: int) -> None:
-        """A batch that is begun."""
-        self._batches.inc()
+    def batch(self, lane: int, images: int, padding: int) -> None:
+        """A batch that is computed."""
+        self._batches.labels(lane=str(lane)).inc()
         self._images.inc(images)
         self._padding.inc(padding)
         self._sizes.observe(images)

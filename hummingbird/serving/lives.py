@@ -17,8 +17,9 @@ from types import FrameType
 
 from hummingbird.errors import DealerError, HummingbirdError, PeerError, UnavailableError
 from hummingbird.mpc import launch
+from hummingbird.serving.desk import Counts, unavailable
 from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import Party, unavailable
+from hummingbird.serving.party import Lane, Party
 
 _PAUSES = (0.5, 15.0)  # seconds before the next meeting: after a life, and at most after failures to begin one
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -30,10 +31,10 @@ class Lives:
     begun: called when clients are answered, in every life.
     """
 
-    def __init__(self, methods: Methods, begin: Callable[[], Party], begun: Callable[[], object]) -> None:
+    def __init__(self, methods: Methods, begin: Callable[[], Party | Lane], begun: Callable[[], object]) -> None:
         self._methods, self._begin, self._begun = methods, begin, begun
         self._stopping = False
-        self.count = self.batches = self.images = self.padding = 0  # of all lives
+        self.count, self.counts = 0, Counts()  # of all lives
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, after which what waits is still answered. Raises what is no failure of another
@@ -80,9 +81,7 @@ class Lives:
             launch.uninit()
         finally:
             if party is not None:
-                done = party.batches
-                self.batches, self.images = self.batches + done.batches, self.images + done.images
-                self.padding += done.padding
+                self.counts += party.counts
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: drain, or end at once where there is nothing to drain. A second one changes nothing, for a

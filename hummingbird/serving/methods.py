@@ -8,21 +8,21 @@ from collections.abc import Callable
 import grpc
 
 from hummingbird.errors import UnavailableError
-from hummingbird.serving.party import Party
+from hummingbird.serving.party import Lane, Party
 from hummingbird.wire.service import Method
 
 _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
 
 class Methods:
-    """Answers with a `Party`, and without one says why. ready: told whether there is one."""
+    """Answers with a `Party`, and without one says why; at a `Lane` nobody calls. ready: told whether there is one."""
 
     def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:
-        self.party: Party | None = None
+        self.party: Party | Lane | None = None
         self._ready = ready
         self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
 
-    def open(self, party: Party) -> None:
+    def open(self, party: Party | Lane) -> None:
         """Answer with this party from now on."""
         self.party = party
         self._ready(True)
@@ -45,7 +45,7 @@ class Methods:
     def _by(self, method: _Asked) -> Method:
         def call(message: bytes, context: grpc.ServicerContext) -> bytes:
             party = self.party
-            if party is None:
+            if not isinstance(party, Party):
                 raise self._reason.with_traceback(None)
             return method(party, message, context)
 

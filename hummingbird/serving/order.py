@@ -1,8 +1,10 @@
 """Party 0's order: which requests run next, all parties alike, and which are dropped.
 
 A request is complete when every party holds it, with the same number of images, of the same client. Complete ones run
-in the order in which they became so: at once while the parties are idle, else as soon as `most` images are there or the
-oldest has waited `wait` seconds. A request that some parties only hold delays nobody, and is dropped at its deadline.
+in the order in which they became so: at once on a lane that is idle, else as soon as `most` images are there or the
+oldest has waited `wait` seconds, on the lane that asks first. A lane has material for so many images only, its *room*:
+it leaves what does not fit to the others, and what fits nowhere is dropped. A request that some parties only hold
+delays nobody, and is dropped at its deadline.
 
 A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
 such a word gets the same decision again, and makes no request complete that its party has refused already.
@@ -11,6 +13,7 @@ such a word gets the same decision again, and makes no request complete that its
 from __future__ import annotations
 
 import enum
+import math
 import threading
 import time
 from collections import deque
@@ -29,7 +32,7 @@ class Action(enum.IntEnum):
     MISSING = 1  # its deadline has passed, and party `detail` never got it
     LATE = 2  # its deadline has passed while it waited
     UNLIKE = 3  # party `detail` got it with another number of images, or from another client
-    LOW = 4  # there is too little material; detail: milliseconds after which to try again
+    LOW = 4  # there is too little material; detail: milliseconds after which to try again, which a store knows
     GIVEN_UP = 5  # its client has left
 
 
@@ -60,20 +63,22 @@ class _Held:
 
 
 class Order:
-    """The requests of all parties, at party 0. `hold`, `give_up` and `wake` may be called from any thread.
+    """The requests of all parties, at party 0. Every method may be called from any thread, `next` by one for each lane.
 
     most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
     """
 
-    def __init__(self, parties: int, most: int, wait: float, alone: bool = False) -> None:
+    def __init__(self, parties: int, most: int, wait: float, alone: bool = False, lanes: int = 1) -> None:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
         self._ready: deque[bytes] = deque()
-        self._images = 0  # of those that are ready
-        self._idle = True
-        self._awake = False
+        self._rooms = dict.fromkeys(range(lanes), math.inf)
+        self._said = dict.fromkeys(self._rooms, -math.inf)  # when
+        self._idle = set(self._rooms)
+        self._waiting: set[int] = set()  # lanes that wait in `next`
+        self._awake: set[int] = set()  # lanes whose wait is to end
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
         """Party `rank` holds a request."""
@@ -87,7 +92,6 @@ class Order:
             if held.unlike is None and len(held.holders) == self._parties and not held.complete:
                 held.complete = now
                 self._ready.append(id)
-                self._images += held.images
             self._changed.notify_all()
 
     def give_up(self, id: bytes) -> None:
@@ -99,9 +103,9 @@ class Order:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """End a wait of `next`, once."""
+        """End a wait of `next`, once for each lane."""
         with self._changed:
-            self._awake = True
+            self._awake = set(self._rooms)
             self._changed.notify_all()
 
     @property
@@ -110,37 +114,57 @@ class Order:
         with self._changed:
             return not self._held
 
-    def next(self, idle: float) -> list[Decision]:
-        """The next steps: drops, then the requests of one batch; [] after `idle` seconds without either."""
+    def next(self, idle: float, lane: int = 0, room: float = math.inf) -> list[Decision]:
+        """The next steps for a lane: drops, then the requests of one batch; [] after `idle` seconds without either, or
+        where its room is to be told again.
+
+        idle: 0 where the lane is at work still. room: images that it has material for.
+        """
         ends = time.monotonic() + idle
         with self._changed:
+            self._rooms[lane], self._said[lane] = room, time.monotonic()
             while True:
                 now = time.monotonic()
-                out = self._drops(now)
-                if self._ready and self._due(now):
-                    out += self._batch()
-                if out or now >= ends or self._awake:
-                    self._awake = False
+                out, fitting = self._drops(now), self._fitting(room)
+                if fitting and self._due(now, lane, fitting, idle > 0):
+                    out += self._batch(lane, fitting)
+                if out or now >= ends or lane in self._awake or self._outdated(lane):
+                    self._awake.discard(lane)
                     return out
-                self._idle = not self._ready or self._idle
-                self._changed.wait(max(0.0, min(ends, self._alarm()) - now))
+                if not fitting:
+                    self._idle.add(lane)
+                self._waiting.add(lane)
+                self._changed.wait(max(0.0, min(ends, self._alarm(fitting)) - now))
+                self._waiting.discard(lane)
 
-    def _due(self, now: float) -> bool:
-        oldest = self._held[self._ready[0]].complete
-        return self._idle or self._alone or self._images >= self._most or now >= oldest + self._wait
+    def _outdated(self, lane: int) -> bool:
+        """Whether a request has come that fits no lane: a store may have got material since this one has told of it."""
+        largest = max(self._rooms.values())
+        ready = (self._held[id] for id in self._ready)
+        return any(held.images > largest and held.complete > self._said[lane] for held in ready)
 
-    def _batch(self) -> list[Decision]:
+    def _fitting(self, room: float) -> list[bytes]:
+        return [id for id in self._ready if self._held[id].images <= room]
+
+    def _due(self, now: float, lane: int, fitting: list[bytes], free: bool) -> bool:
+        first = self._held[fitting[0]]
+        if not free and any(first.images <= self._rooms[other] for other in self._waiting):
+            return False  # that lane takes it, now or when it is due
+        images = sum(self._held[id].images for id in fitting)
+        return lane in self._idle or self._alone or images >= self._most or now >= first.complete + self._wait
+
+    def _batch(self, lane: int, fitting: list[bytes]) -> list[Decision]:
         """Requests from the front, as many as fit."""
         out: list[Decision] = []
         images = 0
-        while self._ready and (not out or images + self._held[self._ready[0]].images <= self._most):
-            id = self._ready.popleft()
+        for id in fitting:
+            if out and (self._alone or images + self._held[id].images > min(self._most, self._rooms[lane])):
+                break
+            self._ready.remove(id)
             images += self._held.pop(id).images
             out.append(Decision(id, Action.RUN))
-            if self._alone:
-                break
-        self._images -= images
-        self._idle = False
+        self._rooms[lane] -= images
+        self._idle.discard(lane)
         return out
 
     def _drops(self, now: float) -> list[Decision]:
@@ -156,13 +180,18 @@ class Order:
             elif now >= held.ends:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
+            elif held.complete and self._lacks_material(held):
+                out.append(Decision(id, Action.LOW))
         for decision in out:
             held = self._held.pop(decision.id)
             self._dropped.setdefault(decision.id, (now, decision))
             if held.complete:
                 self._ready.remove(decision.id)
-                self._images -= held.images
         return out
+
+    def _lacks_material(self, held: _Held) -> bool:
+        """Whether no lane has room for a request, as all of them have said since it was complete."""
+        return held.images > max(self._rooms.values()) and held.complete <= min(self._said.values())
 
     def _forget(self, now: float) -> None:
         while self._dropped:
@@ -171,9 +200,9 @@ class Order:
                 break
             del self._dropped[id]
 
-    def _alarm(self) -> float:
+    def _alarm(self, fitting: list[bytes]) -> float:
         """When something is to be decided though nothing happens."""
-        due = [self._held[self._ready[0]].complete + self._wait] if self._ready else []
+        due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         return min([*due, *(held.ends for held in self._held.values())], default=time.monotonic() + 3600)
 
 

@@ -39,8 +39,6 @@ def describe(
     """
     if session.parties < 2:
         raise ConfigError("one party hides nothing", where="serve", hint="start two or more with torchrun")
-    if session.lanes > 1:
-        raise ConfigError(f"{session.lanes} lanes", where="--lanes", hint="a service has one lane for each party")
     if public := [step.name for step in private.plan if step.op == "public"]:
         what = f"the net takes public inputs, {', '.join(public)}, which all parties would see"
         hint = "serve a net of floating-point inputs, or one that looks its numbers up privately (docs/lookup.md)"

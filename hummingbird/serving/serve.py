@@ -10,10 +10,11 @@ from torch import Tensor
 from hummingbird.errors import HummingbirdError, UnavailableError
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import current
+from hummingbird.serving.desk import unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
-from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party, unavailable
+from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, join
 from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.gate import Limits
 from hummingbird.wire.trust import Tls
@@ -36,8 +37,9 @@ def serve(
 
         hummingbird.launch(party, net.eval(), ["127.0.0.1:9100", "127.0.0.1:9101"])
 
-    All parties of the session call it, on their main threads, with the same net, shape and limits. It returns at all of
-    them when one is told to end and what waits is answered. A party or dealer that is lost ends it with an error; the
+    All parties of the session call it, on their main threads, with the same net, shape and limits; where they have
+    several lanes, every lane of theirs, and clients find lane 0. It returns at all of them when one is told to end and
+    what waits is answered. A party or dealer that is lost ends it with an error; the
     command `python -m hummingbird serve` meets the others again, and has tokens, metrics and logs.
 
     shape: of one image; of a net with several inputs, one for each. listen: where clients find this party, HOST:PORT
@@ -47,14 +49,16 @@ def serve(
     max_batch: images of a batch, and of a request where as many fit into 32 MiB. max_wait: seconds for which a request
         waits for others to share its batch; none while the parties are idle.
 
-    Raises what `Party` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a session.
+    Raises what `party.join` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a
+    session.
     """
     session = current()
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
     with Front("serve", config) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
-        front.serve(methods.handlers())
-        party = Party(private, shape, session, table=table, most=max_batch, wait=max_wait, tls=tls, figures=figures)
+        if session.lane == 0:
+            front.serve(methods.handlers())
+        party = join(private, shape, session, table=table, most=max_batch, wait=max_wait, tls=tls, figures=figures)
         try:
             methods.open(party)
             threading.Thread(target=_drain, args=(front, methods), daemon=True).start()

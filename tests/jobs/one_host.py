@@ -14,7 +14,7 @@ _mark = StoreDealer.mark
 
 
 def _told(self: StoreDealer, slot: int) -> None:
-    os.write(1, f"party {self.rank} uses slot {slot}\n".encode())  # at once, and whole
+    os.write(1, f"party {self.rank}, lane {self.header.lane} uses slot {slot}\n".encode())  # at once, and whole
     _mark(self, slot)
 
 

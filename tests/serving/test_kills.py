@@ -6,6 +6,7 @@ HUMMINGBIRD_KILLS: how many (default 12).
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -93,22 +94,26 @@ def victims(hosts: Hosts, clients: Clients, dealer: bool) -> list[Callable[[], N
         time.sleep(3 * random.random())
         hosts.start_dealer()
 
-    parties = [lambda rank=rank: hosts.kill_party(rank) for rank in (0, 1)]
+    parties = [lambda rank=rank: hosts.kill_party(rank, random.randrange(hosts.lanes)) for rank in (0, 1)]
     whole = [lambda rank=rank: host(rank) for rank in (0, 1)]
     return [*parties, *parties, *whole, clients.kill, *[kill_dealer] * dealer]  # type: ignore[list-item]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 2], ids=["one lane", "two lanes"])
 @pytest.mark.parametrize("source", ["dealer", "store"])
-def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(tmp_path: Path, source: str) -> None:
+def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(
+    tmp_path: Path, source: str, lanes: int
+) -> None:
     random.seed(seed := int(os.environ.get("HUMMINGBIRD_KILLS_SEED", time.time_ns() % 10**6)))
     print(f"HUMMINGBIRD_KILLS_SEED={seed}")
     store = None
     if source == "store":
         store = tmp_path / "store"
-        deal = [*DIGITS[:-1], "6x1x8x8", "--images", str(6 * (200 + 40 * KILLS)), "--out", str(store)]
+        count = str(6 * (200 + 40 * KILLS))
+        deal = [*DIGITS[:-1], "6x1x8x8", "--lanes", str(lanes), "--images", count, "--out", str(store)]
         subprocess.run([sys.executable, "-m", "hummingbird", "deal", *deal], cwd=ROOT, check=True, timeout=PROGRAM)
-    hosts = Hosts(*DIGITS, "--max-batch", "12", store=store)
+    hosts = Hosts(*DIGITS, "--max-batch", "12", store=store, lanes=lanes)
     clients, back = Clients(tmp_path / "asked", hosts.addresses, 1.0 if store else 0.1), []
     images, expected = digits(3)
     try:
@@ -136,6 +141,6 @@ def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(tmp_pa
     print("\n".join(f"{count:6} {text}" for text, count in found.most_common()))
     assert not [text for text in found if text.startswith(("wrong", "unclear"))]
     assert found["right"] > 0 and any(text.startswith("refused") for text in found)
-    for rank in range(2) if store else ():
-        slots = re.findall(rf"party {rank} uses slot (\d+)", said)
+    for rank, lane in itertools.product(range(2), range(lanes)) if store else ():
+        slots = re.findall(rf"party {rank}, lane {lane} uses slot (\d+)", said)
         assert slots and len(slots) == len(set(slots))

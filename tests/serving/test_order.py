@@ -120,3 +120,82 @@ def test_a_wait_ends_when_a_request_is_whole() -> None:
     order.hold(1, id, claim())
     thread.join(HANG)
     assert found == [run([id])]
+
+
+# Lanes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_lane_takes_at_once_what_a_busy_one_would_let_wait() -> None:
+    order = Order(2, most=4, wait=NEVER, lanes=2)
+    first = held(order, 1)
+    assert order.next(NEVER, lane=0) == run(first)
+    second = held(order, 1)
+    assert order.next(0, lane=0) == []  # is at work, and the batch is small
+    assert order.next(NEVER, lane=1) == run(second)
+    held(order, 1)
+    assert order.next(0, lane=0) == order.next(0, lane=1) == []
+    full = [*held(order, 4)]
+    assert len(order.next(0, lane=1)) == 1 and order.next(0, lane=0) == run(full)  # busy lanes take what is full
+
+
+def test_a_busy_lane_leaves_a_full_batch_to_one_that_waits() -> None:
+    order, found = Order(2, most=1, wait=NEVER, lanes=2), list[list[Decision]]()
+    (thread := threading.Thread(target=lambda: found.append(order.next(NEVER, lane=1)))).start()
+    while 1 not in order._waiting:
+        time.sleep(0.01)
+    with order._changed:  # before lane 1 can wake up
+        ids = held(order, 1)
+        assert order.next(0, lane=0) == []
+    thread.join(HANG)
+    assert found == [run(ids)]
+    ids = held(order, 1)
+    assert order.next(0, lane=0) == run(ids)  # nobody waits
+
+
+def test_what_does_not_fit_one_lane_s_material_is_left_to_another_and_dropped_where_none_has_it() -> None:
+    order = Order(2, most=8, wait=0.0, lanes=2)
+    small, large, more = held(order, 2, 5, 3)
+    assert order.next(NEVER, lane=0, room=4) == run([small])  # and not three more
+    assert order.next(0, lane=0, room=2) == []  # lane 1 may have material, and has said nothing yet
+    assert order.next(NEVER, lane=1, room=5) == run([large])
+    low = Decision(more, Action.LOW)
+    assert order.next(0, lane=1, room=0) == [low] and order.empty
+    (gone,) = held(order, 1)
+    assert order.next(0, lane=1, room=0) == []
+    assert order.next(NEVER, lane=0, room=2) == run([gone])
+
+
+def test_lanes_whose_material_is_used_up_wait_without_turning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait of theirs ends with it, not at every request that has waited long enough for the others."""
+    order = Order(2, most=8, wait=0.0, lanes=2)
+    held(order, 3)
+    order.next(0, lane=1, room=0)
+    waits, waited = order._changed.wait, list[float | None]()
+
+    def wait(seconds: float | None = None) -> bool:
+        waited.append(seconds)
+        return waits(seconds)
+
+    monkeypatch.setattr(order._changed, "wait", wait)
+    assert order.next(0.2, lane=1, room=0) == [] and len(waited) <= 2  # a wait may end a little early
+    assert len(order.next(0, lane=0)) == 1
+
+
+def test_every_lane_is_woken_once() -> None:
+    order = Order(2, most=8, wait=NEVER, lanes=2)
+    order.wake()
+    assert order.next(NEVER, lane=1) == order.next(NEVER, lane=0) == []
+    ids = held(order, 1)
+    assert order.next(NEVER, lane=1) == run(ids)
+
+
+def test_a_store_that_was_filled_again_is_asked_before_a_request_is_dropped() -> None:
+    order, found = Order(2, most=8, wait=0.0), list[list[Decision]]()
+    (thread := threading.Thread(target=lambda: found.append(order.next(NEVER, room=0)))).start()
+    while 0 not in order._waiting:
+        time.sleep(0.01)
+    ids = held(order, 1)
+    thread.join(HANG)
+    assert found == [[]] and order.next(NEVER, room=4) == run(ids)
+    (id,) = held(order, 5)
+    assert order.next(NEVER, room=4) == [Decision(id, Action.LOW)]

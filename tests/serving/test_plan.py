@@ -159,14 +159,10 @@ def test_a_request_holds_what_fits_into_a_message(session: Session) -> None:
     assert describe(build(Repeated(3)), (1 << 13,), 64, session, NAME).most == 64
 
 
-def test_one_party_and_lanes_are_refused(session: Session) -> None:
-    private = build(doubled())
-    session.lanes = 2
-    with pytest.raises(ConfigError, match="2 lanes"):
-        describe(private, (4,), 8, session, NAME)
+def test_one_party_is_refused() -> None:
     (alone,) = sessions(1)
     with pytest.raises(ConfigError, match="one party hides nothing"):
-        describe(private, (4,), 8, alone, NAME)
+        describe(build(doubled()), (4,), 8, alone, NAME)
 
 
 def test_nets_that_mix_images_are_known_and_take_no_store(session: Session) -> None:

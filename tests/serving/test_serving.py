@@ -38,9 +38,9 @@ def digits(count: int) -> tuple[Tensor, Tensor]:
 CLOSE = 0.01  # exact comparisons: what is left is rounding to 2^-16, a few hundred units in a net of this depth
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    with Service(*DIGITS, "--max-batch", "6", "--window", "28:0") as opened:
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one lane", "two lanes"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with Service(*DIGITS, "--max-batch", "6", "--window", "28:0", lanes=request.param) as opened:
         yield opened
         images, batches = served(opened.stop())
         assert images > batches > 0  # some were computed together

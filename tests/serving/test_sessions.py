@@ -6,12 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
 from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
 from hummingbird.serving import lives as module
+from hummingbird.serving.desk import Counts
 from hummingbird.serving.lives import Lives
 from hummingbird.serving.methods import Methods
 from tests.support.patience import HANG
@@ -21,7 +21,7 @@ class Part:
     """A party's part of which nothing is asked; `run` calls this, then waits for `end` if it is to."""
 
     def __init__(self, during: Callable[[], object] = lambda: None, waits: bool = False) -> None:
-        self.batches = SimpleNamespace(batches=1, images=3, padding=0)
+        self.counts = Counts(1, 3, 0)
         self._during, self._ended = during, threading.Event()
         if not waits:
             self._ended.set()
@@ -74,7 +74,7 @@ def test_others_and_the_dealer_are_waited_for(capfd: pytest.CaptureFixture[str])
     dead = failing(DealerError("nothing answers", where="dealer d"))
     torn = Part(failing(UnavailableError("party 1 was lost")))
     lives, health = live(lost, dead, lambda: torn, lost, Part, stopping)
-    assert (lives.count, lives.images, lives.batches) == (3, 9, 3)  # one was interrupted, one ended by another party
+    assert (lives.count, lives.counts) == (3, Counts(3, 9, 0))  # one was interrupted, one ended by another party
     assert [yes for yes, before in zip(health, [False, *health], strict=False) if yes != before] == [True, False] * 3
     said = capfd.readouterr().err
     assert said.count("interrupted: nothing was heard of party 1; meeting the others again\n") == 2

@@ -126,12 +126,14 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def start(command: Sequence[str], parties: int) -> list[subprocess.Popen[str]]:
-    """One process per party, with torchrun's environment."""
+def start(
+    command: Sequence[str], parties: int, each: Callable[[int], Sequence[str]] = lambda rank: ()
+) -> list[subprocess.Popen[str]]:
+    """One process per party, with torchrun's environment. each: more words of the command, by rank."""
     port = free_port()
     return [
         subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, *command, *each(rank)],
             env=environment(rank, parties, port),
             cwd=ROOT,
             text=True,

@@ -24,10 +24,11 @@ _RESTARTS = 1000
 class Hosts:
     """A dealer and two parties on as many hosts, each a torchrun of its own on this one.
 
-    options: of `serve`. store: of dealt material, in place of the dealer.
+    options: of `serve`. store: of dealt material, in place of the dealer. lanes: processes of a party.
     """
 
-    def __init__(self, *options: str, store: Path | None = None) -> None:
+    def __init__(self, *options: str, store: Path | None = None, lanes: int = 1) -> None:
+        self.lanes = lanes
         self.folder = Path(tempfile.mkdtemp(prefix="hb"))  # pytest's own may be too long for a socket's path
         self.addresses = [f"unix:{self.folder}/{rank}" for rank in range(2)]
         self._port, self._options = free_port(), options
@@ -45,10 +46,10 @@ class Hosts:
 
     def start_host(self, rank: int) -> subprocess.Popen[bytes]:
         """One party's torchrun."""
-        where = ["--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
+        where = ["--nnodes=2", f"--node_rank={rank}", f"--nproc_per_node={self.lanes}", "--master_addr=127.0.0.1"]
         torchrun = ["-m", "torch.distributed.run", *where, f"--master_port={self._port}", f"--max-restarts={_RESTARTS}"]
         serve = ["-m", "tests.jobs.one_host", "serve", *self._options, *self._source]
-        listen = ["--listen", f"unix:{self.folder}/{{rank}}", "--timeout", str(HANG)]
+        listen = ["--listen", f"unix:{self.folder}/{{rank}}", "--timeout", str(HANG), "--lanes", str(self.lanes)]
         return self._start([sys.executable, *torchrun, *serve, *listen])
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -60,20 +61,20 @@ class Hosts:
         }
         return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=self._log, stderr=self._log)
 
-    def party(self, rank: int) -> int:
-        """The process of a party, as soon as its torchrun has started one."""
+    def party(self, rank: int, lane: int = 0) -> int:
+        """The process of a party's lane, as soon as its torchrun has started all of them."""
         launcher, found = self.launchers[rank].pid, list[int]()
 
         def look() -> bool:
             found[:] = children(launcher)
-            return bool(found)
+            return len(found) == self.lanes
 
         until(look, f"party {rank} to start")
-        return found[0]
+        return sorted(found)[lane]  # torchrun starts them in this order
 
-    def kill_party(self, rank: int) -> int:
-        """Kill a party, and return its process, which has ended."""
-        pid = self.party(rank)
+    def kill_party(self, rank: int, lane: int = 0) -> int:
+        """Kill a lane of a party, and return its process, which has ended."""
+        pid = self.party(rank, lane)
         kill(pid)
         return pid
 

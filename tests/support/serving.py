@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,20 +23,31 @@ from hummingbird.serving.client import Client
 from hummingbird.serving.description import Description
 from hummingbird.serving.message import Request, split
 from hummingbird.wire import service as wire
-from tests.support.parties import Finished, finish, start
+from tests.support.parties import Finished, finish, free_port, start
 from tests.support.patience import HANG, until
 
 DIGITS = ("--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt", "--input", "1x8x8")
 
 
 class Service:
-    """Parties of `serve` on unix sockets, from the first answer until the end of the block."""
+    """Parties of `serve` on unix sockets, from the first answer until the end of the block.
 
-    def __init__(self, *options: str, parties: int = 2, module: str = "hummingbird") -> None:
+    metrics: whether every party offers figures, which `figures` reads.
+    """
+
+    def __init__(
+        self, *options: str, parties: int = 2, lanes: int = 1, metrics: bool = False, module: str = "hummingbird"
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
         self.addresses = [f"unix:{self.folder}/{rank}.sock" for rank in range(parties)]
+        self._ports = [free_port() for _ in range(parties)] if metrics else []
         command = ["-m", module, "serve", *options, "--listen", f"unix:{self.folder}/{{rank}}.sock"]
-        self.processes: list[subprocess.Popen[str]] = start(command, parties)
+        command += ["--lanes", str(lanes)] if lanes > 1 else []
+
+        def each(rank: int) -> list[str]:
+            return ["--metrics", str(self._ports[rank // lanes])] if metrics else []
+
+        self.processes: list[subprocess.Popen[str]] = start(command, parties * lanes, each)
 
     def __enter__(self) -> Service:
         until(self._ready, "a service to start")
@@ -53,6 +65,12 @@ class Service:
     def client(self, timeout: float = HANG) -> Client:
         """A client of its own."""
         return Client(self.addresses, timeout=timeout)
+
+    def figures(self, party: int) -> dict[str, float]:
+        """The figures of a party, by name and labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._ports[party]}/metrics", timeout=HANG) as page:
+            lines = page.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
     def stop(self, number: int = signal.SIGTERM) -> list[Finished]:
         """End all parties, and return how they ended."""
