@@ -23,7 +23,7 @@ COUNT = int(os.environ.get("HUMMINGBIRD_FUZZ", "300"))
 SECONDS = 20.0  # of computing, for one input; the slowest take milliseconds
 ROOM = 64 << 20  # bytes that all inputs of a parser may add to this process; they have a few KB
 NAMES = [
-    *("bits", "checkpoint", "checkpoint's pickle", "ledger", "store header", "store header, signed"),
+    *("bits", "checkpoint", "checkpoint's pickle", "ledger", "store header", "store header, signed", "kept store"),
     *("dealer's Join", "dealer's Leave", "dealer's requests", "dealer's Correct", "answer to Join"),
     *("dealt corrections", "dealer's seconds", "npy", "safetensors", "safetensors header", "plan", "key file"),
     *("journal",),

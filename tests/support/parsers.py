@@ -34,6 +34,7 @@ from hummingbird.mpc.correlations.request import corrections, layout
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.kept import Kept
 from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
 from hummingbird.mpc.lanes import Place
 from hummingbird.pir import Owner, Server, Source, dpf
@@ -52,6 +53,7 @@ from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
 from models import get_model
+from tests.support import keeping
 from tests.support.correlation_checks import CASES
 from tests.support.dealers import Authority
 from tests.support.updates import journaled, journals
@@ -133,6 +135,7 @@ def stores(root: Path) -> dict[str, Parser]:
     read = _file(header, lambda path: folder.read_header(party))
     return {
         "ledger": Parser([used], _file(place / folder.LEDGER, lambda path: ledger.Ledger(path, set_id).close())),
+        "kept store": Parser([keeping.keeper(root / "kept").kept.line()], lambda data: Kept.read(data, root)),
         "store header": Parser([header.read_bytes()], read),
         "store header, signed": Parser([header.read_bytes()], lambda data: read(signed(data))),
     }
