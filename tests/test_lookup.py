@@ -6,12 +6,15 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hummingbird import cost, ring
+from hummingbird.__main__ import main
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, InputError
@@ -275,6 +278,17 @@ def test_a_request_of_keys_is_answered_once_and_half_a_one_delays_nobody(service
     swapped = foreign.of([body[:16] + bytes(len(body) - 16) for body in question.bodies(foreign.service)], **fields)
     assert "a key is not for party 0" in foreign.refusal(0, swapped[0])
     foreign.close()
+
+
+def test_ask_takes_a_file_of_row_numbers_and_one_of_weights(service: Service, tmp_path: Path) -> None:
+    asked = questions(2, seed=4, rows=501, positions=64)
+    files = [str(tmp_path / name) for name in ("indices.npy", "weights.npy", "out.npy")]
+    for file, x in zip(files, asked, strict=False):
+        np.save(file, x.numpy())
+    words = ["ask", "--parties", *service.addresses, "--images", *files[:2], "--out", files[2]]
+    assert main(words) == 0
+    expected, allowed = private_result(recommend.synthetic(), *asked)
+    assert bool(((torch.from_numpy(np.load(files[2])) - expected).abs() <= allowed).all())
 
 
 def test_the_users_program_prints_private_scores_beside_plain_ones(

@@ -21,7 +21,7 @@ from hummingbird.wire.options import positive
 HELP = "Have the parties of `serve` run their net on images that none of them sees."
 _EPILOG = """example:
   python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --labels labels.npy
-a net of two inputs, and of several results, which one file holds by their names:
+a net of two inputs (row numbers and weights, where it looks rows up), and of several results, by name in one file:
   python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images left.npy right.npy --out results.npz
 """
 
@@ -50,13 +50,15 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the results."""
     check_outputs(args)
-    inputs, labels = options.inputs_of(args, args.images)
-    count = len(inputs[0])
+    given, labels = options.inputs_of(args, args.images)
+    count = len(given[0])
     with Client(args.parties, timeout=args.timeout, **options.caller_of(args)) as client:
         names = [part.name for part in client.service.outputs]
         if labels is not None and len(names) > 1:
             what = f"the net has {len(names)} results, {', '.join(names)}"
             raise InputError(what, where="--labels", hint="labels are for one: leave them out")
+        # Row numbers of a table that the net begins with stay whole; only the first input may hold such.
+        inputs = [x if client.service.lookups and not place else x.float() for place, x in enumerate(given)]
         started = time.perf_counter()
         with tqdm(total=count, unit="image", leave=False) as bar:
             results = client(*inputs, progress=bar.update)

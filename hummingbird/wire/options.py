@@ -177,12 +177,12 @@ def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
     InputError for files that hold something else, and where --out has no folder.
     """
     (images,), labels = inputs_of(args, [args.images])
-    return images, labels
+    return images.float(), labels
 
 
 def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
-    """`images_of` these files, one for each input of a net."""
-    images, labels = [array_of(file, "--images").float() for file in files], None
+    """`images_of` these files, one for each input of a net, each of its own type."""
+    images, labels = [array_of(file, "--images") for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
         if labels.shape != images[0].shape[:1]:
