@@ -1,8 +1,9 @@
 """Party 0's order: which requests run next, all parties alike, and which are dropped.
 
-A request is complete when every party holds it, with the same number of images, of the same client. Complete ones run
-in the order in which they became so: at once while the parties are idle, else as soon as `most` images are there or the
-oldest has waited `wait` seconds. A request that some parties only hold delays nobody, and is dropped at its deadline.
+A request is complete when every party holds it, with the same number of images, of the same client. Complete ones stand
+in line, where clients take turns: who has many images waiting does not keep others waiting for all of them. They run at
+once while the parties are idle, else as soon as `most` images are there or the first has waited `wait` seconds. One
+that some parties only hold delays nobody, and is dropped at its deadline.
 
 A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
 such a word gets the same decision again, and makes no request complete that its party has refused already.
@@ -57,6 +58,7 @@ class _Held:
     holders: set[int] = field(default_factory=set)
     unlike: int | None = None  # a party that holds something else
     complete: float = 0.0  # when it became so
+    turn: int = 0  # its place in line is by this
 
 
 class Order:
@@ -72,6 +74,7 @@ class Order:
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
         self._ready: deque[bytes] = deque()
         self._images = 0  # of those that are ready
+        self._turn = 0  # of the one that ran last
         self._idle = True
         self._awake = False
 
@@ -86,7 +89,7 @@ class Order:
             held.holders.add(rank)
             if held.unlike is None and len(held.holders) == self._parties and not held.complete:
                 held.complete = now
-                self._ready.append(id)
+                self._line_up(id, held)
                 self._images += held.images
             self._changed.notify_all()
 
@@ -125,6 +128,15 @@ class Order:
                 self._idle = not self._ready or self._idle
                 self._changed.wait(max(0.0, min(ends, self._alarm()) - now))
 
+    def _line_up(self, id: bytes, held: _Held) -> None:
+        """Put a complete request in line: behind what its client has there, and as many images of each other client
+        (fair queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        """
+        waiting = [self._held[other] for other in self._ready]
+        own = (other.turn for other in waiting if other.owner == held.owner)
+        held.turn = max(own, default=self._turn) + held.images
+        self._ready.insert(sum(other.turn <= held.turn for other in waiting), id)
+
     def _due(self, now: float) -> bool:
         oldest = self._held[self._ready[0]].complete
         return self._idle or self._alone or self._images >= self._most or now >= oldest + self._wait
@@ -135,7 +147,8 @@ class Order:
         images = 0
         while self._ready and (not out or images + self._held[self._ready[0]].images <= self._most):
             id = self._ready.popleft()
-            images += self._held.pop(id).images
+            held = self._held.pop(id)
+            images, self._turn = images + held.images, held.turn
             out.append(Decision(id, Action.RUN))
             if self._alone:
                 break
