@@ -28,6 +28,7 @@ from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.ring import SCALE
+from hummingbird.structure import Structure
 from hummingbird.version import VERSION
 from hummingbird.wire import meter, turns
 
@@ -146,11 +147,16 @@ class PrivateNet(nn.Module):
         """The shape that `costs` takes, of private inputs of these shapes: several are one tensor (batch, values)."""
         return calls.packed_shape(shapes)
 
-    def result_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the result of an input of this shape. InputError for a net that gives several."""
-        if "structure" in self._graph[-1].attrs:
-            raise InputError("the net gives several results", where="output", hint="return one tensor")
-        return tuple(run_all(self._graph, torch.empty(tuple(input_shape), device="meta"))[-1].shape)
+    @property
+    def inputs(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Name of each private input, and its shape for one image, None where the net has any."""
+        return calls.named_inputs(self._graph)
+
+    def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
+        """The structure (hummingbird/structure.py) of what the net gives for an input of this shape, and the name and
+        the shape of each tensor in it.
+        """
+        return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:
         """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""

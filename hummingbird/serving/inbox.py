@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hummingbird.errors import AccessError, HummingbirdError, InputError, OverloadError, PeerError
-from hummingbird.serving.message import MOST_SECONDS, Request
+from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request
 
 _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
 
@@ -31,7 +31,7 @@ class Limits:
     requests: int = 512
     requests_each: int = 64  # of one client
     bytes: int = 256 << 20
-    bytes_each: int = 64 << 20
+    bytes_each: int = 2 * MAX_BYTES  # a client has two requests under way
     answers: int = 4096
     answer_bytes: int = 256 << 20
     ids: int = 1 << 18

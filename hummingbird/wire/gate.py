@@ -23,7 +23,7 @@ from hummingbird.errors import ConfigError, OverloadError, UnavailableError
 from hummingbird.wire.refusal import code_of, refuse
 from hummingbird.wire.tokens import Tokens
 
-MAX_MESSAGE = 4 << 20  # gRPC's own default
+MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
 STOPPING = "this server is stopping"
 _LOOK = 1.0  # seconds between looks at calls that stand still
 _RETRY = 1.0  # seconds after which a caller may try again
@@ -34,13 +34,15 @@ _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary(
 class Limits:
     """The most that callers may take of a service.
 
-    requests: calls at work at a time; per_client: those of one name. client_bytes: messages of one name's calls that
-    are in memory. connections: open at a time; others are closed at once. stall: seconds that a caller may leave a
-    message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is not above 0.
+    requests: calls at work at a time; per_client: those of one name. message: bytes of one message, either way.
+    client_bytes: messages of one name's calls that are in memory. connections: open at a time; others are closed at
+    once. stall: seconds that a caller may leave a message unread, or a request unsent. seconds: of a whole call.
+    ConfigError for a number that is not above 0.
     """
 
     requests: int = 256
     per_client: int = 64
+    message: int = MAX_MESSAGE
     client_bytes: int = 256 << 20
     connections: int = 16_000
     stall: float = 120.0
