@@ -189,9 +189,11 @@ class Inbox:
             heapq.heappush(self._ends, item)
 
     def _forget_answers(self) -> None:
-        limits = self.limits
-        while len(self._answered) > limits.answers or self._answer_bytes > limits.answer_bytes:
-            id = next(iter(self._answered))
-            self._answer_bytes -= self._answered.pop(id)
-            hint = "an answer is kept for a while only: ask again under a fresh id"
-            self._entries[id].outcome = PeerError("this request was answered", where="request", hint=hint)
+        """Let the oldest answers go that nobody is being sent, as many as are above the limits."""
+        for id in list(self._answered):
+            if len(self._answered) <= self.limits.answers and self._answer_bytes <= self.limits.answer_bytes:
+                break
+            if not self._entries[id].waiters:
+                self._answer_bytes -= self._answered.pop(id)
+                hint = "an answer is kept for a while only: ask again under a fresh id"
+                self._entries[id].outcome = PeerError("this request was answered", where="request", hint=hint)

@@ -1,10 +1,10 @@
 """Party 0's order: which requests run next, all parties alike, and which are dropped.
 
-A request is complete when every party holds it, with the same number of images, of the same client. Complete ones run
-in the order in which they became so: at once on a lane that is idle, else as soon as `most` images are there or the
-oldest has waited `wait` seconds, on the lane that asks first. A lane has material for so many images only, its *room*:
-it leaves what does not fit to the others, and what fits nowhere is dropped. A request that some parties only hold
-delays nobody, and is dropped at its deadline.
+A request is complete when every party holds it, with the same number of images, of the same client. Complete ones stand
+in line, where clients take turns: who has many images waiting does not keep others waiting for all of them. They run at
+once on a lane that is idle, else as soon as `most` images are there or the first has waited `wait` seconds, on the lane
+that asks first. A lane has material for so many images only, its *room*: it leaves what does not fit to the others, and
+what fits nowhere is dropped. A request that some parties only hold delays nobody, and is dropped at its deadline.
 
 A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
 such a word gets the same decision again, and makes no request complete that its party has refused already.
@@ -60,6 +60,7 @@ class _Held:
     holders: set[int] = field(default_factory=set)
     unlike: int | None = None  # a party that holds something else
     complete: float = 0.0  # when it became so
+    turn: int = 0  # its place in line is by this
 
 
 class Order:
@@ -79,6 +80,7 @@ class Order:
         self._idle = set(self._rooms)
         self._waiting: set[int] = set()  # lanes that wait in `next`
         self._awake: set[int] = set()  # lanes whose wait is to end
+        self._turn = 0  # of the one that ran last
 
     def hold(self, rank: int, id: bytes, claim: Claim) -> None:
         """Party `rank` holds a request."""
@@ -91,7 +93,7 @@ class Order:
             held.holders.add(rank)
             if held.unlike is None and len(held.holders) == self._parties and not held.complete:
                 held.complete = now
-                self._ready.append(id)
+                self._line_up(id, held)
             self._changed.notify_all()
 
     def give_up(self, id: bytes) -> None:
@@ -143,6 +145,15 @@ class Order:
         ready = (self._held[id] for id in self._ready)
         return any(held.images > largest and held.complete > self._said[lane] for held in ready)
 
+    def _line_up(self, id: bytes, held: _Held) -> None:
+        """Put a complete request in line: behind what its client has there, and as many images of each other client
+        (fair queueing: Golestani, "A self-clocked fair queueing scheme", INFOCOM 1994).
+        """
+        waiting = [self._held[other] for other in self._ready]
+        own = (other.turn for other in waiting if other.owner == held.owner)
+        held.turn = max(own, default=self._turn) + held.images
+        self._ready.insert(sum(other.turn <= held.turn for other in waiting), id)
+
     def _fitting(self, room: float) -> list[bytes]:
         return [id for id in self._ready if self._held[id].images <= room]
 
@@ -161,7 +172,8 @@ class Order:
             if out and (self._alone or images + self._held[id].images > min(self._most, self._rooms[lane])):
                 break
             self._ready.remove(id)
-            images += self._held.pop(id).images
+            held = self._held.pop(id)
+            images, self._turn = images + held.images, held.turn
             out.append(Decision(id, Action.RUN))
         self._rooms[lane] -= images
         self._idle.discard(lane)

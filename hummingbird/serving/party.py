@@ -52,9 +52,10 @@ def join(
     """This process's part in a service, from a private net that is set up in a session. A few rounds.
 
     shape: of one image; of a net with several inputs, one for each. table: rows (rows, dim) that clients look up, for a
-    net of rows and weights (hummingbird/lookup.py). most: images of a batch, and of a request. wait: seconds for which a
-    request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds for what waits when a service is told to end. Raises what `plan.describe` does,
-    AgreementError where parties or lanes differ in these options, and PeerError.
+    net of rows and weights (hummingbird/lookup.py). most: images of a batch, and of a request. wait: seconds for which
+    a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds
+    for what waits when a service is told to end. Raises what `plan.describe` does, AgreementError where parties or
+    lanes differ in these options, and PeerError.
     """
     rows = None if table is None else Rows(table, session)
     if session.lane:

@@ -30,7 +30,8 @@ _BEAT = 5.0  # seconds between lists while there is nothing to do
 class Worker:
     """One lane of a party, from a private net that is set up in its session. 2 rounds, with the others' same lane.
 
-    rows: the table of a net that clients look rows up for. Raises AgreementError where these have another service, DealerError for a store of another net.
+    rows: the table of a net that clients look rows up for. Raises AgreementError where these have another service,
+    DealerError for a store of another net.
     """
 
     def __init__(self, private: PrivateNet, service: Description, session: Session, rows: Rows | None = None) -> None:

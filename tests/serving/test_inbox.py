@@ -100,18 +100,22 @@ def test_what_waits_is_bounded_by_client_and_in_all() -> None:
 def test_old_answers_are_let_go_and_their_ids_are_not() -> None:
     kept, ids = Kept(answers=1), [new_seed(), new_seed()]
     for id in ids:
-        kept.put(id)
+        entry = kept.put(id)
         kept.inbox.finish(id, b"answer")
+        kept.inbox.leave(entry)
     assert kept.put(ids[1]).outcome == b"answer"
     assert "was answered" in str(kept.put(ids[0]).outcome) and len(kept.arrived) == 2
 
 
 def test_answers_that_are_kept_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, ids = Kept(answer_bytes=20), [new_seed() for _ in range(4)]
-    for id in ids[:3]:
-        kept.put(id, seconds=10.0)
-        kept.inbox.finish(id, b"8 octets")
-    assert "was answered" in str(kept.put(ids[0]).outcome) and kept.put(ids[2]).outcome == b"8 octets"
+    entries = [kept.put(id, seconds=10.0) for id in ids[:3]]
+    kept.inbox.finish(ids[0], b"8 octets")
+    kept.inbox.leave(entries[0])
+    for id in ids[1:3]:
+        kept.inbox.finish(id, b"16 octets of it.")
+    assert "was answered" in str(kept.put(ids[0]).outcome)
+    assert entries[1].outcome == entries[2].outcome == b"16 octets of it."  # both are still to be sent
     later = time.monotonic() + 100
     monkeypatch.setattr(time, "monotonic", lambda: later)
     kept.put(ids[3])  # by which the others are forgotten

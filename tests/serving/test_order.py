@@ -59,6 +59,26 @@ def test_requests_of_nets_that_mix_images_run_alone() -> None:
     assert [order.next(NEVER), order.next(NEVER)] == [run(ids[:1]), run(ids[1:])]
 
 
+def test_clients_take_turns() -> None:
+    """A client with a long line of large requests does not keep others waiting until all of them have run."""
+    order, ids = Order(2, most=4, wait=NEVER), [os.urandom(16) for _ in range(7)]
+
+    def put(number: int, owner: int, images: int) -> None:
+        for rank in range(2):
+            order.hold(rank, ids[number], claim(images, owner))
+
+    for number in range(3):
+        put(number, owner=1, images=4)
+    assert order.next(NEVER) == run(ids[:1])
+    put(3, owner=2, images=1)
+    put(4, owner=2, images=3)
+    put(5, owner=2, images=4)
+    put(6, owner=3, images=4)
+    following = [order.next(NEVER) for _ in range(6)]  # of equals who came first
+    assert following == [run([ids[number]]) for number in (3, 1, 4, 6, 2, 5)]
+    assert order.empty
+
+
 def test_a_request_that_some_hold_delays_nobody_and_says_who_never_got_it() -> None:
     order = Order(3, most=8, wait=NEVER)
     half, others = os.urandom(16), held(order, 1, 1, parties=3)
