@@ -38,7 +38,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["hummingbird", "hummingbird.*"]),
     include_package_data=False,
-    package_data={"hummingbird.kernels.gpu": ["sizes.json"]},
+    package_data={"hummingbird.kernels.gpu": ["sizes.json"], "hummingbird.capacity": ["profiles/asplos23.json"]},
     ext_modules=[NATIVE],
     # crypten 0.4.1 asks for the retired package `sklearn`: set SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True
     # when installing with plain pip (the Makefile does).
@@ -70,6 +70,7 @@ setup(
             "setuptools>=77",
             "timm",
             "transformers",
+            "simpy",
         ],
     },
     classifiers=[

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from hummingbird.errors import InputError
 
+_OPEN = {".gz": gzip.open, ".xz": lzma.open}
+
 
 def read_text(name: str, data: str | Path | None = None) -> str:
-    """The text of a .xz or .gz file such as wikitext-2/train.txt.xz below the data folder.
+    """The text of a file such as wikitext-2/train.txt.xz below the data folder; .xz and .gz are decompressed.
 
     data: the folder; by default HUMMINGBIRD_DATA. Raises InputError without one, and for a missing or damaged file.
     """
@@ -22,7 +24,7 @@ def read_text(name: str, data: str | Path | None = None) -> str:
         raise InputError("this data set is read from a folder and none is given", where="--data", hint=hint)
     path = Path(folder) / name
     try:
-        with (gzip.open if path.suffix == ".gz" else lzma.open)(path) as file:
+        with _OPEN.get(path.suffix, open)(path, "rb") as file:
             return file.read().decode()
     except FileNotFoundError as problem:
         hint = "give the folder that holds it with --data or HUMMINGBIRD_DATA"

@@ -13,6 +13,7 @@ from hummingbird.pir.batching.cost_model import Price, Speed, price
 from hummingbird.pir.batching.plan import Plan
 from hummingbird.pir.messages import pack_query
 from hummingbird.pir.serving.bucket_server import plan_servers
+from hummingbird.pir.serving.server import Server
 from scripts.bench_pir import seconds
 from search.pir_timed import REPEATS, answer_together, one_thread
 
@@ -43,7 +44,12 @@ def measure(rows: int, widths: Sequence[int], clients: int, prf: str) -> tuple[S
 
 def _time(code: BatchCode, width: int, clients: int, prf: str) -> tuple[Price, float]:
     """Price and seconds of an inference."""
+    server, queries = asked(code, width, clients, prf)
+    return price([code], width), seconds(lambda: answer_together(server, queries), REPEATS) / clients
+
+
+def asked(code: BatchCode, width: int, clients: int, prf: str) -> tuple[Server, list[bytes]]:
+    """A server of a code's table with records of `width` bytes, and a query of each client."""
     (server,) = plan_servers(torch.zeros(code.rows, width, dtype=torch.uint8), Plan(code), 0)
     places = (torch.arange(clients * code.keys) * 31 % code.bucket_rows).view(clients, code.keys)
-    queries = [pack_query("xor", dpf.generate(some, code.bucket_rows, prf)[0]) for some in places]
-    return price([code], width), seconds(lambda: answer_together(server, queries), REPEATS) / clients
+    return server, [pack_query("xor", dpf.generate(some, code.bucket_rows, prf)[0]) for some in places]

@@ -19,10 +19,10 @@ from hummingbird.saving.folder import description
 from hummingbird.wire.options import count, shape
 
 
-def add_arguments(parser: argparse.ArgumentParser, shape_help: str) -> None:
-    """--model to --protocol, which `private_net` reads."""
-    add_net_arguments(parser, "bits", "private_weights", "protocol")
-    parser.add_argument("--input", required=True, type=shape, metavar="BxCxHxW", help=shape_help)
+def add_arguments(parser: argparse.ArgumentParser, shape_help: str, *, required: bool = True) -> None:
+    """--model to --protocol, which `private_net` reads; required: whether there must be a net."""
+    add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
+    parser.add_argument("--input", required=required, type=shape, metavar="BxCxHxW", help=shape_help)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")

@@ -33,13 +33,13 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--weights", type=Path, metavar="FILE", help=text)
 
 
-def add_net_arguments(parser: argparse.ArgumentParser, *settings: str) -> None:
+def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required: bool = True) -> None:
     """--model and --weights, or --saved in their place, which `saved_of` reads.
 
     settings: the command's other options that a saved net brings with it, as their names in the parsed arguments.
     """
     group = parser.add_argument_group("net")
-    source = group.add_mutually_exclusive_group(required=True)
+    source = group.add_mutually_exclusive_group(required=required)
     text = "a function that returns a torch net, and its arguments, VALUE or KEY=VALUE (FUNCTION: default get_model)"
     source.add_argument("--model", nargs="+", metavar=_WORDS, help=text)
     text = (

@@ -6,8 +6,9 @@ earnest, and the list of its requests is the list of every party in every run on
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +55,12 @@ class _Silence(Channel):
         return [torch.zeros_like(tensor) for tensor in like]
 
 
-class _Recorder:
+def zeros(request: Request[Any]) -> Material:
+    """The material of a request, all of it zeros."""
+    return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
+
+
+class Zeros:
     """A dealer of zeros that keeps what it was asked for."""
 
     def __init__(self, slice_shape: tuple[int, ...]) -> None:
@@ -63,7 +69,7 @@ class _Recorder:
 
     def correlation(self, request: Request[Any]) -> Material:
         self.requests.append(request)
-        return Material({name: torch.zeros(item.shape, dtype=item.dtype) for name, item in request.parts.items()})
+        return zeros(request)
 
     def reserve(self, requests: Requests | None) -> OnDemand:
         return OnDemand(self.correlation)
@@ -89,21 +95,33 @@ def dry_run(net: PrivateNet, input_shape: Sequence[int], parties: int, rank: int
 
         dry_run(hummingbird.convert_model(net), (8, 3, 32, 32), parties=2).batch
     """
-    if net._set_up_for is not None and "private" in net.facts["weights"]:
-        raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
-    recorder = _Recorder(tuple(input_shape))
-    session = sessions.Session(rank, parties, _Silence(rank, parties), recorder)
-    with meter.paused(), launch.stand_in(session):
-        twin = copy.deepcopy(net, {id(net._set_up_for): None})
-        twin.set_up()
+    recorder = Zeros(tuple(input_shape))
+    with alone(net, parties, rank, recorder) as twin:
         setup = recorder.requests
         for fill in (0, 1):  # public values that the net takes: rows of a table are there, and a mask shows something
             recorder.requests = []
-            public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(net._graph, input_shape)[1:]]
             try:
-                twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)
+                run_alone(twin, input_shape, fill)
                 break
             except InputError:
-                if fill or not public:
+                if fill or len(calls.on_meta(twin._graph, input_shape)) == 1:
                     raise
     return DryRun(setup, recorder.requests)
+
+
+@contextlib.contextmanager
+def alone(net: PrivateNet, parties: int, rank: int, dealer: Zeros) -> Iterator[PrivateNet]:
+    """A copy of the net, set up in a session where every other party says zeros, and the dealer is this one."""
+    if net._set_up_for is not None and "private" in net.facts["weights"]:
+        raise InputError("the weights are shared already", where="dry_run", hint="convert the net again")
+    session = sessions.Session(rank, parties, _Silence(rank, parties), dealer)
+    with meter.paused(), launch.stand_in(session):
+        twin = copy.deepcopy(net, {id(net._set_up_for): None})
+        twin.set_up()
+        yield twin
+
+
+def run_alone(twin: PrivateNet, input_shape: Sequence[int], fill: int = 0) -> None:
+    """Run a net of `alone` on one slice of zeros; `fill`: the public inputs' values."""
+    public = [torch.full(x.shape, fill, dtype=x.dtype) for x in calls.on_meta(twin._graph, input_shape)[1:]]
+    twin.forward(from_share(torch.zeros(tuple(input_shape), dtype=torch.int64)), public=public)

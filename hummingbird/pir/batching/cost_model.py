@@ -17,12 +17,12 @@ measurements of one machine (`Speed.fit`). Constant parts of messages (headers, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from itertools import combinations
+from dataclasses import astuple, dataclass, fields
 
 import torch
 
 from hummingbird.errors import InputError
+from hummingbird.fitting import nonnegative
 from hummingbird.kernels.lookups import dpf
 from hummingbird.pir.batching.batch_code import BatchCode
 
@@ -55,6 +55,11 @@ class Price:
     def bytes(self) -> int:
         """Bytes up and down together."""
         return self.up + self.down
+
+    @property
+    def work(self) -> dict[str, float]:
+        """Amounts of each kind of work of a server, by the names of `Speed`."""
+        return {field.name: float(n) for field, n in zip(fields(Speed), _work(self), strict=True)}
 
 
 def blocks(rows: int) -> int:
@@ -100,17 +105,7 @@ class Speed:
         if len(measured) < _TERMS or not all(seconds > 0 for _, seconds in measured):
             raise InputError(f"{len(measured)} measurements", where="Speed.fit", hint="seven or more, of more than 0 s")
         rows = torch.tensor([[n / s for n in _work(p)] for p, s in measured], dtype=torch.float64)
-        scale = rows.norm(dim=0).clamp_min(1e-300)  # a kind of work that none had stays at 0
-        best, least = torch.zeros(_TERMS, dtype=torch.float64), torch.inf
-        faces = [face for size in range(_TERMS) for face in combinations(range(_TERMS), size + 1)]
-        for face in map(list, faces):  # least squares of numbers that are not negative: the best of all subsets
-            part = (rows / scale)[:, face]
-            found = torch.linalg.lstsq(part, torch.ones(len(part), 1, dtype=torch.float64), driver="gelsd").solution
-            error = float((part @ found - 1).norm())
-            if bool((found >= 0).all()) and error < least:
-                best, least = torch.zeros(_TERMS, dtype=torch.float64), error
-                best[face] = found.flatten()
-        return cls(*(best / scale).tolist())
+        return cls(*nonnegative(rows).tolist())
 
     def seconds(self, price: Price) -> float:
         """Seconds of one core of each server, for one inference."""

@@ -1,0 +1,121 @@
+"""A net of the user's own for the services of Garimella et al.: its layers, and the net's seconds and bytes from them.
+
+    net = composed(torch_net, (3, 32, 32))               # under the shipped profile
+    service = paper.service("cg", net, threads=paper.Threads(4, 17, 32), up=835e6, down=165e6, store=16e9)
+
+The net may be untrained, or on the meta device: shapes alone count. Layers of the homomorphic evaluation run side by
+side (LPHE): each goes, in order, to the first thread that is free. Its `error` says how far the seconds of the six
+measured nets are off when they are composed so.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from hummingbird import graph
+from hummingbird.capacity.published import Garbler, Net, Profile, asplos23
+from hummingbird.capacity.units import Layer, Units
+from hummingbird.errors import ModelError, Problem
+from hummingbird.graph import calls
+from hummingbird.graph.at_hand import settled
+from hummingbird.graph.steps import refs
+
+_LAYERS = frozenset(("conv", "linear"))
+# Linear without weights, hence done by both sides on their shares.
+_LOCAL = frozenset(
+    "input output add sub neg avg_pool adaptive_avg_pool mean sum cat flatten reshape permute transpose squeeze "
+    "unsqueeze chunk split getitem pad size int".split()
+)
+
+
+def composed(net: nn.Module, shape: Sequence[int], profile: Profile | None = None, name: str = "net") -> Net:
+    """The net on images of `shape`, (C, H, W), by the profile's units; by default those of `asplos23`.
+
+    Raises ModelError with all layers that are neither linear nor a ReLU, and what tracing raises.
+    """
+    units = (profile or asplos23()).units
+    layers, relus, results = describe(net, shape)
+    return assembled(name, units, layers, relus, results)
+
+
+def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[Layer], int, int]:
+    """A net's layers with weights in order, its ReLUs and its results, for one image; errors as of `composed`."""
+    steps = graph.trace(settled(net, torch.empty(1, *shape)))
+    hint = "the paper measured convolutions, linear layers and ReLUs; pool by an average"
+    found = [
+        Problem(step.name, f"no measured price for {step.op}", hint)
+        for step in steps
+        if step.op not in _LOCAL | _LAYERS | {"relu"}
+    ]
+    if found:
+        raise ModelError(found)
+    steps = calls.weightless(steps)
+    values = graph.run_all(steps, *calls.on_meta(steps, (1, *shape)))
+    layers = [_layer(step, values, made) for step, made in zip(steps, values, strict=True) if step.op in _LAYERS]
+    relus = sum(made.numel() for step, made in zip(steps, values, strict=True) if step.op == "relu")
+    return layers, relus, values[-1].numel()
+
+
+def _layer(step: graph.Step, values: Sequence[torch.Tensor], made: torch.Tensor) -> Layer:
+    """The layer that a step is; values: of all steps, for one image; made: its own."""
+    weight, source = step.attrs["weight"], next(refs(step.inputs)).index
+    given = values[source]
+    return Layer(
+        step.name,
+        source,
+        inputs=given.numel(),
+        outputs=made.numel(),
+        channels=weight.shape[0],
+        pixels=given[0, 0].numel() if step.op == "conv" else 1,
+        area=weight[0, 0].numel(),
+        groups=step.attrs.get("groups", 1),
+    )
+
+
+def assembled(name: str, units: Units, layers: Sequence[Layer], relus: int, results: int) -> Net:
+    """The net of these layers; several that read one value take it from one message, of the widest kernel."""
+    inputs = {layer.source: layer.inputs for layer in layers}
+    sent: dict[int, int] = {}
+    for layer in layers:
+        sent[layer.source] = max(sent.get(layer.source, 0), units.up(layer))
+    up, down = sum(sent.values()), sum(units.down(layer) for layer in layers)
+    seconds = [units.evaluation(layer) for layer in layers]
+    garbler = Garbler(
+        offline_encode=units.offline_encode * relus,
+        garbled=round(units.garbled_relu_bytes * relus),
+        base_ot=units.base_ot_bytes,
+        ot_setup=units.ot_setup_bytes * relus,
+        ot_send=units.ot_send_bytes * relus,
+        input=sum(units.value_bytes * count + units.message_bytes for count in inputs.values()),
+        encode=units.encode * relus,
+        linear=units.multiply * sum(layer.multiplications for layer in layers),
+        labels=units.label_bytes * relus,
+        prediction=units.value_bytes * results + units.message_bytes,
+    )
+    image = units.value_bytes * next(iter(inputs.values())) + units.message_bytes
+    return Net(
+        name=name,
+        relus=relus,
+        linear_values=sum(inputs.values()) + relus + results,
+        keygen=units.keygen,
+        key=units.key_bytes,
+        encrypt=units.encrypt * up,
+        up=units.ciphertext_bytes * up,
+        he=tuple(lphe(seconds, threads) * (1 + units.thread * (threads - 1)) for threads in range(1, len(layers) + 1)),
+        down=units.ciphertext_bytes * down,
+        decrypt=units.decrypt * down,
+        sg=garbler,
+        cg=garbler._replace(input=image, labels=0),
+    )
+
+
+def lphe(seconds: Sequence[float], threads: int) -> float:
+    """When the last layer ends, each begun in order by the first free of so many threads."""
+    free = [0.0] * threads
+    for length in seconds:
+        heapq.heappush(free, heapq.heappop(free) + length)
+    return max(free)

@@ -1,0 +1,142 @@
+"""Services of a private net between parties: `masked` and `gmw`, with a store that was dealt or a streaming dealer.
+
+Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer those of its dry run, and a
+token is a slot of a store, all of it corrections to party 0. Seconds come from a profile. A request is one slice: two
+slices are under way at a time, one computes while the other one is on the wire (mpc/microbatch.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hummingbird.capacity.measure import amounts, digest, kind_of
+from hummingbird.capacity.profile import Profile, Seconds
+from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, Step, Work, chain, check_count
+from hummingbird.cost import FREE, Cost
+from hummingbird.errors import ConfigError
+from hummingbird.mpc import microbatch
+from hummingbird.mpc.dealer.folder import places
+from hummingbird.mpc.dry_run import dry_run
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.report import BANDWIDTH, RTT
+
+DEALER = "dealer"
+DEALERS = ("store", "stream")
+_IN_TURNS = 2  # slices of a lane under way at a time
+
+
+def masked(
+    private: PrivateNet, shape: Sequence[int], profile: Profile, dealer: str = "store", parties: int = 2, lanes: int = 1
+) -> Service:
+    """The service of a net converted with protocol "masked", each request a slice of `shape` (B, ...).
+
+    dealer: "store": slots are dealt while there is room for more, and party 0 keeps them; "stream": a dealer makes them
+    during the request. lanes: of each party. Links are those of a data centre: `Service.at` sets others.
+    ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
+
+        capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
+    """
+    return _service("masked", private, tuple(shape), profile, dealer, parties, lanes)
+
+
+def gmw(
+    private: PrivateNet, shape: Sequence[int], profile: Profile, dealer: str = "store", parties: int = 2, lanes: int = 1
+) -> Service:
+    """The service of a net converted with protocol "gmw"; arguments and errors as for `masked`."""
+    return _service("gmw", private, tuple(shape), profile, dealer, parties, lanes)
+
+
+def _service(
+    protocol: str,
+    private: PrivateNet,
+    shape: tuple[int, ...],
+    profile: Profile,
+    dealer: str,
+    parties: int,
+    lanes: int,
+) -> Service:
+    _check(protocol, private, shape, dealer, parties, lanes)
+    requests = dry_run(private, shape, parties).batch
+    work, mark = amounts(private, shape, parties, requests), digest(private, shape, parties)
+    kind = kind_of(private)
+    names = ("compute", "expand", "deal") if requests else ("compute",)
+    seconds = {part: profile.seconds(kind, part, work, mark) for part in names}
+    cost = sum((step.cost for step in private.costs(shape, parties)), FREE)
+    roles = [f"party-{rank}" for rank in range(parties)]
+    steps = _online(roles, cost, seconds, profile.threads)
+    _, slot = places(requests)
+    width = profile.threads
+    dealing: list[tuple[str, Work]] = [("deal", Compute(DEALER, seconds["deal"].mean, width))] if requests else []
+    stored = dealer == "store" and slot > 0
+    sent = slot if stored else cost.offline_bits / 8  # a slot is padded to whole pages
+    correcting: list[tuple[str, Work]] = [("corrections", Send(DEALER, roles[0], sent))] if sent else []
+    if not stored:  # in parallel: what is made first is sent, and used, first
+        steps += [Step(name, do) for name, do in (*dealing, *correcting)]
+    host = Host(cores=width * lanes, up=BANDWIDTH, down=BANDWIDTH)
+    hosts = dict.fromkeys([*roles, DEALER] if requests else roles, host)
+    return Service(
+        name=f"{protocol}, {'a store' if stored else 'a dealer that streams'}, slices of {shape}",
+        hosts=hosts,
+        request=Phase(tuple(steps), seconds["compute"].factors),
+        refill=Phase(chain(*dealing, *correcting).steps, seconds["deal"].factors) if stored else None,
+        session=_setup(roles, private.setup_cost(parties)),
+        token_bytes={roles[0]: slot} if stored else {},
+        slots=_IN_TURNS * lanes,
+        images=shape[0],
+        rtt=RTT,
+        notes=(_origin(profile, seconds),),
+    )
+
+
+def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: str, parties: int, lanes: int) -> None:
+    if private.facts["protocol"] != protocol:
+        what = f"a net of protocol {private.facts['protocol']}"
+        hint = f'convert_model(net, bits, protocol="{protocol}")'
+        raise ConfigError(what, where=f"capacity.{protocol}", hint=hint)
+    if dealer not in DEALERS:
+        raise ConfigError(f"dealer={dealer!r}", where="dealer", hint=f"one of {', '.join(DEALERS)}")
+    check_count(parties, "parties", 2, "parties")
+    check_count(lanes, "lanes", 1, "lanes")
+    largest = max((step.breadth for step in private.costs(shape, parties)), default=0)
+    slices = microbatch.cut(shape, largest, private.images_per_slice) if private.rowwise(shape) else [shape]
+    if len(slices) > 1:
+        hint = f"plan requests of one slice: {slices[0][1]} images"
+        raise ConfigError(f"a batch of {shape[0]} images runs as {len(slices)} slices", where="shape", hint=hint)
+
+
+def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], width: int) -> list[Step]:
+    """Steps of the parties: all compute, then all bits and rounds; seeds are expanded beside it, a slot ahead."""
+    computing = [Step(f"compute {role}", Compute(role, seconds["compute"].mean, width)) for role in roles]
+    after = tuple(step.name for step in computing)
+    sending = [
+        Step(f"{one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)), after)
+        for one in roles
+        for other in roles
+        if one != other
+    ]
+    steps = [*computing, *sending, Step("rounds", Rounds(cost.rounds), tuple(step.name for step in sending))]
+    if "expand" in seconds:
+        steps += [Step(f"expand {role}", Compute(role, seconds["expand"].mean, width)) for role in roles]
+    return steps
+
+
+def _setup(roles: list[str], cost: Cost) -> Phase | None:
+    """The opening of private weights, once a session."""
+    if cost == FREE:
+        return None
+    sends = [
+        Step(f"weights {one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)))
+        for one in roles
+        for other in roles
+        if one != other
+    ]
+    return Phase((*sends, Step("rounds", Rounds(cost.rounds), tuple(step.name for step in sends))))
+
+
+def _origin(profile: Profile, seconds: dict[str, Seconds]) -> str:
+    """A note: on what the seconds were measured, or composed."""
+    machine = f"{profile.machine.get('cpu', 'an unnamed CPU')}, {profile.threads} thread(s)"
+    error = max(part.error for part in seconds.values())
+    composed = f"composed of its layers (error {100 * error:.0f} % on slices that were measured)"
+    how = composed if error else "measured"
+    return f"seconds {how}: {machine}"

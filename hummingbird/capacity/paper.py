@@ -1,0 +1,183 @@
+"""The two services that Garimella et al. (ASPLOS 2023) compare, server garbling (SG) and client garbling (CG).
+
+A client has a net of one server evaluated. In advance (a refill, T_off) the server computes the linear layers on
+encrypted masks, and one side garbles the ReLUs, of which the other keeps the circuits; with an image (a request, T_on)
+labels are sent and circuits evaluated. Steps follow one another, so that T_off and T_on are sums:
+
+    gc(x, t) = (slope_x ReLUs + intercept_x) / t                     seconds of t threads, x: who garbles or evaluates
+    T_off    = keygen + key/u + encrypt + up/u + HE + down/d + decrypt + GC
+    SG: GC   = gc(server garbles) + encode + circuits/d + (base OTs + OT set-up)/u + OTs/d
+        T_on = input/u + encode + labels/d + linear + gc(client evaluates) + prediction/d
+    CG: GC   = gc(client garbles) + encode + circuits/u + base OTs/d
+        T_on = input/u + linear + encode + OT set-up/d + OTs/u + gc(server evaluates) + prediction/d
+    token    = 8 linear values + ReLUs (18,248 SG, 3,590 CG) bytes, at the client
+
+HE is read from a table by threads (LPHE: layers side by side), u and d are bytes per second of the client's link.
+
+    net = asplos23().net("tinyimagenet/resnet18")
+    at = service("cg", net, Threads(client=4, he=17, gc=32), up=835e6, down=165e6, store=16e9)
+    at.seconds(at.refill), at.seconds(at.request), at.most_tokens
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hummingbird.capacity.published import Net, Profile, asplos23
+from hummingbird.capacity.service import Compute, Host, Phase, Send, Service, Step, Work, chain, check_count
+from hummingbird.errors import ConfigError
+
+KINDS = {"sg": "evaluator", "cg": "garbler"}  # what the client keeps of the circuits
+VALUE_BYTES = 8
+# Steps by what they belong to.
+HE = ("homomorphic evaluation", "encryption", "decryption")
+GC = ("garbling", "evaluation", "encoding")
+WIRE = ("key", "ciphertexts", "replies", "circuits", "OT set-up", "OTs", "base OTs", "input", "labels", "prediction")
+BANDWIDTH = 1e9  # bits per second of the paper's link, both directions together
+
+
+class Threads(NamedTuple):
+    """Threads of the client, and of the server for homomorphic evaluation and for garbled circuits."""
+
+    client: int = 4
+    he: int = 1
+    gc: int = 32
+
+
+ONE = Threads()  # for homomorphic evaluation; the paper's machines
+
+
+def service(
+    kind: str,
+    net: Net,
+    threads: Threads = ONE,
+    *,
+    up: float,
+    down: float,
+    store: float = 0,
+    profile: Profile | None = None,
+) -> Service:
+    """The service "sg" or "cg" for a net: one client of `store` bytes, one server, a refill and a request at a time.
+
+    up, down: bits per second of the client's link. profile: of garbling, by default `asplos23`. Raises ConfigError for
+    another kind, fewer than one thread, more HE threads than the net's table has, and no bandwidth.
+    """
+    profile = profile or asplos23()
+    if kind not in KINDS:
+        raise ConfigError(f"no service {kind!r}", where="service", hint=f"one of {', '.join(KINDS)}")
+    for name, count in threads._asdict().items():
+        check_count(count, f"threads.{name}", 1, "threads")
+    if threads.he > len(net.he):
+        hint = f"at most {len(net.he)}: with more no layer is left to give them"
+        raise ConfigError(
+            f"{threads.he} HE threads, and {net.name} was measured with 1 to {len(net.he)}", where="threads", hint=hint
+        )
+    refill, request = _phases(kind, net, threads, profile)
+    return Service(
+        name=f"{profile.name}/{kind} {net.name}",
+        hosts={
+            "client": Host(cores=threads.client, store=store, up=up, down=down),
+            "server": Host(cores=max(threads.he, threads.gc)),
+        },
+        refill=refill,
+        request=request,
+        token_bytes={"client": token_bytes(kind, net, profile)},
+    )
+
+
+def token_bytes(kind: str, net: Net, profile: Profile) -> int:
+    """Bytes of a token at the client."""
+    return VALUE_BYTES * net.linear_values + profile.bytes_per_relu[KINDS[kind]] * net.relus
+
+
+def _phases(kind: str, net: Net, threads: Threads, profile: Profile) -> tuple[Phase, Phase]:
+    """A refill and a request."""
+    garbler, evaluator = ("server", "client") if kind == "sg" else ("client", "server")
+    width = {"client": threads.client, "server": threads.gc}
+    of = net.sg if kind == "sg" else net.cg
+
+    def circuits(verb: str, host: str) -> Work:
+        return Compute(host, profile.lines[f"{verb}_{host}"].at(net.relus), width[host])
+
+    def up(count: float) -> Work:
+        return Send("client", "server", count)
+
+    def down(count: float) -> Work:
+        return Send("server", "client", count)
+
+    linear = (
+        ("key generation", Compute("client", net.keygen)),
+        ("key", up(net.key)),
+        ("encryption", Compute("client", net.encrypt)),
+        ("ciphertexts", up(net.up)),
+        ("homomorphic evaluation", Compute("server", net.he[threads.he - 1] * threads.he, threads.he)),
+        ("replies", down(net.down)),
+        ("decryption", Compute("client", net.decrypt)),
+        ("garbling", circuits("garble", garbler)),
+        ("encoding", Compute(garbler, of.offline_encode)),
+    )
+    ends = ("evaluation", circuits("eval", evaluator)), ("prediction", down(of.prediction))
+    share, clear = ("input", up(of.input)), ("linear layers", Compute("server", of.linear))
+    encoding = "encoding", Compute(garbler, of.encode)
+    if kind == "sg":
+        transfers = ("OT set-up", up(of.base_ot + of.ot_setup)), ("OTs", down(of.ot_send))
+        refill = chain(*linear, ("circuits", down(of.garbled)), *transfers)
+        return refill, chain(share, encoding, ("labels", down(of.labels)), clear, *ends)
+    refill = chain(*linear, ("circuits", up(of.garbled)), ("base OTs", down(of.base_ot)))
+    return refill, chain(share, clear, encoding, ("OT set-up", down(of.ot_setup)), ("OTs", up(of.ot_send)), *ends)
+
+
+def baseline(net: Net, store: float = 0, gc: int = 32) -> Service:
+    """The paper's starting point: SG, one HE thread, the link halved."""
+    return service("sg", net, Threads(4, 1, gc), up=BANDWIDTH / 2, down=BANDWIDTH / 2, store=store)
+
+
+def proposed(net: Net, store: float = 0) -> Service:
+    """The paper's proposal: CG, all layers side by side, the link split for what CG sends."""
+    return service("cg", net, Threads(4, len(net.he), 32), up=835e6, down=165e6, store=store)
+
+
+def side_by_side(at: Service, kind: str, net: Net, workers: int) -> Service:
+    """The same service with RLP: so many refills at a time, each with one core of the client and one of the server.
+
+    As in the paper each has the whole link to itself, which promises too much of more than a few (events.py does not).
+    """
+    client = at.hosts["client"]
+    alone = service(kind, net, Threads(1, 1, 1), up=client.up, down=client.down)
+    return dataclasses.replace(at, refill=alone.refill, workers=workers)
+
+
+def faster(at: Service, times: Mapping[str, float]) -> Service:
+    """The service with these steps so many times faster, wherever they stand, or with so many times fewer bytes."""
+
+    def step(one: Step) -> Step:
+        work, factor = one.work, times.get(one.name, 1.0)
+        if isinstance(work, Compute):
+            work = dataclasses.replace(work, core_seconds=work.core_seconds / factor)
+        elif isinstance(work, Send):
+            work = dataclasses.replace(work, bytes=work.bytes / factor)
+        return dataclasses.replace(one, work=work)
+
+    phases = {
+        name: dataclasses.replace(phase, steps=tuple(map(step, phase.steps))) for name, phase in at.phases().items()
+    }
+    return dataclasses.replace(at, **phases)  # type: ignore[arg-type]
+
+
+def sent(at: Service) -> tuple[float, float]:
+    """Bytes up and down the client's link, of a refill and a request together."""
+    works = [step.work for phase in at.phases().values() for step in phase.steps]
+    sends = [work for work in works if isinstance(work, Send)]
+    return sum(s.bytes for s in sends if s.source == "client"), sum(s.bytes for s in sends if s.target == "client")
+
+
+def best_split(at: Service, bandwidth: float = BANDWIDTH) -> tuple[float, float]:
+    """WSA: bits per second up and down that share a bandwidth so that a refill and a request take least.
+
+    U/b + D/(B - b) is least where its derivative is 0: b = B sqrt U / (sqrt U + sqrt D).
+    """
+    up, down = map(math.sqrt, sent(at))
+    return bandwidth * up / (up + down), bandwidth * down / (up + down)

@@ -1,0 +1,174 @@
+"""A machine's measured seconds: samples of pieces of work, and the seconds of other work composed of them.
+
+A row is one piece of work: how much of each kind it holds (multiplications, values, bits, ...), and samples of the
+seconds of its parts, on `threads` cores. Work that was measured has its own samples. Other work is composed,
+
+    seconds = sum over kinds of  c_kind * amount_kind,   c >= 0, with the least relative error over the rows' medians,
+
+and the error of such a composition is what it makes of each measured row when that row is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hummingbird import kernels
+from hummingbird.capacity.service import check_count, check_number
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.fitting import nonnegative
+from hummingbird.version import VERSION as RELEASE
+
+FORMAT = "hummingbird-profile"
+VERSION = 1
+_MOST_TEXT = 64 << 20  # bytes
+_MOST_FACTORS = 256
+
+
+@dataclass(frozen=True)
+class Row:
+    """One piece of work that was measured. kind: of the rows that it is composed with. digest: names this very work.
+
+    amounts: of each kind of work in it. seconds: samples by part, as in "compute", "expand", "deal".
+    """
+
+    kind: str
+    name: str
+    digest: str
+    amounts: Mapping[str, float]
+    seconds: Mapping[str, tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        for name, amount in self.amounts.items():
+            check_number(amount, f"row {self.name}: amounts.{name}", 0, "work")
+        for part, samples in self.seconds.items():
+            if not samples:
+                raise ConfigError("no samples", where=f"row {self.name}: seconds.{part}", hint="one or more")
+            for sample in samples:
+                check_number(sample, f"row {self.name}: seconds.{part}", 0, "seconds", above=True)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of a part of some work: the mean, samples over their mean, and the relative error of composing them.
+
+    error: 0 for work that was measured.
+    """
+
+    mean: float
+    factors: tuple[float, ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A machine: what it is and runs (`commands.program.machine`), threads of each measurement, and the rows."""
+
+    machine: Mapping[str, str]
+    threads: int
+    rows: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        check_count(self.threads, "threads", 1, "threads")
+
+    def seconds(self, kind: str, part: str, amounts: Mapping[str, float], digest: str = "") -> Seconds:
+        """Seconds of a part of work of a kind; `amounts` as in the rows. ConfigError where nothing was measured."""
+        rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
+        same = [row for row in rows if digest and row.digest == digest]
+        if not same and len(rows) < 2:
+            hint = "python -m scripts.calibrate measures them"
+            raise ConfigError(f"no measurements of {kind}: {part}", where="profile", hint=hint)
+        used = same[:1] or rows
+        spread = sorted(sample / statistics.median(row.seconds[part]) for row in used for sample in row.seconds[part])
+        spread = spread[:: -(-len(spread) // _MOST_FACTORS)]
+        mean = statistics.fmean(spread)
+        factors = tuple(factor / mean for factor in spread)
+        if same:
+            return Seconds(mean * statistics.median(same[0].seconds[part]), factors, 0.0)
+        return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
+
+    def to_text(self) -> str:
+        """The profile as JSON."""
+        data = {"machine": dict(self.machine), "threads": self.threads, "rows": [asdict(row) for row in self.rows]}
+        return json.dumps({"format": FORMAT, "version": VERSION, **data}, indent=1) + "\n"
+
+
+def _composed(rows: Sequence[Row], part: str, amounts: Mapping[str, float]) -> float:
+    """Seconds of this much work by the coefficients that fit the rows."""
+    names = sorted({name for row in rows for name in row.amounts})
+    if unknown := sorted(set(amounts) - set(names)):
+        raise ConfigError(f"no measurement of {unknown[0]}", where="profile", hint="calibrate with this release")
+    table = [[row.amounts.get(n, 0.0) / statistics.median(row.seconds[part]) for n in names] for row in rows]
+    found = nonnegative(torch.tensor(table, dtype=torch.float64)).tolist()
+    return sum(each * amounts.get(name, 0.0) for each, name in zip(found, names, strict=True))
+
+
+def _error(rows: Sequence[Row], part: str) -> float:
+    """Mean relative error of the rows, each composed of the others."""
+    errors = []
+    for row in rows:
+        measured = statistics.median(row.seconds[part])
+        others = [other for other in rows if other is not row]
+        known = {name for other in others for name in other.amounts}
+        amounts = {name: amount for name, amount in row.amounts.items() if name in known}
+        errors.append(abs(_composed(others, part, amounts) / measured - 1))
+    return statistics.fmean(errors)
+
+
+def load(path: str | PathLike[str]) -> Profile:
+    """The profile in a file; InputError for a damaged one, or one of another release or of other kernels."""
+    where = str(path)
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "python -m scripts.calibrate --json profile.json writes one"
+        raise InputError(f"cannot be read: {error}", where=where, hint=hint) from None
+    return from_text(text, where)
+
+
+def from_text(text: str, where: str) -> Profile:
+    """Parse `Profile.to_text`; InputError as `load`."""
+    hint = "python -m scripts.calibrate --json profile.json writes one"
+    if len(text) > _MOST_TEXT:
+        raise InputError(f"a profile of {len(text)} characters", where=where, hint=hint)
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise InputError(f"no {FORMAT}", where=where, hint=hint)
+        if (version := data.pop("version", None)) != VERSION:
+            what = f"version {str(version)[:32]} of the format, this release reads {VERSION}"
+            raise InputError(what, where=where, hint=hint)
+        if unknown := sorted(set(data) - {"machine", "threads", "rows"}):
+            raise InputError(f"unknown field {unknown[0]!r}", where=where, hint=hint)
+        _check_machine(data["machine"], where)
+        return Profile(data["machine"], data["threads"], tuple(_row(row) for row in data["rows"]))
+    except ConfigError as error:
+        raise InputError(error.what, where=f"{where}: {error.where}", hint=error.hint) from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"no profile: {type(error).__name__} {str(error)[:200]}", where=where, hint=hint) from None
+
+
+def _check_machine(machine: Mapping[str, Any], where: str) -> None:
+    """InputError unless the measurements are those of this release and of the kernels that are active here."""
+    for name, has, here in (
+        ("release", machine["hummingbird"], RELEASE),
+        ("kernels", machine["kernels"], kernels.active()),
+    ):
+        if has != here:
+            what = f"measured with {name} {str(has)[:32]}, here are {name} {here}"
+            hint = "calibrate again with what is here: python -m scripts.calibrate --json profile.json"
+            raise InputError(what, where=where, hint=hint)
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    seconds = {part: tuple(samples) for part, samples in data["seconds"].items()}
+    if set(data) != {"kind", "name", "digest", "amounts", "seconds"}:
+        raise ValueError(f"the fields of a row are {sorted(data)}")
+    return Row(data["kind"], data["name"], data["digest"], dict(data["amounts"]), seconds)

@@ -1,0 +1,295 @@
+"""A private-inference service as data: hosts, the steps of a refill and of a request, and the tokens between them.
+
+A refill makes tokens (correlated randomness, garbled circuits) and a request uses some. A phase is a directed acyclic
+graph of steps, each core-seconds on a host, bytes on the link from one host to another, or rounds of half a round trip
+each. A store holds K = floor(store / bytes of a token), the least over the hosts. Units: seconds, bytes, bits/s.
+
+Source: K. Garimella et al., "Characterizing and Optimizing End-to-End Systems for Private Inference", ASPLOS 2023.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hummingbird.errors import ConfigError
+
+
+def check_number(value: object, where: str, least: float, unit: str, *, above: bool = False) -> None:
+    """ConfigError unless `value` is a finite number of at least `least`, or above it."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < least or (above and value == least):  # type: ignore[operator]
+        hint = f"a number {'above' if above else 'from'} {least:g}, in {unit}"
+        raise ConfigError(f"{value!r} is no number of {unit} that can be", where=where, hint=hint)
+
+
+def check_count(value: object, where: str, least: int, unit: str) -> None:
+    """ConfigError unless `value` is a whole number of at least `least`."""
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{value!r} {unit}", where=where, hint=f"a whole number from {least}")
+
+
+def check_name(value: object, where: str) -> None:
+    """ConfigError unless `value` is a name: printable characters, some."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise ConfigError(f"{value!r} is no name", where=where, hint="some printable characters")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of a host: of a core for an hour, of 10^9 bytes sent, of 10^9 bytes stored for a month of 730 hours."""
+
+    core_hour: float = 0.0
+    gb_sent: float = 0.0
+    gb_month: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            check_number(value, f"prices.{name}", 0, "money")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine: cores, bytes of its store of tokens, bits per second of its link up and down (inf: no limit)."""
+
+    cores: int = 1
+    store: float = 0
+    up: float = math.inf
+    down: float = math.inf
+    prices: Prices = Prices()
+
+    def __post_init__(self) -> None:
+        check_count(self.cores, "cores", 1, "cores")
+        check_number(self.store, "store", 0, "bytes")
+        for name in ("up", "down"):
+            if getattr(self, name) != math.inf:
+                check_number(getattr(self, name), name, 0, "bits per second", above=True)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Machines and a link to set a service on: each value given here replaces that of every host; None leaves it.
+
+    cores; store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, or up and down apart,
+    of every host whose link has a limit. rtt: seconds there and back. prices: of every host.
+    """
+
+    cores: int | None = None
+    store: float | None = None
+    bandwidth: float | None = None
+    rtt: float | None = None
+    up: float | None = None
+    down: float | None = None
+    prices: Prices | None = None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Core-seconds on a host, on at most `width` of its cores at a time."""
+
+    host: str
+    core_seconds: float
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        check_number(self.core_seconds, "core_seconds", 0, "seconds")
+        check_count(self.width, "width", 1, "cores")
+
+
+@dataclass(frozen=True)
+class Send:
+    """Bytes from one host's link up to another's link down."""
+
+    source: str
+    target: str
+    bytes: float
+
+    def __post_init__(self) -> None:
+        check_number(self.bytes, "bytes", 0, "bytes")
+        if self.source == self.target:
+            hint = "bytes that stay on a host take no step"
+            raise ConfigError(f"{self.source} sends to itself", where="target", hint=hint)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Messages that wait for one another: each takes half a round trip."""
+
+    rounds: float
+
+    def __post_init__(self) -> None:
+        check_number(self.rounds, "rounds", 0, "rounds")
+
+
+Work = Compute | Send | Rounds
+
+
+@dataclass(frozen=True)
+class Step:
+    """A piece of work that begins when all the steps named in `after` have ended."""
+
+    name: str
+    work: Work
+    after: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "step")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The hosts that it uses."""
+        work = self.work
+        if isinstance(work, Compute):
+            return (work.host,)
+        return (work.source, work.target) if isinstance(work, Send) else ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of a refill, a request or a session, in an order in which each comes after those it waits for.
+
+    factors: measured core-seconds of whole phases over those of the steps, one drawn for each run of the phase; none:
+    always as the steps say. Raises ConfigError for two steps of one name, a step that waits for an unknown one, and a
+    cycle.
+    """
+
+    steps: tuple[Step, ...]
+    factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [step.name for step in self.steps]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"two steps named {doubled[0]}", where="steps", hint="give each step a name of its own")
+        for step in self.steps:
+            if unknown := [name for name in step.after if name not in names]:
+                hint = f"one of {', '.join(names)}"
+                raise ConfigError(
+                    f"waits for {unknown[0]}, which is no step here", where=f"step {step.name}", hint=hint
+                )
+        object.__setattr__(self, "steps", tuple(_ordered(self.steps)))
+        for number, factor in enumerate(self.factors):
+            check_number(factor, f"factors[{number}]", 0, "measured over mean", above=True)
+
+
+def _ordered(steps: Iterable[Step]) -> list[Step]:
+    """The steps, each after those it waits for, else in the order given; ConfigError for a cycle."""
+    left, done, out = list(steps), set[str](), list[Step]()
+    while left:
+        free = next((step for step in left if done.issuperset(step.after)), None)
+        if free is None:
+            names = ", ".join(step.name for step in left)
+            hint = "take one of their `after` out"
+            raise ConfigError("a cycle: these steps wait for one another", where=f"steps {names}", hint=hint)
+        left.remove(free)
+        done.add(free.name)
+        out.append(free)
+    return out
+
+
+def chain(*steps: tuple[str, Work]) -> Phase:
+    """A phase whose steps, (name, work), follow one another."""
+    names = [name for name, _ in steps]
+    return Phase(tuple(Step(name, work, tuple(names[i - 1 : i])) for i, (name, work) in enumerate(steps)))
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service: its hosts by role, its phases, and its tokens. `service_json.to_text` writes it.
+
+    refill: what makes `refill_tokens` tokens, or None: requests need none. session: paid once by each client, or None.
+    token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
+    images: of one request. rtt: seconds there and back between any two hosts. notes: where its figures come from.
+    """
+
+    name: str
+    hosts: Mapping[str, Host]
+    request: Phase
+    refill: Phase | None = None
+    session: Phase | None = None
+    token_bytes: Mapping[str, int] = field(default_factory=dict)
+    refill_tokens: int = 1
+    request_tokens: int = 1
+    workers: int = 1
+    slots: int = 1
+    images: int = 1
+    rtt: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "name")
+        check_number(self.rtt, "rtt", 0, "seconds")
+        for name in ("refill_tokens", "request_tokens", "workers", "slots", "images"):
+            check_count(getattr(self, name), name, 1, name.replace("_", " "))
+        for role in self.hosts:
+            check_name(role, "hosts")
+        for title, phase in self.phases().items():
+            for step in phase.steps:
+                for role in step.roles:
+                    self._check_role(role, f"{title}, step {step.name}")
+        for role, size in self.token_bytes.items():
+            self._check_role(role, "token_bytes")
+            check_count(size, f"token_bytes of {role}", 1, "bytes of a token")
+        if (self.refill is None) != (not self.token_bytes):
+            hint = "give both a refill and the bytes of a token on each host that keeps it, or neither"
+            raise ConfigError("tokens without a refill, or a refill without tokens", where="token_bytes", hint=hint)
+        most = self.most_tokens
+        for name in ("refill_tokens", "request_tokens"):
+            if 0 < most < getattr(self, name):
+                what = f"{name.partition('_')[0]} of {getattr(self, name)} tokens, and the stores hold {most}"
+                raise ConfigError(f"a {what}: it would wait for ever", where=name, hint="a larger store")
+
+    def _check_role(self, role: str, where: str) -> None:
+        if role not in self.hosts:
+            raise ConfigError(f"unknown host {role}", where=where, hint=f"one of {', '.join(self.hosts) or 'none'}")
+
+    def phases(self) -> dict[str, Phase]:
+        """The phases that there are, by name: session, refill, request."""
+        found = {"session": self.session, "refill": self.refill, "request": self.request}
+        return {name: phase for name, phase in found.items() if phase is not None}
+
+    @property
+    def most_tokens(self) -> int:
+        """K: the tokens that all stores hold, the least over the hosts; 0: tokens are made on demand, or not needed."""
+        if not self.token_bytes:
+            return 0
+        return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
+
+    def at(self, hosts: Hosts) -> Service:
+        """The same service on other machines and another link."""
+        changed = {}
+        for role, host in self.hosts.items():
+            given = {
+                "cores": hosts.cores,
+                "store": hosts.store if role in self.token_bytes else None,
+                "up": _first(hosts.up, hosts.bandwidth) if host.up != math.inf else None,
+                "down": _first(hosts.down, hosts.bandwidth) if host.down != math.inf else None,
+                "prices": hosts.prices,
+            }
+            new = {name: value for name, value in given.items() if value is not None}
+            changed[role] = dataclasses.replace(host, **new)  # type: ignore[arg-type]
+        rtt = self.rtt if hosts.rtt is None else hosts.rtt
+        return dataclasses.replace(self, hosts=changed, rtt=rtt)
+
+    def step_seconds(self, step: Step, factor: float = 1.0) -> float:
+        """Seconds of a step that has its hosts and links to itself; `factor` multiplies core-seconds."""
+        work = step.work
+        if isinstance(work, Compute):
+            return factor * work.core_seconds / min(work.width, self.hosts[work.host].cores)
+        if isinstance(work, Send):
+            return 8 * work.bytes / min(self.hosts[work.source].up, self.hosts[work.target].down)
+        return work.rounds * self.rtt / 2
+
+    def seconds(self, phase: Phase, factor: float = 1.0) -> float:
+        """Seconds of the longest path of a phase, each step alone on its hosts and links."""
+        ends: dict[str, float] = {}
+        for step in phase.steps:
+            begin = max((ends[name] for name in step.after), default=0.0)
+            ends[step.name] = begin + self.step_seconds(step, factor)
+        return max(ends.values(), default=0.0)
+
+
+def _first(*values: float | None) -> float | None:
+    """The first that is given."""
+    return next((value for value in values if value is not None), None)

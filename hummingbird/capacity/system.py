@@ -1,0 +1,198 @@
+"""Rules of a service that both engines follow, what is asked of it, and what came of that.
+
+A request waits for one of `slots` (S), takes its tokens (G) and is done (C); its latency C - A is the wait S - A, the
+time blocked G - S and the online phase C - G. Requests are served in the order of their arrival, also where one needs
+more tokens than the next. A refill begins when one of `workers` is free and the store has room for all its tokens,
+which it reserves; a request takes all its tokens at once, and their places are free from then on (from C on, if
+`kept`). With `tokens` = 0 places each request makes its own in its slot, one refill after another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hummingbird.capacity.service import Service, check_count, check_number
+from hummingbird.errors import ConfigError, InputError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+SERVED, REJECTED, GAVE_UP = 0, 1, 2  # the fates of a request
+
+
+@dataclass(frozen=True)
+class System:
+    """Slots, workers and a store of tokens, and who is turned away.
+
+    tokens: K, the places of the store; None: requests need no tokens; 0: made on demand. stored: tokens at time 0.
+    per_refill, per_request: tokens. kept: a token's place is free when its request is done, not when it is taken.
+    queue: requests that may wait for a slot, one more is rejected; None: any number.
+    replicas: copies of all this, with stores of their own; a request joins the one with the fewest requests.
+    batch: requests that are served as one, in one slot, with one draw of the online phase; a batch begins when it is
+    full or its first request has waited `hold` seconds, takes all that wait by then, and `each` seconds more for
+    every request but the first.
+    """
+
+    slots: int = 1
+    workers: int = 1
+    tokens: int | None = None
+    stored: int = 0
+    per_refill: int = 1
+    per_request: int = 1
+    kept: bool = False
+    queue: int | None = None
+    replicas: int = 1
+    batch: int = 1
+    hold: float = 0.0
+    each: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "workers", "per_refill", "per_request", "replicas", "batch"):
+            check_count(getattr(self, name), name, 1, name.replace("_", " "))
+        for name, value in (("tokens", self.tokens), ("stored", self.stored), ("queue", self.queue)):
+            if value is not None:
+                check_count(value, name, 0, f"{name} places" if name != "stored" else "tokens")
+        check_number(self.hold, "hold", 0, "seconds")
+        check_number(self.each, "each", 0, "seconds")
+        if self.stored > (self.tokens or 0):
+            what = f"{self.stored} tokens at time 0 in a store of {self.tokens or 0}"
+            raise ConfigError(what, where="stored", hint="at most the store's places")
+
+    @property
+    def store(self) -> int:
+        """K, where tokens are made ahead; else 0."""
+        return self.tokens or 0
+
+    @property
+    def at_once(self) -> int:
+        """Refills under way at a time at most: the workers, or fewer where the store has no room for so many."""
+        return min(self.workers, self.store // self.per_refill)
+
+    def check_tokens(self, need: Ints) -> None:
+        """ConfigError where a request could wait for ever: no full store holds the tokens that it takes at once.
+
+        need: tokens of the requests. With N tokens taken the store stops at floor((N + K - stored) / m) refills of m,
+        so it may stop short of K by what N + K - stored leaves modulo m, at most m - g + (K - stored) modulo g, where
+        g divides m and every request.
+        """
+        if not self.store or not need.size:
+            return
+        m, most = self.per_refill, int(need.max()) * self.batch
+        g = math.gcd(m, int(np.gcd.reduce(need, axis=None)))
+        sure = self.store - (m - g) - (self.store - self.stored) % g
+        if most > sure:
+            what = f"{'a batch' if self.batch > 1 else 'a request'} of {most} tokens, of which a store of {self.store}"
+            hint = "a larger store, or smaller requests and refills"
+            raise ConfigError(f"{what}, filled {m} at a time, is sure to hold only {sure}", where="tokens", hint=hint)
+
+
+def system_of(service: Service, *, full: bool = True, **rules: object) -> System:
+    """The rules of a service, from a full store or an empty one; `rules`: other fields of System."""
+    tokens = service.most_tokens if service.refill is not None else None
+    fields = {
+        "slots": service.slots,
+        "workers": service.workers,
+        "tokens": tokens,
+        "stored": (tokens or 0) if full else 0,
+        "per_refill": service.refill_tokens,
+        "per_request": service.request_tokens,
+    }
+    return System(**(fields | rules))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests made to a system, in several runs: arrays of (runs, requests), or of shapes that broadcast to that.
+
+    due: seconds at which requests arrive, ascending; or users in a circle instead, who ask, and think again as soon as
+    their request is done, turned away or given up. think: (runs, users + requests) seconds: of every user before the
+    first request, then after the i-th arrival. size: requests of the service that one arrival brings, one after
+    another in one slot. patience: seconds after which a request leaves that has not begun its online phase (made on
+    demand: its first refill). first: it begins a session (users: the first that is served of each user).
+    """
+
+    due: Floats | None = None
+    think: Floats | None = None
+    users: int = 0
+    size: Ints | None = None
+    patience: Floats | None = None
+    first: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.due is None) == (self.think is None):
+            raise InputError("arrivals need times, or users who think, and not both", where="due")
+        times = self.due if self.due is not None else self.think
+        assert times is not None
+        if times.ndim != 2 or not np.isfinite(times).all() or (times < 0).any():
+            raise InputError("times are not finite and at least 0, as (runs, requests)", where="due")
+        if self.due is not None and (np.diff(times) < 0).any():
+            raise InputError("arrivals are out of order", where="due", hint="sort them by time")
+        if self.think is not None and not 0 < self.users <= times.shape[1]:
+            raise InputError(f"{self.users} users and {times.shape[1]} times to think", where="users")
+        if self.size is not None and (self.size < 1).any():
+            raise InputError("a request of no image", where="size", hint="sizes from 1")
+        if self.patience is not None and not (self.patience >= 0).all():
+            raise InputError("a patience below 0 seconds", where="patience")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of runs and of requests in each."""
+        if self.due is not None:
+            return self.due.shape[0], self.due.shape[1]
+        assert self.think is not None
+        return self.think.shape[0], self.think.shape[1] - self.users
+
+    def sizes(self) -> Ints:
+        """Sizes as (runs, requests)."""
+        return np.broadcast_to(np.asarray(1 if self.size is None else self.size, dtype=np.int64), self.shape)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A number for each time that a phase runs: seconds for the recurrence, factors of it for the event engine.
+
+    request: (runs, requests), by order of arrival (a batch: that of its first). refill: (runs * replicas, refills), by
+    order of start, taken anew from the first one when used up. session: (runs, requests) or None. One number stands
+    for all of its axis.
+    """
+
+    request: Floats
+    refill: Floats | None = None
+    session: Floats | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("request", "refill", "session"):
+            values = getattr(self, name)
+            if values is not None and not (np.isfinite(values).all() and (np.asarray(values) >= 0).all()):
+                raise InputError("numbers that are not finite and at least 0", where=name)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The course of a load: float64 (runs, requests), seconds, in order of arrival; NaN for what did not happen.
+
+    arrived: A. began: S, in a slot. went: G, with its tokens. left: C, or when it was turned away or gave up.
+    fate: SERVED, REJECTED or GAVE_UP. tokens: taken by each. refilled: (runs * replicas, refills), when each refill
+    ended, ascending, inf for none.
+    """
+
+    arrived: Floats
+    began: Floats
+    went: Floats
+    left: Floats
+    fate: NDArray[np.int8]
+    tokens: Ints
+    refilled: Floats
+
+    @property
+    def served(self) -> NDArray[np.bool_]:
+        """The requests that were served."""
+        return self.fate == SERVED
+
+    @property
+    def latency(self) -> Floats:
+        """C - A of those served, else NaN."""
+        return np.where(self.served, self.left - self.arrived, np.nan)

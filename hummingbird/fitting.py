@@ -1,0 +1,28 @@
+"""Least squares with coefficients that are not negative: seconds of several kinds of work, from measured seconds."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+
+def nonnegative(rows: Tensor) -> Tensor:
+    """Coefficients c >= 0, float64 (terms,), with the least |rows c - 1|; a term that no row has gets 0.
+
+    rows: float64 (n, terms); divide each by its measured seconds for the least relative error. The best of all subsets
+    of terms is the solution: 2^terms least squares.
+    """
+    terms = rows.shape[1]
+    scale = rows.norm(dim=0).clamp_min(1e-300)
+    best, least = torch.zeros(terms, dtype=torch.float64), torch.inf
+    faces = [face for size in range(terms) for face in combinations(range(terms), size + 1)]
+    for face in map(list, faces):
+        part = (rows / scale)[:, face]
+        found = torch.linalg.lstsq(part, torch.ones(len(part), 1, dtype=torch.float64), driver="gelsd").solution
+        error = float((part @ found - 1).norm())
+        if bool((found >= 0).all()) and error < least:
+            best, least = torch.zeros(terms, dtype=torch.float64), error
+            best[face] = found.flatten()
+    return best / scale

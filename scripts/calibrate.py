@@ -1,0 +1,154 @@
+"""This machine's speed at private inference, as a profile that `python -m hummingbird plan` reads.
+
+    python -m scripts.calibrate --json profile.json
+    python -m scripts.calibrate --json profile.json --model models:get_model resnet18 10 --input 1x3x32x32
+
+Slices of small nets by `masked` and `gmw` (what a party computes, the seeds that it expands, what a dealer deals),
+passes of servers for private lookups, and garbled ReLUs: each several times, every sample kept, with how much work is
+in it. A planned net is composed of these; one that is named here is measured itself, which is exact. No link is
+involved: a plan is told of one. Leave the machine alone meanwhile: what else runs on it is in the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a file: the project's folder must be importable
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from hummingbird import convert_model
+from hummingbird.bits import EXACT, BitWindow
+from hummingbird.capacity.measure import measure, samples
+from hummingbird.capacity.profile import Profile, Row
+from hummingbird.commands.files import check_outputs, write_together
+from hummingbird.commands.planned import add_arguments, private_net
+from hummingbird.commands.program import end, machine
+from hummingbird.errors import InputError
+from hummingbird.gc import relu
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.cost_model import price
+from hummingbird.table import text_table
+from hummingbird.wire.options import count
+from scripts.bench_garble import Inputs
+from search.pir_speed import asked
+from search.pir_timed import answer_together
+
+SECTIONS = ("mpc", "pir", "gc")
+_WINDOWS = {"[20:12)": BitWindow(20, 12), "[18:0)": BitWindow(18, 0), "exact": EXACT}
+_PROTOCOLS = ("masked", "gmw")
+
+
+def _nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Nets by name, with the shape of a slice: each kind of work in several sizes, alone and together."""
+    for size in (1 << 10, 1 << 14, 1 << 18):
+        yield f"relu {size}", nn.ReLU(), (1, size)
+    for channels, side in ((16, 32), (64, 16), (128, 8)):
+        conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        yield f"convolution {channels}x{side}x{side}", conv, (1, channels, side, side)
+    yield "linear 1024 512", nn.Linear(1024, 512), (16, 1024)
+    for depth in (4, 12):
+        block = (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
+        blocks = nn.Sequential(*[layer for _ in range(depth // 4) for layer in (*block, nn.ReLU())])
+        yield f"{depth // 4} blocks 32x16x16", blocks, (1, 32, 16, 16)
+    head = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32 * 15 * 15, 10))
+    yield "a small net, 4 images", head, (4, 3, 32, 32)
+
+
+def _mpc(repeats: int) -> Iterator[Row]:
+    """A row for each net, window and protocol; nets without a ReLU have no window."""
+    for name, net, shape in _nets():
+        windows = _WINDOWS if any(isinstance(part, nn.ReLU) for part in net.modules()) else {"": EXACT}
+        for title, window in windows.items():
+            for protocol in _PROTOCOLS:
+                private = convert_model(net.eval(), window, protocol=protocol)
+                yield measure(f"{name} {title}".strip(), private, shape, repeats=repeats)
+
+
+def _gc(repeats: int) -> Iterator[Row]:
+    """Garbled ReLUs, garbled by the side of the data; an AND has two blocks."""
+    for width, ring in ((8, 20), (16, 32), (24, 32)):
+        circuit, number = relu.Circuit("relu", width, ring, "data"), 1 << 13
+        x = Inputs(number, width, ring)
+        head = (circuit, x.key, 0)
+        garbling = partial(relu.garble, *head, x.delta, x.labels, x.shares, x.masks)
+        evaluating = partial(relu.evaluate, *head, x.held, garbling())
+        seconds = {"garble": samples(garbling, repeats), "evaluate": samples(evaluating, repeats)}
+        amounts = {"and_gates": number * circuit.blocks / 2, "instances": float(number)}
+        yield Row("gc", f"{circuit}", "", amounts, seconds)
+
+
+def _pir(repeats: int) -> Iterator[Row]:
+    """Seconds of an inference in a server's passes over tables, for one client and for several."""
+    for size, width, clients in itertools.product((1 << 12, 1 << 16), (64, 256), (1, 8)):
+        for buckets, keys in ((1, 8), (8, 2), (32, 1)):
+            code = BatchCode(size, buckets, 1, keys)
+            server, queries = asked(code, width, clients, "aes")
+            times = samples(partial(answer_together, server, queries), repeats)
+            name = f"{size} rows of {width} B, {code.keys} keys, {clients} client(s)"
+            work = {**price([code], width).work, "passes": 1 / clients}
+            yield Row("pir", name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
+
+
+def rows(args: argparse.Namespace) -> Iterator[Row]:
+    """All rows that are asked for."""
+    if "mpc" in args.only:
+        yield from _mpc(args.repeats)
+    if "gc" in args.only:
+        yield from _gc(args.repeats)
+    if "pir" in args.only:
+        yield from _pir(args.repeats)
+    if args.model or args.saved:
+        yield measure("the net", private_net(args), args.input, args.parties, args.repeats)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print medians and spreads, write the profile."""
+    if (args.model or args.saved) and args.input is None:
+        raise InputError("a net without a shape", where="--input", hint="of one slice, as in 1x3x32x32")
+    check_outputs(args)
+    torch.set_num_threads(args.threads)
+    with tqdm(rows(args), unit="row", leave=False) as bar, torch.no_grad():
+        profile = Profile(machine(), args.threads, tuple(bar))
+    print(text_table(("kind", "work", "part", "median ms", "spread"), list(_cells(profile)), left=3))
+    write_together({args.json: profile.to_text().encode()})
+
+
+def _cells(profile: Profile) -> Iterator[tuple[str, ...]]:
+    for row in profile.rows:
+        for part, seconds in row.seconds.items():
+            middle = statistics.median(seconds)
+            spread = (max(seconds) - min(seconds)) / middle
+            yield row.kind, row.name, part, f"{1e3 * middle:,.3f}", f"{100 * spread:.0f} %"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--json", type=Path, required=True, metavar="FILE", help="the profile")
+    p.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS), help="default: all")
+    p.add_argument("--repeats", type=count, default=20, metavar="N", help="samples of each (default: %(default)s)")
+    text = "of each party, dealer and server (default: %(default)s)"
+    p.add_argument("--threads", type=count, default=1, metavar="N", help=text)
+    add_arguments(p, "shape of a slice of the net", required=False)
+    return p
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the program; 0 on success, 1 after an `error:` line, 130 after Ctrl-C."""
+    args: Any = parser().parse_args(arguments)
+    return end(lambda: run(args), lambda: "interrupted: nothing was written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Services of private nets: their bytes, rounds and tokens are those of the net, the dealer and a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hummingbird import convert_model
+from hummingbird.bits import BitWindow
+from hummingbird.capacity import Hosts, Phase, Rounds, Send, Service
+from hummingbird.capacity.measure import amounts, measure
+from hummingbird.capacity.nets import gmw, masked
+from hummingbird.capacity.profile import Profile, Row
+from hummingbird.commands.program import machine
+from hummingbird.cost import FREE
+from hummingbird.errors import ConfigError
+from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dry_run import dry_run
+from hummingbird.mpc.net import PrivateNet
+
+SHAPE = (3, 2, 6, 6)
+
+
+def net(weights: str | int = "public", protocol: str = "masked") -> PrivateNet:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)).eval()
+    return convert_model(layers, BitWindow(20, 12), weights, protocol)
+
+
+def profile(private: PrivateNet, parties: int = 2) -> Profile:
+    return Profile(machine(), 1, (measure("small", private, SHAPE, parties, repeats=2),))
+
+
+def worked(private: PrivateNet) -> dict[str, float]:
+    return amounts(private, SHAPE, 2, dry_run(private, SHAPE, 2).batch)
+
+
+def sent(phase: Phase | None) -> dict[tuple[str, str], float]:
+    works = [step.work for step in phase.steps] if phase else []
+    return {(work.source, work.target): work.bytes for work in works if isinstance(work, Send)}
+
+
+def rounds(phase: Phase) -> list[float]:
+    return [step.work.rounds for step in phase.steps if isinstance(step.work, Rounds)]
+
+
+def test_a_store_has_the_bytes_that_are_dealt(tmp_path: Path) -> None:
+    private = net()
+    service = masked(private, SHAPE, profile(private))
+    plan = dry_run(private, SHAPE, 2)
+    deal(tmp_path, setup=plan.setup, batch=plan.batch, shape=SHAPE, slots=3, parties=2, facts=private.facts)
+    size = (tmp_path / "party-0/lane-0/corrections").stat().st_size
+    assert 3 * service.token_bytes["party-0"] == size and list(service.token_bytes) == ["party-0"]
+    assert sent(service.refill) == {("dealer", "party-0"): size / 3}
+    assert service.at(Hosts(store=10 * size)).most_tokens == 30
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+@pytest.mark.parametrize("make", [masked, gmw])
+def test_bits_and_rounds_are_the_prices(make: object, parties: int) -> None:
+    private = net(protocol=make.__name__)  # type: ignore[attr-defined]
+    cost = sum((step.cost for step in private.costs(SHAPE, parties)), FREE)
+    measured = profile(private, parties)
+    for dealer in ("store", "stream"):
+        service: Service = make(private, SHAPE, measured, dealer, parties)  # type: ignore[operator]
+        between = {pair: size for pair, size in sent(service.request).items() if "dealer" not in pair}
+        assert len(between) == parties * (parties - 1) and rounds(service.request) == [cost.rounds]
+        by_party = sum(size for (source, _), size in between.items() if source == "party-0")
+        assert by_party == pytest.approx(cost.bits / 8)
+        assert service.images == 3 and not service.session
+        assert (service.refill is None) == (dealer == "stream")
+        if dealer == "stream":
+            assert sent(service.request)["dealer", "party-0"] == cost.offline_bits / 8
+
+
+def test_a_streamed_request_takes_the_longest_of_three() -> None:
+    private = net()
+    service = masked(private, SHAPE, profile(private), "stream")
+    steps = {step.name: step for step in service.request.steps}
+    for slow in (Hosts(bandwidth=1e3), Hosts(rtt=10.0)):
+        there = service.at(slow)
+        ends = [there.step_seconds(steps[name]) for name in ("compute party-0", "party-0 to party-1", "rounds")]
+        alone = there.step_seconds(steps["corrections"])
+        assert there.seconds(there.request) == pytest.approx(max(sum(ends), alone))
+
+
+def test_private_weights_are_opened_once_a_session() -> None:
+    private = net(weights=0)
+    service = masked(private, SHAPE, profile(private))
+    assert service.session is not None and rounds(service.session) == [private.setup_cost(2).rounds]
+    assert sent(service.session)["party-0", "party-1"] == private.setup_cost(2).bits / 8
+
+
+def test_work_is_counted() -> None:
+    """Products of the convolution and the linear layer; the ReLU's 3 * 64 values are among those side by side."""
+    private = net()
+    found = worked(private)
+    assert found["products"] == 3 * (4 * 16 * 2 * 9 + 64 * 5)
+    assert found["offline_bits"] == sum(step.cost.offline_bits for step in private.costs(SHAPE, 2))
+
+
+def test_a_net_that_was_not_measured_is_composed() -> None:
+    """Seconds that are a sum of the amounts are found exactly, and the error of composing says so."""
+    private = net()
+
+    def row(number: int) -> Row:
+        work = {name: float(pow(number, place, 23) + 1) for place, name in enumerate(worked(private), 1)}
+        second = 1e-3 * work["products"] + 1e-4 * work["layers"] + 1e-4 * work["slices"]
+        return Row("mpc masked", f"{number}", "", work, {part: (second,) for part in ("compute", "expand", "deal")})
+
+    made = Profile(machine(), 1, tuple(row(number) for number in range(2, 22)))
+    service = masked(private, SHAPE, made)
+    work = worked(private)
+    right = 1e-3 * work["products"] + 1e-4 * work["layers"] + 1e-4
+    compute = next(step.work for step in service.request.steps if step.name == "compute party-0")
+    assert compute.core_seconds == pytest.approx(right, rel=1e-6)  # type: ignore[union-attr]
+    assert "composed of its layers (error 0 %" in service.notes[0]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    private = net()
+    measured = profile(private)
+    with pytest.raises(ConfigError, match="a net of protocol masked"):
+        gmw(private, SHAPE, measured)
+    with pytest.raises(ConfigError, match="dealer='none'"):
+        masked(private, SHAPE, measured, "none")
+    with pytest.raises(ConfigError, match="no measurements of mpc masked: compute"):
+        masked(private, (5, *SHAPE[1:]), measured)
+    private.images_per_slice = 2
+    with pytest.raises(ConfigError, match="runs as 2 slices"):
+        masked(private, SHAPE, measured)
