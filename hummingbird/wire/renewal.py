@@ -78,7 +78,7 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Its time, size and inode, by which a change is noticed; None for one that is not there."""
+    """Time, size and inode of a file, one of which changes with it; None for one that is not there."""
     try:
         found = os.stat(path)
     except OSError:

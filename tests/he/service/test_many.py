@@ -18,19 +18,8 @@ from hummingbird.he.service.client import RemoteModel
 from hummingbird.he.service.room import Room
 from hummingbird.he.service.server import Service
 from hummingbird.wire import service
-from tests.support.he_service import SHAPE, close, images, served, small_net
+from tests.support.he_service import SHAPE, close, images, served
 from tests.support.patience import HANG, until
-
-
-@pytest.fixture(scope="module")
-def net() -> nn.Module:
-    return small_net()
-
-
-@pytest.fixture(scope="module")
-def server(net: nn.Module) -> Server:
-    return convert_model(net, SHAPE).server
-
 
 # Room -----------------------------------------------------------------------------------------------------------------
 

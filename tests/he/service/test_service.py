@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.errors import ConfigError, HummingbirdError, InputError, PeerError
-from hummingbird.he.compile.convert import convert_model
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.memory import at_client
@@ -29,19 +28,9 @@ from hummingbird.he.service.server import MAX_CALLS, Service
 from hummingbird.kernels.ciphertexts import pack, unpack
 from hummingbird.wire import service
 from tests.support.dealers import Authority
-from tests.support.he_service import SHAPE, close, images, served, small_net
+from tests.support.he_service import close, images, served
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, until
-
-
-@pytest.fixture(scope="module")
-def net() -> nn.Module:
-    return small_net()
-
-
-@pytest.fixture(scope="module")
-def server(net: nn.Module) -> Server:
-    return convert_model(net, SHAPE).server
 
 
 @pytest.fixture(scope="module")
