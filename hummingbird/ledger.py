@@ -39,6 +39,27 @@ def _parse(line: bytes) -> dict[str, object]:
     return entry if isinstance(entry, dict) else {}
 
 
+def _lines(data: bytes) -> list[bytes]:
+    return data.rstrip(b"\n").split(b"\n")
+
+
+def _after(slot: int, entry: dict[str, object]) -> int:
+    """The first slot that may be unused after this line, where it was `slot` before."""
+    used = entry.get("used")
+    if type(used) is int and used >= 0:
+        return max(slot, used + 1)
+    bound = isinstance(entry.get("bound"), str) and isinstance(entry.get("digest"), str)
+    return slot if bound else slot + 1
+
+
+def looked_at(path: Path) -> int:
+    """The first slot that may be unused, of a ledger that another process may be writing. OSError if it is gone."""
+    slot = 0
+    for line in _lines(path.read_bytes())[1:]:
+        slot = _after(slot, _parse(line))
+    return slot
+
+
 class Appended:
     """A file of this process alone, to which whole pieces are added, each on the disk when `append` returns.
 
@@ -163,20 +184,17 @@ class Ledger:
             data = self.path.read_bytes()
         except OSError as error:
             raise self._damaged(f"{error.strerror}") from None
-        first, *lines = data.rstrip(b"\n").split(b"\n")
+        first, *lines = _lines(data)
         if first != _line({"store": set_id}):
             raise self._damaged("its first line does not name this store")
         if not data.endswith(b"\n"):
             self._append(None)  # ends the line that a crash has cut off
         for line in lines:
             entry = _parse(line)
-            used, name, digest = entry.get("used"), entry.get("bound"), entry.get("digest")
-            if type(used) is int and used >= 0:
-                self.next = max(self.next, used + 1)
-            elif isinstance(name, str) and isinstance(digest, str):
+            name, digest = entry.get("bound"), entry.get("digest")
+            if isinstance(name, str) and isinstance(digest, str):
                 self._bound[name] = digest
-            else:
-                self.next += 1
+            self.next = _after(self.next, entry)
 
     def _unwritten(self, what: str) -> HummingbirdError:
         hint = "nothing was handed out: make room, and run again"

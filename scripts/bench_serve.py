@@ -3,8 +3,9 @@
     python -m scripts.bench_serve --json serve.json
     python -m scripts.bench_serve --nets digits --seconds 20 --loads 30 60
 
-For each net, in one run: `infer` on this machine; the service as fast as it goes (requests always waiting); a lone
-request to the idle service, beside a batch of one between the parties; then requests at random times (a Poisson
+For each net, in one run: `infer` on this machine, on as many images as take it several seconds; the service as fast as
+it goes (requests always waiting), asked in batches as large as infer's, and in small requests; a lone request to the
+idle service, beside a batch of one between idle parties; then small requests at random times (a Poisson
 process), whether or not earlier ones have been answered, at 30, 60 and 90 % of what the service can do. Latency counts
 from the moment a request was due. Clients, parties and dealer share this machine's cores, and every answer is compared
 with the plain net's.
@@ -32,38 +33,53 @@ from scripts.party import torchrun
 from scripts.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.serve_net import NETS, Net, batch_of_one, running
 
-HEADS = ("net", "load", "offered/s", "answered/s", "p50 ms", "p95 ms", "p99 ms", "batch", "refused", "changed")
+_FULL = 60.0  # seconds at most for which requests are always waiting
+HEADS = (
+    "net",
+    "images",
+    "load",
+    "offered/s",
+    "answered/s",
+    "p50 ms",
+    "p95 ms",
+    "p99 ms",
+    "batch",
+    "refused",
+    "changed",
+)
 
 
 def measure(net: Net, args: argparse.Namespace, bar: Any) -> Iterator[dict[str, Any]]:
     """Rows of one net: what it can do, then each load."""
-    images, labels = net.images()
+    images, _ = net.images()
     bar.set_description(f"{net.name}: infer")
-    infer = torchrun(2, "hummingbird infer", net.infer(len(images), args.max_batch))
-    inferred = len(images) / infer["seconds"]
+    infer = torchrun(2, "hummingbird infer", net.infer(args.max_batch))
+    inferred = net.inferred / infer["seconds"]
     bar.update()
     bar.set_description(f"{net.name}: a batch of one")
     alone = batch_of_one(net, images[:1])
     bar.update()
     with running(net, args.max_batch) as (addresses, metrics):
-        with Served(addresses, images, net.plain(images), net.request) as served:
+        with Served(addresses, images, net.plain(images)) as served:
             lone = lone_seconds(served)
-            bar.set_description(f"{net.name}: as fast as it goes")
-            full = saturate(served, metrics, args.seconds, 2 * args.max_batch)
-            bar.update()
-            yield {
-                "net": net.name,
-                "request_images": net.request,
-                "load_percent": None,
-                "infer_images_per_second": inferred,
-                "of_infer_percent": 100 * full.answered_per_second / inferred,
-                "lone_request_milliseconds": 1e3 * lone,
-                "batch_of_one_milliseconds": 1e3 * alone,
-                "lone_ratio": lone / alone,
-                "client_bytes_up_per_image": served.bytes_up,
-                "client_bytes_down_per_image": served.bytes_down,
-                **asdict(full),
-            }
+            bytes_up, bytes_down = served.bytes_up, served.bytes_down
+            for size in (args.max_batch, net.request):
+                bar.set_description(f"{net.name}: as fast as it goes, {size} images at a time")
+                full = saturate(served, metrics, min(args.seconds, _FULL), 2 * args.max_batch, size)
+                bar.update()
+                yield {
+                    "net": net.name,
+                    "request_images": size,
+                    "load_percent": None,
+                    "infer_images_per_second": inferred,
+                    "of_infer_percent": 100 * full.answered_per_second / inferred,
+                    "lone_request_milliseconds": 1e3 * lone,
+                    "batch_of_one_milliseconds": 1e3 * alone,
+                    "lone_ratio": lone / alone,
+                    "client_bytes_up_per_lone_image": bytes_up,
+                    "client_bytes_down_per_lone_image": bytes_down,
+                    **asdict(full),
+                }
             for percent in args.loads:
                 bar.set_description(f"{net.name}: {percent:g} %")
                 rate = full.answered_per_second * percent / 100
@@ -71,7 +87,7 @@ def measure(net: Net, args: argparse.Namespace, bar: Any) -> Iterator[dict[str, 
                     "net": net.name,
                     "request_images": net.request,
                     "load_percent": percent,
-                    **asdict(offer(served, metrics, rate, args.seconds)),
+                    **asdict(offer(served, metrics, rate, args.seconds, net.request)),
                 }
                 bar.update()
 
@@ -96,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         )
     check_outputs(args)
     rows: list[dict[str, Any]] = []
-    with tqdm(total=len(args.nets) * (3 + len(args.loads)), unit="part", leave=False) as bar:
+    with tqdm(total=len(args.nets) * (4 + len(args.loads)), unit="part", leave=False) as bar:
         for name in args.nets:
             rows += measure(NETS[name], args, bar)
     print(text_table(HEADS, [_cells(row) for row in rows]))
@@ -111,6 +127,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     load: Load = Load(**{name: row[name] for name in Load.__dataclass_fields__})
     return (
         row["net"],
+        f"{row['request_images']}",
         "all" if row["load_percent"] is None else f"{row['load_percent']:g} %",
         f"{load.offered_per_second:,.1f}" if load.offered_per_second else "-",
         f"{load.answered_per_second:,.1f}",
@@ -124,11 +141,11 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 def _summary(row: dict[str, Any]) -> str:
     """Two lines on what a service can do."""
     return (
-        f"{row['net']}: as fast as it goes {row['answered_per_second']:,.1f} images/s, {row['of_infer_percent']:.0f} % "
-        f"of infer's {row['infer_images_per_second']:,.1f}; requests of {row['request_images']}\n"
+        f"{row['net']}, {row['request_images']} at a time: {row['answered_per_second']:,.1f} images/s, "
+        f"{row['of_infer_percent']:.0f} % of infer's {row['infer_images_per_second']:,.1f}\n"
         f"  a lone request {row['lone_request_milliseconds']:.1f} ms, {row['lone_ratio']:.2f} times a batch of one "
-        f"({row['batch_of_one_milliseconds']:.1f} ms); {row['client_bytes_up_per_image'] / 1e3:.2f} kB up and "
-        f"{row['client_bytes_down_per_image'] / 1e3:.3f} kB down an image"
+        f"({row['batch_of_one_milliseconds']:.1f} ms); {row['client_bytes_up_per_lone_image'] / 1e3:.2f} kB up and "
+        f"{row['client_bytes_down_per_lone_image'] / 1e3:.3f} kB down"
     )
 
 

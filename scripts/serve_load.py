@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
 from hummingbird.serving.client import Client
+from scripts.serve_net import PAUSE
 
 _LONE = 30  # lone requests, of which the median counts
 _THREADS = 256  # requests under way
@@ -52,10 +53,10 @@ class _Seen:
 
 
 class Served:
-    """Clients of a service with images (n, ...) to ask for, `size` in a request, and the plain net's answers (n,)."""
+    """Clients of a service with images (n, ...) to ask for, and the plain net's answers (n,)."""
 
-    def __init__(self, addresses: list[str], images: Tensor, answers: Tensor, size: int) -> None:
-        self._clients, self.size = [Client(addresses, timeout=120.0) for _ in range(_CLIENTS)], size
+    def __init__(self, addresses: list[str], images: Tensor, answers: Tensor) -> None:
+        self._clients = [Client(addresses, timeout=120.0) for _ in range(_CLIENTS)]
         self._images, self._answers, self._random = images, answers, random.Random(0)
         self._turn = itertools.cycle(self._clients)
         self._asked = 0
@@ -77,9 +78,9 @@ class Served:
         """Bytes of answers for an image."""
         return sum(client.received_bytes for client in self._clients) / self._asked
 
-    def drawn(self) -> Tensor:
+    def drawn(self, size: int) -> Tensor:
         """Numbers of the images of a request."""
-        return torch.tensor(self._random.sample(range(len(self._images)), self.size))
+        return torch.tensor(self._random.sample(range(len(self._images)), size))
 
     def ask(self, chosen: Tensor, due: float, seen: _Seen) -> None:
         """One request, and its outcome."""
@@ -100,60 +101,60 @@ def lone_seconds(served: Served) -> float:
     """Seconds of a request of one image to a service that has nothing else to do: a median."""
     seconds = []
     for _ in range(_LONE + 2):
-        seen, chosen = _Seen(), served.drawn()[:1]
+        seen, chosen = _Seen(), served.drawn(1)
         served.ask(chosen, time.perf_counter(), seen)
         seconds += seen.latencies
-        time.sleep(0.02)
+        time.sleep(PAUSE)
     if not seconds:
         raise HummingbirdError("the service answers no request")
     return statistics.median(seconds[2:])
 
 
-def saturate(served: Served, metrics: str, seconds: float, images: int) -> Load:
-    """Requests for so many images are always under way."""
+def saturate(served: Served, metrics: str, seconds: float, images: int, size: int) -> Load:
+    """Requests of `size` images, for so many images in all, are always under way."""
     seen, before = _Seen(), _batches(metrics)
     started = time.perf_counter()
 
     def keep_asking() -> None:
         while time.perf_counter() < started + seconds:
             with seen.lock:
-                chosen = served.drawn()
+                chosen = served.drawn(size)
             served.ask(chosen, time.perf_counter(), seen)
 
-    with ThreadPoolExecutor(max(2, images // served.size)) as pool:
-        for _ in range(max(2, images // served.size)):
+    with ThreadPoolExecutor(max(2, images // size)) as pool:
+        for _ in range(max(2, images // size)):
             pool.submit(keep_asking)
-    return _load(served, seen, 0.0, time.perf_counter() - started, before, _batches(metrics))
+    return _load(seen, size, 0.0, time.perf_counter() - started, before, _batches(metrics))
 
 
-def offer(served: Served, metrics: str, rate: float, seconds: float) -> Load:
-    """Requests at random times, `rate` images a second, whether or not earlier ones have been answered."""
+def offer(served: Served, metrics: str, rate: float, seconds: float, size: int) -> Load:
+    """Requests of `size` images at random times, `rate` images a second, whether or not earlier ones are answered."""
     seen, before, arrivals = _Seen(), _batches(metrics), random.Random(1)
     started = due = time.perf_counter()
     with ThreadPoolExecutor(_THREADS) as pool:
-        while (due := due + arrivals.expovariate(rate / served.size)) < started + seconds:
-            chosen = served.drawn()
+        while (due := due + arrivals.expovariate(rate / size)) < started + seconds:
+            chosen = served.drawn(size)
             time.sleep(max(0.0, due - time.perf_counter()))
             pool.submit(served.ask, chosen, due, seen)
-    return _load(served, seen, rate, time.perf_counter() - started, before, _batches(metrics))
+    return _load(seen, size, rate, time.perf_counter() - started, before, _batches(metrics))
 
 
 def _load(
-    served: Served, seen: _Seen, rate: float, took: float, before: tuple[float, float], after: tuple[float, float]
+    seen: _Seen, size: int, rate: float, took: float, before: tuple[float, float], after: tuple[float, float]
 ) -> Load:
     answered = len(seen.latencies)
     cuts = statistics.quantiles(seen.latencies, n=100) if answered > 1 else [_NAN] * 99
     batches, images = (now - then for now, then in zip(after, before, strict=True))
     return Load(
         offered_per_second=rate,
-        answered_per_second=answered * served.size / took,
+        answered_per_second=answered * size / took,
         p50_milliseconds=1e3 * cuts[49],
         p95_milliseconds=1e3 * cuts[94],
         p99_milliseconds=1e3 * cuts[98],
         mean_batch_images=images / batches if batches else _NAN,
         requests=answered + seen.refused,
         refused=seen.refused,
-        changed_percent=100 * seen.changed / (answered * served.size) if answered else _NAN,
+        changed_percent=100 * seen.changed / (answered * size) if answered else _NAN,
     )
 
 

@@ -25,12 +25,15 @@ from scripts.data import DATASETS, load
 from scripts.party import ROOT
 
 _START = 300.0  # seconds for a service to start
-_REPEATS = 15
+_REPEATS = 32
+PAUSE = 0.02  # seconds before each lone request, and each batch of one
 
 
 @dataclass(frozen=True)
 class Net:
-    """A net of `models` with its checkpoint and windows. images: of the test split. request: images of a request."""
+    """A net of `models` with its checkpoint and windows. count: images of the test split. request: images of a request.
+    inferred: images in `infer`'s run, which is long enough for the dealer to keep up or not.
+    """
 
     name: str
     dataset: str
@@ -38,6 +41,7 @@ class Net:
     bits: str
     count: int
     request: int
+    inferred: int
 
     def images(self) -> tuple[Tensor, Tensor]:
         """Images (count, C, H, W) and labels."""
@@ -62,23 +66,30 @@ class Net:
         words += ["--weights", str(ROOT / "checkpoints" / self.weights)]
         return [*words, "--bits", str(ROOT / "checkpoints" / self.bits)]
 
-    def infer(self, count: int, batch: int) -> list[str]:
-        """Options of `infer` on so many images, in batches of so many."""
-        data = ["--data", "scripts.data:load", self.dataset, "test"]
-        return [*self.words, *data, "--samples", str(count), "--batch", str(batch)]
+    def infer(self, batch: int) -> list[str]:
+        """Options of `infer` on `inferred` images, in batches of so many."""
+        data = ["--data", "scripts.serve_net:repeated", self.dataset, str(self.inferred)]
+        return [*self.words, *data, "--batch", str(batch)]
 
 
 NETS = {
     net.name: net
     for net in (
-        Net("digits", "digits", "digits.pt", "digits.bits.json", 500, 8),
-        Net("resnet18", "cifar10", "resnet18-cifar10.pt", "resnet18-cifar10-8-64.bits.json", 512, 1),
+        Net("digits", "digits", "digits.pt", "digits.bits.json", 500, 8, 20_000),
+        Net("resnet18", "cifar10", "resnet18-cifar10.pt", "resnet18-cifar10-8-64.bits.json", 512, 1, 512),
     )
 }
 
 
+def repeated(dataset: str, count: str) -> tuple[Tensor, Tensor]:
+    """So many images of a test split and their labels, from the start again where it is shorter."""
+    images, labels = load(dataset, "test")
+    chosen = torch.arange(int(count)) % len(images)
+    return images[chosen], labels[chosen]
+
+
 def batch_of_one(net: Net, image: Tensor) -> float:
-    """Seconds in which two parties share an image (1, C, H, W), compute on it and open the result: a median."""
+    """Seconds in which two idle parties share an image (1, C, H, W), compute on it and open the result: a median."""
     bits = hummingbird.BitConfig.load(ROOT / "checkpoints" / net.bits)
     seconds: list[float] = hummingbird.launch(_alone, net.net(), bits, image)[0]
     return statistics.median(seconds)
@@ -87,6 +98,7 @@ def batch_of_one(net: Net, image: Tensor) -> float:
 def _alone(session: hummingbird.Session, net: nn.Module, bits: hummingbird.BitConfig, image: Tensor) -> list[float]:
     private, seconds = hummingbird.convert_model(net, bits), []
     for _ in range(_REPEATS):
+        time.sleep(PAUSE)
         session.channel.exchange_text("ready")
         started = time.perf_counter()
         shared = hummingbird.cryptensor(image if session.rank == 0 else None, src=0)

@@ -17,6 +17,7 @@ from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from tests.support.dealers import Running
 from tests.support.nursery import Nursery, open_dealer, open_nursery
+from tests.support.parties import init_alone
 from tests.support.paths import ROOT
 from tests.support.patience import HANG
 
@@ -53,7 +54,7 @@ def process():
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
     """A session of one party."""
     monkeypatch.delenv("RANK", raising=False)
-    yield hummingbird.init()
+    yield init_alone()
     hummingbird.uninit()
 
 

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "hummingbird"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # By the first part of the name below `hummingbird`; a module that is not listed has no floor, which fails the test.
 FLOORS = [
-    {"errors", "version", "table"},
+    {"errors", "version", "table", "structure"},
     {"ring", "inputs", "bits", "cost", "prg", "ledger", "fitting", "graph", "kernels"},
     {"wire", "ranks"},
     {"mpc", "he", "pir", "gc"},

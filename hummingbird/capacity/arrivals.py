@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class Arrivals(ABC):
     def _times(self, shape: tuple[int, int], seed: int) -> dict[str, Any]:
         """Fields of a Load that say when requests come."""
 
+    steady: ClassVar[bool] = True  # the same at all times, so that there may be a steady state
+
     @abstractmethod
     def per_second(self) -> float:
         """Requests per second in the long run; of users, if they never waited."""
@@ -121,6 +123,7 @@ class Hourly(Arrivals):
     """A Poisson process at rates[h] requests per second in hour h, from the first again after the last."""
 
     rates: tuple[float, ...]
+    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,6 +150,7 @@ class Trace(Arrivals):
 
     due: tuple[float, ...]
     brought: tuple[int, ...] = ()
+    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ import numpy as np
 from hummingbird.capacity.machine import ARRIVES, GIVES_UP, Machine
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.system import GAVE_UP, REJECTED, SERVED, Draws, Floats, Load, Outcome, System
-from hummingbird.errors import ConfigError, InputError
+from hummingbird.errors import ConfigError, HummingbirdError, InputError
 
 
 def simulate(
@@ -48,6 +48,7 @@ def simulate(
 
 
 _A, _S, _G, _C = range(4)
+_ROUNDING = 1e-6
 
 
 class _Run:
@@ -69,6 +70,7 @@ class _Run:
         self.level, self.room, self.workers = system.stored, system.store - system.stored, system.workers
         self.begun, self.ends = 0, list[float]()
         self.arrivals, self.gone = 0, 0
+        self.there, self.since = 0.0, 0.0  # request-seconds, counted by who is there, until then
         self.user: dict[int, int] = {}  # who made a request
         self.new = [True] * load.users
 
@@ -83,6 +85,10 @@ class _Run:
                 self._think(user, user)
         while self.gone < len(self.fate):
             self.machine.advance()
+        spent = float((self.times[_C] - self.times[_A]).sum())
+        if abs(self.there - spent) > _ROUNDING * max(self.there, spent):  # Little's law: both are its L T
+            what = f"requests spent {spent:.9g} s, and {self.there:.9g} s were counted"
+            raise HummingbirdError(what, where="event engine", hint="this is a defect: please report it")
 
     def _think(self, user: int, time: int) -> None:
         """Let a user think for that one of the times, then ask."""
@@ -95,7 +101,13 @@ class _Run:
             self.user[self.arrivals] = user
             self._arrive(self.arrivals)
 
+    def _count(self) -> None:
+        """Count who was there since the last time."""
+        self.there += (self.arrivals - self.gone) * (self.machine.now - self.since)
+        self.since = self.machine.now
+
     def _arrive(self, number: int) -> None:
+        self._count()
         self.arrivals += 1
         self.times[_A, number] = self.machine.now
         if self.slots:
@@ -199,6 +211,7 @@ class _Run:
             self._begin(self.waiting.popleft())
 
     def _leave(self, number: int, fate: int) -> None:
+        self._count()
         self.times[_C, number] = self.machine.now
         self.fate[number] = fate
         self.gone += 1

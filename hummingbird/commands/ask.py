@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs, write_json
+from hummingbird.errors import InputError
 from hummingbird.serving.client import Client
+from hummingbird.structure import flatten
 from hummingbird.wire import options
 from hummingbird.wire.options import positive
 
 HELP = "Have the parties of `serve` run their net on images that none of them sees."
 _EPILOG = """example:
   python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --labels labels.npy
+a net of two inputs, and of several results, which one file holds by their names:
+  python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images left.npy right.npy --out results.npz
 """
 
 
@@ -34,7 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     text = "every party's HOST:PORT or unix:PATH, in any order"
     sub.add_argument("--parties", required=True, nargs="+", metavar="ADDRESS", help=text)
-    options.add_images(sub, "results")
+    options.add_images(sub, "results", several=True)
     sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file")
     text = "seconds for the answer to a request (default: %(default)s)"
     sub.add_argument("--timeout", type=positive, default=60.0, help=text)
@@ -45,28 +50,43 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Send images, print figures, and accuracy where labels are given, and write the results."""
     check_outputs(args)
-    images, labels = options.images_of(args)
+    inputs, labels = options.inputs_of(args, args.images)
+    count = len(inputs[0])
     with Client(args.parties, timeout=args.timeout, **options.caller_of(args)) as client:
+        names = [part.name for part in client.service.outputs]
+        if labels is not None and len(names) > 1:
+            what = f"the net has {len(names)} results, {', '.join(names)}"
+            raise InputError(what, where="--labels", hint="labels are for one: leave them out")
         started = time.perf_counter()
-        with tqdm(total=len(images), unit="image", leave=False) as bar:
-            results = client(images, progress=bar.update)
+        with tqdm(total=count, unit="image", leave=False) as bar:
+            results = client(*inputs, progress=bar.update)
         seconds = time.perf_counter() - started
-    up, down = client.sent_bytes / len(images), client.received_bytes / len(images)
-    rate = f"{len(images)} images in {seconds:.2f} s, {len(images) / seconds:,.1f} images/s"
+    up, down = client.sent_bytes / count, client.received_bytes / count
+    rate = f"{count} images in {seconds:.2f} s, {count / seconds:,.1f} images/s"
     print(f"{rate}; {up / 1e3:.2f} kB up and {down / 1e3:.2f} kB down per image, {len(client.addresses)} parties")
     figures: dict[str, Any] = {
-        "images": len(images),
+        "images": count,
         "parties": len(client.addresses),
         "seconds": seconds,
         "bytes_up_per_image": up,
         "bytes_down_per_image": down,
     }
+    _, found = flatten(results, lambda value: isinstance(value, torch.Tensor))
     if labels is not None:
-        print(options.accuracy(results, labels))
-        right = int((results.flatten(1).argmax(1) == labels).sum())
+        print(options.accuracy(found[0], labels))
+        right = int((found[0].flatten(1).argmax(1) == labels).sum())
         figures["accuracy_percent"] = 100 * right / len(labels)
     if args.out is not None:
-        np.save(args.out, results.numpy())
+        _write(args.out, dict(zip(names, found, strict=True)))
     if args.json is not None:
         write_json(args.json, figures)
     return 0
+
+
+def _write(path: Path, results: dict[str, torch.Tensor]) -> None:
+    """One result as numpy.save has it, several by their names as numpy.savez has them."""
+    arrays: dict[str, Any] = {name: x.numpy() for name, x in results.items()}
+    if len(arrays) == 1:
+        np.save(path, next(iter(arrays.values())))
+    else:
+        np.savez(path, **arrays)

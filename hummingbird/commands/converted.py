@@ -34,10 +34,11 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def nets_of(args: argparse.Namespace, rank: int, image: Tensor) -> tuple[nn.Module, PrivateNet]:
+def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
     """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
 
-    image: one of the shape of the images, (1, ...), for nets that ask for it.
+    image: one of the shape of the images, (1, ...), for nets that ask for it; of a net with several inputs, one of
+    each.
     """
     folder = saved_of(args, rank)
     if folder is not None:
@@ -49,7 +50,9 @@ def nets_of(args: argparse.Namespace, rank: int, image: Tensor) -> tuple[nn.Modu
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
     owner = "public" if args.owner is None else args.owner
-    taken = settled(net, image, custom=tuple(CUSTOM))
+    if len(image) > 1:
+        return net, convert_model(net, _windows(args), owner, args.protocol, example=image)
+    taken = settled(net, image[0], custom=tuple(CUSTOM))
     return net, convert_model(taken, _windows(args), owner, args.protocol)
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import signal
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
 from hummingbird.commands.planned import add_arguments, private_net
 from hummingbird.commands.program import add_command
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.keeper import Keeper, keep
 from hummingbird.mpc.dealer.store import material_facts
-from hummingbird.mpc.dry_run import dry_run
+from hummingbird.mpc.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of
 from hummingbird.wire.options import count
 
@@ -37,6 +41,13 @@ _EPILOG = """example:
   torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model models:get_model digits 10 \\
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.data:load digits test \\
       --samples 200 --store store
+
+  a service that never runs out, on one host; ^C ends the first line, and the same line goes on with the folder:
+  python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 8x1x8x8 \\
+      --bits checkpoints/digits.bits.json --images 160 --keep 60 --out kept
+  torchrun --standalone --nproc_per_node=2 -m hummingbird serve --model models:get_model digits 10 \\
+      --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --input 1x8x8 --listen 127.0.0.1:910{rank} \\
+      --store kept
 """
 
 
@@ -46,16 +57,17 @@ def add_parser(commands: Any) -> None:
     add_arguments(sub, "shape of one slice: a batch is cut into slices of it")
     sub.add_argument("--images", required=True, type=count, help="for how many images; rounded up to whole slices")
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
-    sub.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="a new folder, for DIR/party-RANK/lane-LANE"
-    )
+    text = "deal sets for --images images while fewer than K slots are unused, until SIGTERM; parties on this host"
+    sub.add_argument("--keep", type=count, metavar="K", help=text)
+    text = "a new folder, for DIR/party-RANK/lane-LANE; with --keep also one that was kept before"
+    sub.add_argument("--out", required=True, type=Path, metavar="DIR", help=text)
     text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand, and deal, too"
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Deal material for a number of images into one folder per party, for runs without a dealer."""
+    """Deal material for a number of images into one folder per party, once, or again and again."""
     heap.keep()
     private = private_net(args)
     plan = dry_run(private, args.input, args.parties)
@@ -65,20 +77,72 @@ def run(args: argparse.Namespace) -> int:
     each = f" and each of {lanes} lanes" if lanes > 1 else ""
     split = f", {size / 8e6:,.1f} a lane" if lanes > 1 else ""
     amount = f"{lanes * size / 8e6:,.1f} MB for party 0{split}"
-    print(f"{slots} slices of {images} images for {args.parties} parties{each}: {amount}")
-    with tqdm(total=lanes * slots * images, unit="image", leave=False) as bar:
-        seconds = deal(
-            args.out,
-            setup=plan.setup,
-            batch=plan.batch,
-            shape=args.input,
-            slots=slots,
-            parties=args.parties,
-            facts=material_facts(private.facts),
-            lanes=lanes,
-            cipher=cipher_of(args.device),
-            progress=bar.update,
-        )
+    sets = "" if args.keep is None else "sets of "
+    print(f"{sets}{slots} slices of {images} images for {args.parties} parties{each}: {amount}", flush=True)
+    what = {
+        "batch": plan.batch,
+        "shape": args.input,
+        "slots": slots,
+        "parties": args.parties,
+        "facts": material_facts(private.facts),
+        "lanes": lanes,
+        "cipher": cipher_of(args.device),
+    }
+    try:
+        return _once(args, plan, what) if args.keep is None else _again_and_again(args, plan, what)
+    except OSError as error:
+        hint = "is there room on the disk, and may this user write there?"
+        raise InputError(f"{error.strerror}", where=str(error.filename or args.out), hint=hint) from None
+
+
+def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
+    with _bar(what) as bar:
+        seconds = deal(args.out, setup=plan.setup, progress=bar.update, **what)
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")
     print("hand each party its folder over a secure channel, and delete it here: two of them open everything")
     return 0
+
+
+def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
+    if plan.setup:
+        # They last as long as a store, and a party would have to open its weights again for each set.
+        hint = "public weights, a store of one set (no --keep), or a dealer"
+        raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    keeper = None
+    try:
+        keeper = Keeper(args.out, **what)
+        print(f"keeping {args.keep} slots unused in {args.out}: {keeper.unused()} there", flush=True)
+        with _bar(what) as bar:
+
+            def progress(images: int) -> None:
+                bar.update(images)
+
+            def say(text: str) -> None:
+                bar.reset()
+                tqdm.write(text)
+
+            keep(keeper, args.keep, progress, say)
+    except _Stopped:
+        left = f"{keeper.unused()} slots unused, " if keeper is not None else ""
+        print(f"stopped: {left}no set half dealt", flush=True)
+    finally:
+        if keeper is not None:
+            keeper.close()
+    return 0
+
+
+class _Stopped(BaseException):
+    """This program was told to stop."""
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+    raise _Stopped
+
+
+def _bar(what: dict[str, Any]) -> Any:
+    """A bar for the images of one store; none where nobody looks."""
+    return tqdm(total=what["lanes"] * what["slots"] * what["shape"][0], unit="image", leave=False, disable=None)

@@ -26,7 +26,7 @@ from hummingbird.commands.program import add_command
 from hummingbird.commands.sources import add_images_argument, images_of
 from hummingbird.errors import InputError
 from hummingbird.mpc import launch
-from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
@@ -133,9 +133,9 @@ def _advance(bar: Any, done: int) -> None:
 def _check_store(private: PrivateNet, session: Session, shape: tuple[int, ...], count: int) -> None:
     """Say how much material a store holds; DealerError if it is for another net or shape, or too little."""
     store = session.dealer
-    if not isinstance(store, StoreDealer):
+    if not isinstance(store, STORES):
         return
-    size, each = store.header.shape[0], " for each lane" if session.lanes > 1 else ""
+    size, each = store.slice_shape[0], " for each lane" if session.lanes > 1 else ""
     if session.rank == 0 and session.lane == 0:
         print(f"the store holds material for {store.slots_left * size} images{each}, in slices of {size}")
     store.admit(private.facts, [(size, *shape)] * -(-count // size))

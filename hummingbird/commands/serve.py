@@ -17,6 +17,7 @@ from hummingbird.mpc.lanes import environment
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.inbox import Limits
 from hummingbird.serving.lives import Lives
+from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party
 from hummingbird.wire.front import Front
@@ -49,8 +50,9 @@ def add_parser(commands: Any) -> None:
     )
     add_converted_arguments(sub)
     group = sub.add_argument_group("service")
-    group.add_argument("--input", required=True, type=shape, metavar="CxHxW", help="shape of one image")
-    text = "most images in a batch, and in a request; batches of more than half run in two slices in turns "
+    text = "shape of one image; of a net with several inputs, the shape of each, in the order of forward()"
+    group.add_argument("--input", required=True, nargs="+", type=shape, metavar="CxHxW", help=text)
+    text = "most images in a batch, and in a request, of 32 MiB; batches of more than half run in two slices in turns "
     group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
     text = "milliseconds for which a request waits for others to share its batch; none while the parties are idle "
     wait = 1e3 * MAX_WAIT
@@ -70,15 +72,15 @@ def run(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
     args.listen = [address_of(args.listen, place.party, place.parties)]
-    config, options = service_of(args), session_options(args)
+    config, options = service_of(args, MAX_BYTES), session_options(args)
     limits = Limits(requests=config.limits.requests, requests_each=config.limits.per_client)
     with Front("serve", config) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
 
         def begin() -> Party:
             session = launch.init(**options)
-            image = torch.empty(1, *args.input)
-            _, private = nets_of(copy.copy(args), session.rank, image)  # which changes its options
+            image = [torch.empty(1, *each) for each in args.input]
+            _, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
             how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
             return Party(private, args.input, session, grace=config.grace, figures=figures, **how)
 

@@ -35,15 +35,23 @@ def run(args: argparse.Namespace) -> int:
     check_name(args.name)
     token = new_token()
     _write(args.out, os.O_CREAT | os.O_EXCL, token + "\n", "--out")
-    _write(args.tokens, os.O_CREAT | os.O_APPEND, line_of(args.name, token), "--tokens")
+    try:
+        _write(args.tokens, os.O_CREAT | os.O_APPEND, line_of(args.name, token), "--tokens")
+    except InputError:
+        args.out.unlink()  # which nobody knows
+        raise
     print(f"{args.tokens} knows {args.name}: give {args.out} to it, over a channel that nobody else reads")
     return 0
 
 
 def _write(path: Path, flags: int, text: str, where: str) -> None:
+    """Write a new file, or add a line to one, behind the end of its last one, which an editor may have left out."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600), "a") as file:
-            file.write(text)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600), "ab+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            ended = file.read(1) in (b"", b"\n")
+            file.write(("" if ended else "\n").encode() + text.encode())
     except FileExistsError:
         raise InputError(f"{path} is there already", where=where, hint="name another file") from None
     except OSError as error:

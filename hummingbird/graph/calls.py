@@ -19,7 +19,7 @@ from hummingbird.graph.example import is_public
 from hummingbird.graph.public import is_short
 from hummingbird.graph.run import run_all
 from hummingbird.graph.steps import Step, refs
-from hummingbird.graph.structure import PUBLIC, TENSOR, Structure, flatten, rebuild, spelled
+from hummingbird.structure import PUBLIC, TENSOR, Structure, flatten, places, rebuild, spelled
 
 
 class Inputs(NamedTuple):
@@ -127,6 +127,25 @@ def shapes_for(steps: Sequence[Step], shape: Sequence[int]) -> list[tuple[int, .
     values = run_all(bare, *on_meta(bare, shape))
     pack = steps[next(refs(steps[-1].inputs)).index]
     return [tuple(values[ref.index].shape) for ref in refs(pack.inputs)]
+
+
+def named_inputs(steps: Sequence[Step]) -> list[tuple[str, tuple[int, ...] | None]]:
+    """The name of each private input, no two alike, and its shape for one image; None where the net has any."""
+    first = next(step for step in steps if step.op == "input")
+    if "call" not in first.attrs:
+        return [(first.name, None)]
+    names = first.attrs["names"]
+    several = [name if names.count(name) == 1 else f"{name}[{names[:at].count(name)}]" for at, name in enumerate(names)]
+    return list(zip(several, first.attrs["shapes"], strict=True))
+
+
+def named_results(steps: Sequence[Step], shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
+    """The structure of the results for an input of this shape, and name and shape of each tensor in it."""
+    structure = steps[-1].attrs.get("structure", TENSOR)
+    if structure == TENSOR:
+        bare = weightless(steps)
+        return structure, [("result", tuple(run_all(bare, *on_meta(bare, shape))[-1].shape))]
+    return structure, list(zip(places(structure), shapes_for(steps, shape), strict=True))
 
 
 def weightless(steps: Sequence[Step]) -> list[Step]:

@@ -25,9 +25,9 @@ from hummingbird.graph.build import Unsupported
 from hummingbird.graph.example import Example, Running, leaves
 from hummingbird.graph.hints import is_unsupported, module_hint
 from hummingbird.graph.recurrent import LAYERS, unrolled
-from hummingbird.graph.structure import TENSOR, Structure, flatten
 from hummingbird.graph.symbols import Sizing, SymbolTracer, answering
 from hummingbird.graph.vocabulary import module_rule
+from hummingbird.structure import TENSOR, Structure, flatten
 
 _HINTS = {  # by words of errors that torch.fx and Python raise
     "not installed as a submodule": "make the layer in __init__ and keep it as an attribute: self.layer = ...",

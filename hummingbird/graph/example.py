@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hummingbird.errors import InputError
 from hummingbird.graph.batch import Batch, BatchSize
-from hummingbird.graph.structure import Structure, flatten, rebuild
+from hummingbird.structure import Structure, flatten, rebuild
 
 # Types of public tensors.
 PUBLIC_TYPES = (torch.int64, torch.int32, torch.bool)

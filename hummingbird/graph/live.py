@@ -20,9 +20,9 @@ from hummingbird.graph.calls import Inputs
 from hummingbird.graph.capture import capture, is_leaf
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Step, map_refs
-from hummingbird.graph.structure import TENSOR, Structure, rebuild
 from hummingbird.graph.trace import problems, walk
 from hummingbird.graph.unwrap import plain_copy, submodule, unwrapped
+from hummingbird.structure import TENSOR, Structure, rebuild
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hummingbird.graph.build import PUBLIC, Builder, Unsupported
 from hummingbird.graph.example import is_public
 from hummingbird.graph.hints import TABLE
 from hummingbird.graph.steps import Ref
-from hummingbird.graph.structure import Structure, flatten, rebuild
+from hummingbird.structure import Structure, flatten, rebuild
 
 HIDDEN = -(2.0**12)  # what a mask adds to a logit that it hides (attention.py)
 _LOWEST = -(2.0**16)  # the largest of a row that is hidden altogether: beside it torch's float32 loses the logits

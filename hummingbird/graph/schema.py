@@ -143,7 +143,7 @@ def _all_words(value: Any) -> bool:
 
 
 def _is_structure(value: Any) -> bool:
-    """Whether it is one of `graph.structure`, with constants that are numbers, words, True, False or None."""
+    """Whether it is one of `hummingbird.structure`, with constants that are numbers, words, True, False or None."""
     if type(value) is not tuple or not value:
         return False
     if value[0] in ("tensor", "public"):

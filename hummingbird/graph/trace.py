@@ -30,10 +30,10 @@ from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, modul
 from hummingbird.graph.layer_rules import check_variance
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, compact
-from hummingbird.graph.structure import TENSOR, spelled
 from hummingbird.graph.unwrap import plain_copy, unwrapped
 from hummingbird.graph.vocabulary import FUNCTIONS, IN_PLACE_OPERATORS, KEYWORDS, METHODS, Rule, module_rule
 from hummingbird.graph.writes import function_name, in_place
+from hummingbird.structure import TENSOR, spelled
 
 
 def trace(

@@ -1,7 +1,7 @@
 """The model's side as a service for several clients at once, proxies among them (methods: messages.py).
 
-A client has a session, a folder below the server's store, and as many slots as it has prepared. Of a proxy's users
-users.py has the calls.
+A client has a session, a folder below the server's store, and as many slots as it has prepared. A session is used by
+the client that began it, by the name of its certificate or token. Of a proxy's users users.py has the calls.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.link import TIMEOUT, Link, answered
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
-from hummingbird.hybrid.session import check_bound, set_up_model
+from hummingbird.hybrid.session import check_bound, check_owner, set_up_model
 from hummingbird.hybrid.store import Store
 from hummingbird.hybrid.users import Users
 from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.wire.gate import caller_name
 from hummingbird.wire.service import WORKERS, Exchange, Method
 
 SESSIONS = 256  # folders of clients
@@ -91,10 +92,12 @@ class Service:
         messages.read_opening(data, "", _US, _THEM)
         return self._text
 
-    def _call(self, role: Callable[[Link], None]) -> Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]:
-        def admitted(link: Link) -> None:
+    def _call(
+        self, role: Callable[[Link, str], None]
+    ) -> Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]:
+        def admitted(link: Link, owner: str) -> None:
             try:
-                role(link)
+                role(link, owner)
             except StoreError as error:  # without paths of this host
                 raise StoreError(error.what, where=_KEPT, hint=error.hint) from None
             finally:
@@ -103,27 +106,28 @@ class Service:
         def method(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             if not self._calls.acquire(blocking=False):
                 raise OverloadError(f"{MAX_CALLS} calls are at work already", where=_US, retry_after=_RETRY)
-            yield from answered(admitted, requests, context, self._idle)
+            owner = caller_name(context) or ""
+            yield from answered(lambda link: admitted(link, owner), requests, context, self._idle)
 
         return method
 
-    def _session(self, link: Link) -> None:
+    def _session(self, link: Link, owner: str) -> None:
         with self._lock:
             count = sum(path.is_dir() for path in self._folder.iterdir())
         if count >= SESSIONS:
             hint = "its operator removes folders of clients that are gone"
             raise StoreError(f"the server has {count} sessions, its most", where=_KEPT, hint=hint)
-        store = set_up_model(link, self._plan.garbler, self.digest, self._folder)
+        store = set_up_model(link, self._plan.garbler, self.digest, self._folder, owner)
         with self._lock:
             self._stores[store.header.session] = store
 
-    def _offline(self, link: Link) -> None:
-        store, fields = self._open(link)
+    def _offline(self, link: Link, owner: str) -> None:
+        store, fields = self._open(link, owner)
         store.discard_before(messages.number_of(fields, "first"))
         self._side.prepare(link, store, self._check_room)
 
-    def _online(self, link: Link) -> None:
-        store, fields = self._open(link)
+    def _online(self, link: Link, owner: str) -> None:
+        store, fields = self._open(link, owner)
         slot, step, output = messages.number_of(fields, "slot"), self._plan.input, self._plan.output
         if "ticket" not in fields:
             given = link.receive("input", messages.words_bytes(step.count, step.ring))
@@ -138,8 +142,8 @@ class Service:
 
     # Sessions ---------------------------------------------------------------------------------------------------------
 
-    def _open(self, link: Link) -> tuple[Store, dict[str, Any]]:
-        """The store that an opening names, and the opening's fields."""
+    def _open(self, link: Link, owner: str) -> tuple[Store, dict[str, Any]]:
+        """The store that an opening names, which is this client's, and the opening's fields."""
         fields = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM)
         session = messages.text_of(fields, "session", messages.SESSION_BYTES)
         with self._lock:
@@ -155,6 +159,7 @@ class Service:
                     store.close()
                     raise
                 self._stores[session] = store
+        check_owner(store, owner)
         return store, fields
 
     def _check_room(self) -> None:

@@ -1,6 +1,7 @@
 """The set-up of a session: the OTs' base, once, and a folder at either side that is bound to the plan.
 
-The garbler is the sender of all OTs, under its offset of labels R. A session's name is drawn by the model's side.
+The garbler is the sender of all OTs, under its offset of labels R. A session's name is drawn by the model's side, which
+serves it to the client alone that began it, where clients have names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hummingbird.cost import COT_SET_UP
-from hummingbird.errors import AgreementError
+from hummingbird.errors import AccessError, AgreementError
 from hummingbird.gc import cot
 from hummingbird.hybrid import messages
 from hummingbird.hybrid.link import Link
@@ -30,13 +31,13 @@ def set_up_data(link: Link, garbler: str, plan: str, folder: Path) -> Store:
     return Store.create(folder, Header("data", session, plan), new_seed(), material)
 
 
-def set_up_model(link: Link, garbler: str, plan: str, folder: Path) -> Store:
-    """The model's side; `folder` is that of all sessions."""
+def set_up_model(link: Link, garbler: str, plan: str, folder: Path, owner: str = "") -> Store:
+    """The model's side; `folder` is that of all sessions. owner: the client's name, of its certificate or token."""
     messages.read_opening(link.receive_text("opening"), plan, *reversed(_OURS))
     session = new_seed(messages.SESSION_BYTES).hex()
     link.send("opening", messages.opening(plan, session=session))
     material = _transfers(link, garbler == "model")
-    store = Store.create(folder / session, Header("model", session, plan), new_seed(), material)
+    store = Store.create(folder / session, Header("model", session, plan, owner), new_seed(), material)
     link.send("done", messages.DONE)
     return store
 
@@ -72,3 +73,10 @@ def check_bound(store: Store, side: str, plan: str) -> None:
     if found.plan != plan:
         what = f"the store is of plan {found.plan[:12]}, the net has plan {plan[:12]}: another net, windows or weights"
         raise AgreementError(what, where=str(store.folder), hint="prepare again in another folder")
+
+
+def check_owner(store: Store, owner: str) -> None:
+    """AccessError unless a session of the model's side is this client's; a nameless one has nameless sessions only."""
+    if store.header.owner != owner:
+        hint = "show the certificate or token that prepared it, or prepare again in another folder"
+        raise AccessError("this session belongs to another client", where="the server's store", hint=hint)

@@ -1,7 +1,8 @@
 """A session's folder at either side: its secrets, and a file for every slot, the material of one image.
 
     FOLDER/            mode 0700
-      header.json      side, session, what the session is bound to (plan: digest of net, windows and weights)
+      header.json      side, session, what the session is bound to (plan: digest of net, windows and weights), and
+                       at the model's side its client
       seed             16 bytes, mode 0600; all that this side draws for a slot is derived from it
       material         what the set-up of the session gave this side (base OTs, keys), a frame of tensors
       dealt, used      two ledgers (hummingbird/ledger.py)
@@ -37,7 +38,7 @@ from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
 
-FORMAT, FORMAT_VERSION = "hummingbird two-party store", 1
+FORMAT, FORMAT_VERSION = "hummingbird two-party store", 2
 HEADER, SEED, MATERIAL, DEALT, USED, SLOT = "header.json", "seed", "material", "dealt", "used", "slot-"
 MAX_SLOTS = 1 << 20  # of a session: then its numbers are used up, and another session begins
 _MAC = 16  # bytes
@@ -48,11 +49,14 @@ _NEW = "remove the folder, and prepare again: a new session begins"
 
 @dataclass(frozen=True)
 class Header:
-    """side: "data" or "model". session: 32 hexadecimal digits, the same at both. plan: digest that binds it."""
+    """side: "data" or "model". session: 32 hexadecimal digits, the same at both. plan: digest that binds it. owner: at
+    the model's side the name of the client that began it; empty for one without a name, and at the data's side.
+    """
 
     side: str
     session: str
     plan: str
+    owner: str = ""
     format: str = FORMAT
     format_version: int = FORMAT_VERSION
     hummingbird_version: str = VERSION
@@ -274,7 +278,7 @@ def _read_header(folder: Path) -> tuple[Header, bytes]:
         raise StoreError(what, where=str(folder / HEADER), hint=_NEW)
     if not sound:
         raise _damaged(folder, "header and seed do not fit each other")
-    texts = [named.get(name) for name in ("side", "session", "plan")]
+    texts = [named.get(name) for name in ("side", "session", "plan", "owner")]
     if not all(isinstance(text, str) for text in texts) or len(named) != len(Header.__dataclass_fields__):
         raise _damaged(folder, "its fields are others")
     return Header(**named), seed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights, opening_cost
 from hummingbird.ring import SCALE
+from hummingbird.structure import Structure
 from hummingbird.version import VERSION
 from hummingbird.wire import meter, turns
 
@@ -146,11 +147,16 @@ class PrivateNet(nn.Module):
         """The shape that `costs` takes, of private inputs of these shapes: several are one tensor (batch, values)."""
         return calls.packed_shape(shapes)
 
-    def result_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the result of an input of this shape. InputError for a net that gives several."""
-        if "structure" in self._graph[-1].attrs:
-            raise InputError("the net gives several results", where="output", hint="return one tensor")
-        return tuple(run_all(self._graph, torch.empty(tuple(input_shape), device="meta"))[-1].shape)
+    @property
+    def inputs(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        """Name of each private input, and its shape for one image, None where the net has any."""
+        return calls.named_inputs(self._graph)
+
+    def results(self, input_shape: Sequence[int]) -> tuple[Structure, list[tuple[str, tuple[int, ...]]]]:
+        """The structure (hummingbird/structure.py) of what the net gives for an input of this shape, and the name and
+        the shape of each tensor in it.
+        """
+        return calls.named_results(self._graph, input_shape)
 
     def setup_cost(self, parties: int) -> Cost:
         """Cost of `set_up` for private weights, whatever the batches: every weight is opened masked, once."""
@@ -268,19 +274,37 @@ class PrivateNet(nn.Module):
         turns.Turns().run([lambda start=start: run_from(start) for start in range(together)])  # type: ignore[misc]
         return microbatch.join(outputs, [each.part for each in work])
 
-    def begin(self, x: MPCTensor, public: Sequence[Tensor] = ()) -> list[Work]:
+    def begin(
+        self,
+        x: MPCTensor,
+        public: Sequence[Tensor] = (),
+        ahead: MutableMapping[tuple[int, ...], sessions.Supply] | None = None,
+    ) -> list[Work]:
         """The slices of a shared batch, each with its material, which is made from now on; for `run`, in this order.
 
-        public: the public inputs, on which the parties agree.
+        public: the public inputs, on which the parties agree. ahead: material made before, by the shape of the slice
+        that takes it out; the same at all parties.
         """
         session, shape = sessions.current(), tuple(x.size())
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
-        reserve, known = session.dealer.reserve, self._requests
-        return [
-            Work(x, part, self._public_of(part, public), reserve(known.get((part.shape, session.parties))))
-            for part in parts
-        ]
+
+        def supply(shape: tuple[int, ...]) -> sessions.Supply:
+            if ahead and shape in ahead:
+                return ahead.pop(shape)
+            return session.dealer.reserve(self._requests.get((shape, session.parties)))
+
+        return [Work(x, part, self._public_of(part, public), supply(part.shape)) for part in parts]
+
+    def material(self, shape: tuple[int, ...], most: int) -> sessions.Supply | None:
+        """The material of a slice of this shape, made from now on; None if no such slice has run yet, or above `most`
+        bytes of shares.
+        """
+        session = sessions.current()
+        requests = self._requests.get((shape, session.parties))
+        if requests is None or sum(request.share_bytes for request in requests) > most:
+            return None
+        return session.dealer.reserve(requests)
 
     def run(self, work: Work) -> MPCTensor:
         """The result of one slice; slices may take turns (wire/turns.py)."""

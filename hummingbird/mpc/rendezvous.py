@@ -11,6 +11,7 @@ import socket
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdEr
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
+from hummingbird.mpc.dealer.kept import is_kept
+from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.dealer.store import StoreDealer
 from hummingbird.mpc.lanes import Place, open_group
 from hummingbird.mpc.meeting import Card, Late, Meeting, attend, run_store, serves_store
@@ -174,11 +177,14 @@ def open_store(
     place: Place,
     timeout: float,
     device: torch.device | str = "cpu",
-) -> StoreDealer:
+) -> StoreDealer | KeptStore:
     """This lane's folder of a store, which must be of one set at all parties; they go on with the highest slot that
-    any of them has not used. 2 rounds.
+    any of them has not used. 2 rounds. Of a kept store the set that is next, once there is one.
     """
     party, parties, lane, lanes = place
+    root = Path(str(path).replace("{rank}", str(party)))
+    if is_kept(root):
+        return KeptStore(channel, root, place, timeout, device)
     store = StoreDealer(path, rank=party, parties=parties, lane=lane, lanes=lanes, timeout=timeout, device=device)
     try:
         agree(channel, "store", store.facts)

@@ -63,7 +63,7 @@ class Pair:
 
     def update(self, message: bytes) -> None:
         """Hand an update to both, whose new state is then `state`; AgreementError if they are of two states."""
-        zero, one = described(self.links, [message, message], "Update", "pir.Client")
+        zero, one = updated(self.links, message, "pir.Client")
         self.check_states(zero.state, one.state)
         self.state = zero.state
 
@@ -143,6 +143,15 @@ def described(links: Sequence[Link], messages: Sequence[bytes], method: str, whe
     return found
 
 
+def updated(links: Sequence[Link], message: bytes, where: str) -> list[Description]:
+    """The descriptions of both servers after an update, which party 0 gets first.
+
+    Of two updates for one version, of two programs that have the owner's key, party 0 takes one, and party 1 never sees
+    the other: at the same time each server could take another one.
+    """
+    return [described([link], [message], "Update", where)[0] for link in links]
+
+
 def disagreement(links: Sequence[Link], what: str, *sides: Facts | State) -> AgreementError:
     """The error for servers that hold different `what`; it names both."""
     texts = [
@@ -151,6 +160,8 @@ def disagreement(links: Sequence[Link], what: str, *sides: Facts | State) -> Agr
     ]
     text = "; ".join(f"{link.name}: {said}" for link, said in zip(links, texts, strict=True))
     hint = "give both the same file; python -m hummingbird pir-owner update brings the one behind up to the other"
+    if isinstance(sides[0], State) and len({side.version for side in sides if isinstance(side, State)}) == 1:
+        hint = "give both the same file, and one of them a copy of the other's journal, while both are stopped"
     return AgreementError(f"the servers hold different {what}: {text}", where="pir.Client", hint=hint)
 
 

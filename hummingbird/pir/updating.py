@@ -15,7 +15,7 @@ from hummingbird.errors import HummingbirdError, InputError, PeerError
 from hummingbird.pir.integrity import Owner, check_update, public_key, rows_in_an_update
 from hummingbird.pir.link import Link, connected, disconnect
 from hummingbird.pir.messages import Description, pack_version, unpack_update
-from hummingbird.pir.pair import described, descriptions, disagreement
+from hummingbird.pir.pair import descriptions, disagreement, updated
 from hummingbird.pir.table import Facts, State
 from hummingbird.wire.service import Tls
 
@@ -118,7 +118,7 @@ class Updater:
         for some, new in zip(indices.split(size), rows.split(size), strict=True):
             message = self._owner.update(self.facts, state, some, new)
             try:
-                both = described(self.links, [message, message], "Update", _WHERE)
+                both = updated(self.links, message, _WHERE)
             except HummingbirdError as error:
                 hint = f"both are at version {state.version}, one may be ahead: run it again when both are back"
                 raise PeerError(error.what, where=error.where, hint=f"{error.hint}; {hint}") from None

@@ -26,7 +26,6 @@ from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph import SavedNet, Step
 from hummingbird.graph.public import MOST_NUMBERS
 from hummingbird.graph.schema import check
-from hummingbird.graph.structure import TENSOR, constants
 from hummingbird.mpc import builders
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.net import PrivateNet
@@ -34,6 +33,7 @@ from hummingbird.prg import new_seed
 from hummingbird.saving import folder as folders
 from hummingbird.saving import weights as files
 from hummingbird.saving.description import Description
+from hummingbird.structure import TENSOR, constants
 
 __all__ = ["Description", "load", "load_net", "save"]
 

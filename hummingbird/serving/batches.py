@@ -2,7 +2,8 @@
 
 Whoever has computed a slice asks at once for more, so that under load the opening of one slice is on the wire while
 another one computes, across batches as within one. The order of all messages follows from party 0's lists alone
-(wire/turns.py), so it is the same at every party.
+(wire/turns.py), so it is the same at every party. While there is nothing to do, the dealer makes the material of one
+image ahead, so that a lone request does not wait for it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch import Tensor
 from hummingbird.mpc import microbatch
 from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
 from hummingbird.mpc.net import PrivateNet, Work
-from hummingbird.mpc.session import Session
+from hummingbird.mpc.session import Session, Supply
 from hummingbird.ring import SCALE
 from hummingbird.wire import turns
+
+_AHEAD_BYTES = 64 << 20  # a quarter of what a party holds of material that is not used yet
 
 
 @dataclass(eq=False, repr=False)
@@ -49,12 +52,13 @@ class Batches:
         self._private, self._session, self._poll, self._done = private, session, poll, done
         self._queue: deque[tuple[_Batch, int]] = deque()  # slices that are to be run: a batch, and which of its slices
         self._at_work = 0
+        self._ahead: dict[tuple[int, ...], Supply] = {}  # of one slice, by its shape
         self.batches = self.images = self.padding = 0  # so far; padding: rows of slices that are no client's
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> int:
         """One batch, of requests' shares int64 (images, ...); its material is made from now on. Rows of padding."""
         x = from_share(torch.cat(list(shares)).to(self._session.device), SCALE)
-        works = self._private.begin(x)
+        works = self._private.begin(x, ahead=self._ahead)
         batch = _Batch(ids, [len(share) for share in shares], works)
         self._queue.extend((batch, number) for number in range(len(works)))
         self.batches, self.images = self.batches + 1, self.images + len(x)
@@ -66,7 +70,16 @@ class Batches:
         """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
         if self._queue:
             self._at_work = microbatch.in_flight(self._session.device)
+            shape = self._queue[0][0].works[0].part.shape
             turns.Turns().run([self._work] * self._at_work)
+            self._provide((1, *shape[1:]))
+
+    def _provide(self, shape: tuple[int, ...]) -> None:
+        """Have a slice's material made ahead, unless it is there or comes from a store."""
+        if self._session.dealer.slice_shape is None and shape not in self._ahead:
+            material = self._private.material(shape, _AHEAD_BYTES)
+            if material is not None:
+                self._ahead[shape] = material
 
     def _work(self) -> None:
         """Run slices until there are none, or no other computation is left to take turns with."""

@@ -3,6 +3,7 @@
     client = hummingbird.Client(["localhost:9100", "localhost:9101"])
     logits = client(images)                                            # torch in, torch out
     logits = await client.ask(images)                                  # the same, for asyncio
+    scores, boxes = client(images, sizes=sizes)                        # a net of two inputs and two results
 
 What a party receives is a seed, or words that are uniform without all the others' seeds; what it sends back is a
 uniform share of the result. Only all N parties together can read an image or a result. One round trip: rounds, masks
@@ -86,7 +87,7 @@ class Client:
 
     @property
     def service(self) -> Description:
-        """The service as all parties describe it; asked once, and again after a failure."""
+        """The service as all parties describe it, `inputs` and `outputs` too; asked once, and again after a failure."""
         service: Description = self._attempts(lambda group, joint, left: joint.service)
         return service
 
@@ -106,14 +107,31 @@ class Client:
         """Bytes of all answers."""
         return sum(group.received_bytes for group in self._groups)
 
-    def __call__(self, images: Tensor, progress: Callable[[int], None] | None = None) -> Tensor:
-        """The net's results, float32 (n, ...), of images, floating point (n, ...).
+    def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
+        """The net's results, float32 (n, ...), of inputs, floating point (n, ...), one for each of `service.inputs`.
 
-        More than `service.most` images go in several requests, two under way at a time. progress: called with the
-        number of images whenever some are done.
+        Inputs stand in that order, or have their names. Several results come as the net gives them, in a tuple or a
+        dict; of a dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several
+        requests, two under way at a time. progress: called with the number of images whenever some are done.
         """
         service = self.service
-        parts = self._parts(images, service)
+        parts = _parts(_ordered(inputs, named, service), service)
+        try:
+            if len(parts) == 1:
+                outputs = [self._request(parts[0], service)]
+                if progress is not None:
+                    progress(len(parts[0]))
+            else:
+                outputs = self._side_by_side(parts, service, progress)
+        except PeerError:
+            self._groups[self._at].forget()  # the parties may be others by now
+            raise
+        return service.parted(torch.cat(outputs))
+
+    def _side_by_side(
+        self, parts: list[Tensor], service: Description, progress: Callable[[int], None] | None
+    ) -> list[Tensor]:
+        """The results of several requests, some under way at a time."""
         outputs = []
         with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="hummingbird-client") as pool:
             futures = [pool.submit(self._request, part, service) for part in parts]
@@ -122,28 +140,15 @@ class Client:
                     outputs.append(future.result())
                     if progress is not None:
                         progress(len(part))
-            except BaseException as error:
+            except BaseException:
                 for future in futures:
                     future.cancel()
-                if isinstance(error, PeerError):
-                    self._groups[self._at].forget()  # the parties may be others by now
                 raise
-        return torch.cat(outputs)
+        return outputs
 
-    async def ask(self, images: Tensor) -> Tensor:
-        """`client(images)` for asyncio: a thread waits."""
-        return await asyncio.to_thread(self, images)
-
-    def _parts(self, images: Tensor, service: Description) -> list[Tensor]:
-        """The ring elements of each request, int64 (images, ...); InputError for images that the net cannot take."""
-        if isinstance(images, Tensor) and (tuple(images.shape[1:]) != service.shape or not len(images)):
-            what = f"expected images ({', '.join(map(str, ('n', *service.shape)))}), got {tuple(images.shape)}"
-            raise InputError(what, where="Client", hint="the first dimension is the batch")
-        units = inputs.encoded(images, "Client", service.limit)
-        if not service.rowwise and len(units) > service.most:
-            what = f"{len(units)} images, and this net computes images together, {service.most} at most"
-            raise InputError(what, where="Client", hint="ask for fewer at a time: results depend on which are together")
-        return list(units.split(service.most))
+    async def ask(self, *inputs: Tensor, **named: Any) -> Any:
+        """`client(...)` for asyncio: a thread waits."""
+        return await asyncio.to_thread(self, *inputs, **named)
 
     def _request(self, units: Tensor, service: Description) -> Tensor:
         """One request to parties that serve the same as when the call began."""
@@ -189,6 +194,38 @@ class Client:
             what = f"the parties at {group} serve another net than those that this client has asked before"
             raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
         return joint
+
+
+def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Description) -> list[Tensor]:
+    """The inputs in the service's order; InputError unless there is one of each."""
+    names = [part.name for part in service.inputs]
+    by_place = dict(zip(names, given, strict=False))
+    found = by_place | named
+    if len(given) > len(names) or by_place.keys() & named or found.keys() != set(names):
+        got = ", ".join([f"{len(given)} by place", *map(repr, named)])
+        what = f"the net takes {len(names)} inputs, {', '.join(map(repr, names))}; got {got}"
+        raise InputError(what, where="Client", hint="one tensor for each, in this order or by name")
+    return [found[name] for name in names]
+
+
+def _parts(tensors: Sequence[Tensor], service: Description) -> list[Tensor]:
+    """The ring elements of each request, int64 (images, ...); InputError for tensors that the net cannot take."""
+    units = []
+    for part, x in zip(service.inputs, tensors, strict=True):
+        shown = "images" if len(tensors) == 1 else repr(part.name)
+        if isinstance(x, Tensor) and (tuple(x.shape[1:]) != part.shape or not x.dim() or not len(x)):
+            what = f"expected {shown} ({', '.join(map(str, ('n', *part.shape)))}), got {tuple(x.shape)}"
+            raise InputError(what, where="Client", hint="the first dimension is the batch")
+        units.append(inputs.encoded(x, "Client" if len(tensors) == 1 else f"Client({part.name})", service.limit))
+        if len(units[-1]) != len(units[0]):
+            first = service.inputs[0].name
+            what = f"{shown} is a batch of {len(units[-1])}, and {first!r} one of {len(units[0])}"
+            raise InputError(what, where="Client", hint="the first dimension of every input is the batch")
+    together = units[0] if len(units) == 1 else torch.cat([x.reshape(len(x), -1) for x in units], 1)
+    if not service.rowwise and len(together) > service.most:
+        what = f"{len(together)} images, and this net computes images together, of which a request holds {service.most}"
+        raise InputError(what, where="Client", hint="ask for fewer at a time: results depend on which are together")
+    return list(together.split(service.most))
 
 
 def _groups_of(parties: Any) -> list[list[str]]:

@@ -12,14 +12,31 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from torch import Tensor
+
 from hummingbird.errors import AgreementError, PeerError
+from hummingbird.structure import TENSOR, Structure, rebuild
 from hummingbird.version import VERSION
 
 DIGEST_BYTES = 16
 MOST_PARTIES = 64
 _MOST_VALUES = 1 << 26  # of one image, and of its result
 _MOST_TEXT = 1 << 16
+_MOST_TENSORS, _MOST_NAME, _DEEPEST = 1 << 10, 1 << 8, 16  # inputs or results; characters; of nested results
 _LATEST = 1e11  # seconds since 1970
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the net's inputs or results: its name, and its shape for one image."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def values(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -27,16 +44,21 @@ class Description:
     """The facts that a client must know of a service, and no more.
 
     release: of hummingbird. net: fingerprint of the facts on which the parties agree. session: this run of the parties.
-    shape, result: of one image, and of its result. limit: the largest |x| the windows were made for; None: not known.
-    scale, bits: of the input, its bits of fraction, and how many low bits the net reads. result_scale, result_bits:
-    likewise. most: images in a request. rowwise: whether the images of a request are known to be computed apart.
+    inputs, outputs: what it takes and gives, in order. form: the structure (hummingbird/structure.py) that the outputs
+    stand in. limit: the largest |x| the windows were made for; None: not known. scale, bits: of all inputs, their bits
+    of fraction, and how many low bits the net reads. result_scale, result_bits: likewise. most: images in a request.
+    rowwise: whether the images of a request are known to be computed apart.
+
+    Several inputs are one tensor (images, values) in a request, each image's values in a row, and so are several
+    outputs in an answer.
     """
 
     release: str
     net: str
     session: str
-    shape: tuple[int, ...]
-    result: tuple[int, ...]
+    inputs: tuple[Part, ...]
+    outputs: tuple[Part, ...]
+    form: Structure
     limit: float | None
     scale: int
     bits: int
@@ -53,6 +75,16 @@ class Description:
         return hashlib.blake2b(text, digest_size=DIGEST_BYTES, person=b"hb-serving").digest()
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one image in a request."""
+        return _packed(self.inputs)
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The shape of one image's result in an answer."""
+        return _packed(self.outputs)
+
+    @property
     def values(self) -> int:
         """Numbers in one image."""
         return math.prod(self.shape)
@@ -61,6 +93,12 @@ class Description:
     def results(self) -> int:
         """Numbers in one image's result."""
         return math.prod(self.result)
+
+    def parted(self, out: Tensor) -> Any:
+        """The results (images, ...) of an answer, in the form in which the net gives them."""
+        parts = out.reshape(len(out), -1).split([part.values for part in self.outputs], 1)
+        shaped = [x.reshape(len(out), *part.shape) for x, part in zip(parts, self.outputs, strict=True)]
+        return rebuild(self.form, iter(shaped))
 
     def answer(self, rank: int, clock: float) -> bytes:
         """The answer of party `rank` to Describe; clock: its time, seconds since 1970."""
@@ -99,9 +137,10 @@ def _checked(values: dict[str, Any]) -> Description:
     names = {field.name for field in fields(Description)}
     if set(values) != names:
         raise ValueError(f"fields {sorted(set(values) ^ names)[:4]}")
-    shape, result = (tuple(_whole(size, 1, _MOST_VALUES) for size in values[name]) for name in ("shape", "result"))
-    if max(math.prod(shape), math.prod(result)) > _MOST_VALUES or max(len(shape), len(result)) > 8:
-        raise ValueError("shapes")
+    inputs, outputs = _parts(values["inputs"]), _parts(values["outputs"])
+    form = _form(values["form"])
+    if _tensors(form) != len(outputs):
+        raise ValueError("form")
     limit = None if values["limit"] is None else float(values["limit"])
     if limit is not None and not 0 < limit < math.inf:
         raise ValueError("limit")
@@ -111,8 +150,9 @@ def _checked(values: dict[str, Any]) -> Description:
         release=values["release"],
         net=bytes.fromhex(values["net"]).hex(),
         session=bytes.fromhex(values["session"]).hex(),
-        shape=shape,
-        result=result,
+        inputs=inputs,
+        outputs=outputs,
+        form=form,
         limit=limit,
         scale=_whole(values["scale"], 0, 62),
         bits=_whole(values["bits"], 1, 64),
@@ -122,6 +162,50 @@ def _checked(values: dict[str, Any]) -> Description:
         most=_whole(values["most"], 1, 1 << 20),
         rowwise=values["rowwise"],
     )
+
+
+def _parts(values: Any) -> tuple[Part, ...]:
+    if not 1 <= len(values) <= _MOST_TENSORS:
+        raise ValueError("number of tensors")
+    parts = []
+    for value in values:
+        name, shape = value["name"], tuple(_whole(size, 1, _MOST_VALUES) for size in value["shape"])
+        if set(value) != {"name", "shape"} or not isinstance(name, str) or len(name) > _MOST_NAME or len(shape) > 8:
+            raise ValueError("tensors")
+        parts.append(Part(name, shape))
+    if sum(part.values for part in parts) > _MOST_VALUES or len({part.name for part in parts}) < len(parts):
+        raise ValueError("shapes")
+    return tuple(parts)
+
+
+def _packed(parts: tuple[Part, ...]) -> tuple[int, ...]:
+    """The shape of one image of these together."""
+    return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)
+
+
+def _form(value: Any, depth: int = 0) -> Structure:
+    """A structure as JSON has brought it."""
+    kind, *rest = value
+    if depth > _DEEPEST:
+        raise ValueError("form")
+    if [kind, *rest] == [*TENSOR]:
+        return TENSOR
+    if kind == "constant" and len(rest) == 1 and plain(rest[0]):
+        return kind, rest[0]
+    keys, parts = rest
+    named = kind in ("dict", "object") and len(keys) == len(parts) and all(map(plain, keys))
+    if not named and not (kind in ("tuple", "list") and keys == []):
+        raise ValueError("form")
+    return kind, tuple(keys), tuple(_form(part, depth + 1) for part in parts)
+
+
+def _tensors(form: Structure) -> int:
+    return 1 if form == TENSOR else sum(map(_tensors, form[2])) if len(form) == 3 else 0
+
+
+def plain(value: Any) -> bool:
+    """Whether a value in a form, or a key, is one that JSON has: a word, a number, True, False or None."""
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _whole(value: Any, least: int, most: int) -> int:

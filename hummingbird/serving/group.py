@@ -15,7 +15,7 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import Described, Description
-from hummingbird.serving.message import ID_BYTES, MOST_SECONDS, Request, joined, split
+from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Request, joined, split
 from hummingbird.wire import service as wire
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.trust import Tls
@@ -62,7 +62,7 @@ class Group:
         with self._lock:
             for address in self.addresses[len(self._channels) :]:
                 left = max(0.0, deadline - time.monotonic())
-                self._channels.append(wire.connect(address, self._tls, left, token=self._token))
+                self._channels.append(wire.connect(address, self._tls, left, token=self._token, largest=MAX_BYTES))
             if self._joined is None:
                 self._joined = self._describe(max(1.0, deadline - time.monotonic()))
             return self._joined

@@ -1,8 +1,9 @@
 """The requests of clients at one party: those that wait, their answers, and every id until its deadline has passed.
 
 An id belongs to the client that used it first, with the bytes it came with: the same again waits for the same answer or
-gets it once more, anything else under it is refused, and no id is computed twice. What waits is bounded for each client
-and in all. gRPC's threads wait here; the thread that runs the batches takes shares out and puts answers in.
+gets it once more, anything else under it is refused, and no id is computed twice. What waits, and how many ids are
+known, is bounded for each client and in all; answers are kept while there is room. gRPC's threads wait here; the thread
+that runs the batches takes shares out and puts answers in.
 """
 
 from __future__ import annotations
@@ -16,21 +17,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hummingbird.errors import AccessError, HummingbirdError, InputError, OverloadError, PeerError
-from hummingbird.serving.message import MOST_SECONDS, Request
+from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request
 
-_MOST_IDS = 1 << 18
 _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what waits at a party; bytes are those of messages. answers: kept for repeats."""
+    """Bounds on what waits at a party; bytes are those of messages. answers, answer_bytes: kept for repeats. ids, and
+    ids_each of one client: known at a time, each until its deadline.
+    """
 
     requests: int = 512
     requests_each: int = 64  # of one client
     bytes: int = 256 << 20
-    bytes_each: int = 64 << 20
+    bytes_each: int = 2 * MAX_BYTES  # a client has two requests under way
     answers: int = 4096
+    answer_bytes: int = 256 << 20
+    ids: int = 1 << 18
+    ids_each: int = 1 << 16
 
 
 @dataclass(eq=False, repr=False)
@@ -55,7 +60,9 @@ class Inbox:
         self._lock = threading.Lock()
         self._entries: dict[bytes, Entry] = {}
         self._ends: list[tuple[float, bytes]] = []
-        self._answered: list[bytes] = []  # ids whose answers are kept, the oldest first
+        self._answered: dict[bytes, int] = {}  # bytes of the answers that are kept, by id, the oldest first
+        self._answer_bytes = 0  # of all of them
+        self._ids: Counter[str] = Counter()  # that are known, by owner
         self._requests: Counter[str] = Counter()  # that wait, by owner
         self._bytes: Counter[str] = Counter()
         self._shut: HummingbirdError | None = None
@@ -79,6 +86,7 @@ class Inbox:
             entry = Entry(owner, digest, len(message), time.monotonic() + left, request)
             self._entries[request.id] = entry
             heapq.heappush(self._ends, (entry.ends + _LINGER, request.id))
+            self._ids[owner] += 1
             self._requests[owner] += 1
             self._bytes[owner] += entry.size
         self._arrived(request.id, entry)
@@ -106,7 +114,8 @@ class Inbox:
             (self._requests.total() + 1 > limits.requests, f"{limits.requests} requests wait"),
             (self._bytes[owner] + size > limits.bytes_each, f"{limits.bytes_each} bytes of this client wait"),
             (self._bytes.total() + size > limits.bytes, f"{limits.bytes} bytes wait"),
-            (len(self._entries) >= _MOST_IDS, f"{_MOST_IDS} requests came in a short time"),
+            (self._ids[owner] >= limits.ids_each, f"{limits.ids_each} ids of this client are known"),
+            (len(self._entries) >= limits.ids, f"{limits.ids} ids are known"),
         )
         for reached, what in full:
             if reached:
@@ -132,7 +141,8 @@ class Inbox:
             if not self._requests[entry.owner]:
                 del self._requests[entry.owner], self._bytes[entry.owner]
             if isinstance(outcome, bytes):
-                self._answered.append(id)
+                self._answered[id] = len(outcome)
+                self._answer_bytes += len(outcome)
                 self._forget_answers()
         entry.done.set()
         return entry
@@ -169,14 +179,19 @@ class Inbox:
             _, id = heapq.heappop(self._ends)
             if self._entries[id].outcome is None:  # party 0 has still to decide on it
                 kept.append((now + _LINGER, id))
-            else:
-                del self._entries[id]
+                continue
+            owner = self._entries.pop(id).owner
+            self._ids[owner] -= 1
+            if not self._ids[owner]:
+                del self._ids[owner]
+            self._answer_bytes -= self._answered.pop(id, 0)
         for item in kept:
             heapq.heappush(self._ends, item)
 
     def _forget_answers(self) -> None:
-        while len(self._answered) > self.limits.answers:
-            entry = self._entries.get(self._answered.pop(0))
-            if entry is not None:
-                hint = "an answer is kept for a while only: ask again under a fresh id"
-                entry.outcome = PeerError("this request was answered", where="request", hint=hint)
+        limits = self.limits
+        while len(self._answered) > limits.answers or self._answer_bytes > limits.answer_bytes:
+            id = next(iter(self._answered))
+            self._answer_bytes -= self._answered.pop(id)
+            hint = "an answer is kept for a while only: ask again under a fresh id"
+            self._entries[id].outcome = PeerError("this request was answered", where="request", hint=hint)

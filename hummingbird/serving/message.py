@@ -24,6 +24,7 @@ from hummingbird.prg import SEED_BYTES, Stream, new_seed
 from hummingbird.serving.description import Description
 
 ID_BYTES = 16
+MAX_BYTES = 32 << 20  # of a request's message, and of an answer's
 MOST_SECONDS = 600.0  # from now to a request's deadline
 _MAGIC, _VERSION = b"hs", 1
 _SEED, _WORDS = 0, 1

@@ -3,6 +3,9 @@
 A request is complete when every party holds it, with the same number of images, of the same client. Complete ones run
 in the order in which they became so: at once while the parties are idle, else as soon as `most` images are there or the
 oldest has waited `wait` seconds. A request that some parties only hold delays nobody, and is dropped at its deadline.
+
+A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
+such a word gets the same decision again, and makes no request complete that its party has refused already.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+
+_KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
 
 
 class Action(enum.IntEnum):
@@ -64,6 +69,7 @@ class Order:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
+        self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
         self._ready: deque[bytes] = deque()
         self._images = 0  # of those that are ready
         self._idle = True
@@ -138,21 +144,32 @@ class Order:
         return out
 
     def _drops(self, now: float) -> list[Decision]:
+        self._forget(now)
         out = []
         for id, held in list(self._held.items()):
-            if held.unlike is not None:
+            if id in self._dropped:
+                out.append(self._dropped[id][1])
+            elif held.unlike is not None:
                 out.append(Decision(id, Action.UNLIKE, held.unlike))
             elif held.ends == 0.0:
                 out.append(Decision(id, Action.GIVEN_UP))
             elif now >= held.ends:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
-        for id, *_ in out:
-            held = self._held.pop(id)
+        for decision in out:
+            held = self._held.pop(decision.id)
+            self._dropped.setdefault(decision.id, (now, decision))
             if held.complete:
-                self._ready.remove(id)
+                self._ready.remove(decision.id)
                 self._images -= held.images
         return out
+
+    def _forget(self, now: float) -> None:
+        while self._dropped:
+            id = next(iter(self._dropped))
+            if now < self._dropped[id][0] + _KEPT:
+                break
+            del self._dropped[id]
 
     def _alarm(self) -> float:
         """When something is to be decided though nothing happens."""

@@ -19,7 +19,7 @@ import grpc
 from torch import Tensor
 
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
-from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.rendezvous import beside
 from hummingbird.mpc.session import Session
@@ -39,22 +39,21 @@ from hummingbird.wire.trust import Tls
 MAX_BATCH, MAX_WAIT = 64, 0.005
 _BEAT = 5.0  # seconds between lists while there is nothing to do
 _LOOK = 1.0  # seconds between looks at whether a caller is still there
-_REFILL = 60.0  # seconds after which a store may have been replaced by another
 
 
 class Party:
     """One party's part in a service, from a private net that is set up in a session. A few rounds.
 
-    shape: of one image. most: images of a batch, and of a request. wait: seconds for which a request may wait for
-    others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds for what waits when a
-    service is told to end. Raises what `plan.describe` does, AgreementError where parties differ in these options, and
-    PeerError.
+    shape: of one image; of a net with several inputs, one for each. most: images of a batch, and of a request. wait:
+    seconds for which a request may wait for others to share its batch. tls: for the parties' second channel, as in
+    `init`. grace: seconds for what waits when a service is told to end. Raises what `plan.describe` does,
+    AgreementError where parties differ in these options, and PeerError.
     """
 
     def __init__(
         self,
         private: PrivateNet,
-        shape: Sequence[int],
+        shape: Sequence[int] | Sequence[Sequence[int]],
         session: Session,
         *,
         most: int = MAX_BATCH,
@@ -81,11 +80,12 @@ class Party:
         self._last = False  # whether party 0's last list has come
         self._parting = False  # whether it is on its way: the others may leave before this party does
         self._grace, self._figures = grace, figures
+        self._promised = 0  # slots for lists that party 0 has made, and that are on their way to the others
         self.batches = Batches(private, session, self._list, self._answer)
         self._order = Order(session.parties, most, wait, alone=not self.service.rowwise)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
         if figures is not None:
-            store = session.dealer if isinstance(session.dealer, StoreDealer) else None
+            store = session.dealer if isinstance(session.dealer, STORES) else None
             figures.lives.inc()
             figures.watch(lambda: self.inbox.waiting, lambda: math.nan if store is None else store.slots_left)
         self._teller: Teller | None = None
@@ -182,13 +182,15 @@ class Party:
         """Party 0's next list, sent or received and carried out; its length. idle: seconds to wait for one."""
         if self._last:  # at all parties alike, though other computations may still be under way
             return 0
+        slots = 0
         if self.rank == 0:
-            decisions = self._affordable(self._order.next(idle))
+            decisions, slots = self._affordable(self._order.next(idle))
             if self._failure is not None:
                 raise self._failure
             last = self._ending is not None and (self._order.empty or time.monotonic() > self._ending + self._grace)
             self._parting = self._parting or last
-            send_list(self._session.channel, decisions, last)
+            self._promised += slots
+            send_list(self._session.channel, decisions, last)  # meanwhile the other computation may make a list, too
         else:
             decisions, last = receive_list(self._session.channel)
         self._last = self._last or last
@@ -207,6 +209,7 @@ class Party:
             padding = self.batches.add(ids, shares)
             if self._figures is not None:
                 self._figures.batch(sum(map(len, shares)), padding)
+        self._promised -= slots
         return len(decisions)
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], share: Tensor) -> None:
@@ -215,20 +218,22 @@ class Party:
         for id, part in zip(ids, share.split(list(counts)), strict=True):
             self.inbox.finish(id, pack_answer(part, self.service.result_bits))
 
-    def _affordable(self, decisions: list[Decision]) -> list[Decision]:
-        """The list, with requests that a store has no slots for dropped."""
+    def _affordable(self, decisions: list[Decision]) -> tuple[list[Decision], int]:
+        """The list, with requests that a store has no slots for dropped, and how many slots the others take."""
         store = self._session.dealer
-        if not isinstance(store, StoreDealer):
-            return decisions
-        room, out = store.slots_left * store.header.shape[0], []
+        if not isinstance(store, STORES):
+            return decisions, 0
+        size = store.slice_shape[0]
+        room, images, out = (store.slots_left - self._promised) * size, 0, []
         for decision in decisions:
             request = self.inbox.take(decision.id)
             if decision.action == Action.RUN and request is not None:
-                room -= request.images
-                if room < 0:
-                    decision = Decision(decision.id, Action.LOW, int(1e3 * _REFILL))
+                if images + request.images > room:
+                    decision = Decision(decision.id, Action.LOW, int(1e3 * store.refill_seconds))
+                else:
+                    images += request.images
             out.append(decision)
-        return out
+        return out, -(-images // size)
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:

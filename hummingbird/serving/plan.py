@@ -5,40 +5,54 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from hummingbird.cost import REQUEST_HEADER_BYTES, packed
+from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.net import PlanStep, PrivateNet
 from hummingbird.mpc.rounding_plan import settle_rings
 from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
-from hummingbird.serving.description import Description
+from hummingbird.serving.description import Description, Part, plain
+from hummingbird.serving.message import MAX_BYTES
+from hummingbird.structure import constants, keys
 from hummingbird.version import VERSION
-from hummingbird.wire.service import MAX_MESSAGE
-
-_ROOM = 1 << 10  # bytes of a message for gRPC's own fields
 
 
-def describe(private: PrivateNet, shape: Sequence[int], most: int, session: Session, name: str) -> Description:
-    """The service of a net for images of this shape, at most `most` in a request; name: of this run, hexadecimal.
+def describe(
+    private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]], most: int, session: Session, name: str
+) -> Description:
+    """The service of a net for images of this shape, in batches of `most`; name: of this run, hexadecimal.
 
-    Raises InputError for a shape that the net cannot take, ConfigError for what cannot be served.
+    shape: of a net with several inputs, one for each. A request holds a batch at most, and fewer images where they are
+    too large for a message of `message.MAX_BYTES`, or their results are. Raises InputError for a shape that the net
+    cannot take, ConfigError for what cannot be served.
     """
-    shape = tuple(shape)
     if session.parties < 2:
         raise ConfigError("one party hides nothing", where="serve", hint="start two or more with torchrun")
     if session.lanes > 1:
         raise ConfigError(f"{session.lanes} lanes", where="--lanes", hint="a service has one lane for each party")
     if public := [step.name for step in private.plan if step.op == "public"]:
-        what = f"the net takes public inputs, {', '.join(public)}, which all parties must bring"
-        raise ConfigError(what, where="serve", hint="serve a net of private inputs")
-    private.costs((most, *shape), session.parties)
-    results = {images: private.result_shape((images, *shape)) for images in (1, most)}
-    if any(result[:1] != (images,) or result[1:] != results[1][1:] for images, result in results.items()):
-        what = f"the result of {most} images has shape {results[most]}"
-        raise ConfigError(what, where="serve", hint="a result for each image: its first dimension is the batch")
-    rowwise = private.rowwise((1, *shape)) and private.rowwise((most, *shape))
+        what = f"the net takes public inputs, {', '.join(public)}, which all parties would see"
+        hint = "serve a net of private inputs: floating-point tensors"
+        raise ConfigError(what, where="serve", hint=hint)
+    inputs = _inputs(private, shape)
+
+    def batch(images: int) -> tuple[int, ...]:
+        return private.input_shape(*((images, *part.shape) for part in inputs))
+
+    private.costs(batch(most), session.parties)
+    form, outputs = private.results(batch(1))
+    for (_, one), (_, several) in zip(outputs, private.results(batch(most))[1], strict=True):
+        if one[:1] != (1,) or several[:1] != (most,) or one[1:] != several[1:]:
+            what = f"the result of {most} images has shape {several}"
+            raise ConfigError(what, where="serve", hint="a result for each image: its first dimension is the batch")
+    if odd := [value for value in (*constants(form), *keys(form)) if not plain(value)]:
+        what = f"the net returns, beside tensors, a {type(odd[0]).__name__}"
+        raise ConfigError(what, where="serve", hint="return tensors, numbers, words and None, in tuples, lists, dicts")
+    rowwise = private.rowwise(batch(1)) and private.rowwise(batch(most))
     slot = session.dealer.slice_shape
     if slot is not None and not rowwise:
         what = "this net computes images together, and a store's slots are of one size"
@@ -48,8 +62,9 @@ def describe(private: PrivateNet, shape: Sequence[int], most: int, session: Sess
         release=VERSION,
         net=hashlib.sha256(json.dumps(private.facts, sort_keys=True).encode()).hexdigest(),
         session=name,
-        shape=shape,
-        result=results[1][1:],
+        inputs=inputs,
+        outputs=tuple(Part(title, one[1:]) for title, one in outputs),
+        form=form,
         limit=private.input_range,
         scale=SCALE,
         bits=max(1, settle_rings(private.plan)[place]),
@@ -59,13 +74,37 @@ def describe(private: PrivateNet, shape: Sequence[int], most: int, session: Sess
         most=most,
         rowwise=rowwise,
     )
-    largest = REQUEST_HEADER_BYTES + packed(most * service.values * service.bits)
-    if largest + _ROOM > MAX_MESSAGE:
-        fitting = (MAX_MESSAGE - _ROOM - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits)
-        what = f"{most} images take {largest} bytes, a message holds {MAX_MESSAGE - _ROOM}"
-        hint = f"--max-batch {fitting} at most" if fitting else "smaller images"
-        raise InputError(what, where="--max-batch", hint=hint)
-    return service
+    up = (MAX_BYTES - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits)
+    down = (MAX_BYTES - ANSWER_HEADER_BYTES) * 8 // (service.results * service.result_bits)
+    if not min(up, down):
+        if up:
+            what = f"one image has a result of {packed(service.results * service.result_bits)} bytes"
+        else:
+            what = f"one image takes {packed(service.values * service.bits)} bytes"
+        what += f", and a message holds {MAX_BYTES}"
+        raise InputError(what, where="input", hint="serve a net of smaller images")
+    return replace(service, most=min(most, up, down))
+
+
+def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]]) -> tuple[Part, ...]:
+    """The net's inputs in these shapes of one image; InputError for other numbers or shapes than the net's own."""
+    shapes = shapes_of(shape)
+    found = private.inputs
+    if len(shapes) != len(found):
+        names = ", ".join(repr(name) for name, _ in found)
+        what = f"{len(shapes)} shapes, and the net has {len(found)} inputs: {names}"
+        raise InputError(what, where="input", hint="one shape for each, in this order")
+    for (title, own), given in zip(found, shapes, strict=True):
+        if own not in (None, given):
+            what = f"{title!r} has shape {given}, and the net was converted for {own}"
+            raise InputError(what, where="input", hint="inputs have the shapes of the example")
+    return tuple(Part(title, given) for (title, _), given in zip(found, shapes, strict=True))
+
+
+def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The shapes of one image that a caller gives: one, or one for each input."""
+    sizes: list[Any] = list(shape)
+    return [tuple(each) for each in sizes] if sizes and not isinstance(sizes[0], int) else [tuple(sizes)]
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:

@@ -9,15 +9,17 @@ from hummingbird.errors import HummingbirdError, UnavailableError
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import current
 from hummingbird.serving.figures import Figures
+from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Party, unavailable
 from hummingbird.wire.front import Front, ServiceConfig
+from hummingbird.wire.gate import Limits
 from hummingbird.wire.trust import Tls
 
 
 def serve(
     private: PrivateNet,
-    shape: Sequence[int],
+    shape: Sequence[int] | Sequence[Sequence[int]],
     listen: str,
     *,
     max_batch: int = MAX_BATCH,
@@ -35,14 +37,16 @@ def serve(
     them when one is told to end and what waits is answered. A party or dealer that is lost ends it with an error; the
     command `python -m hummingbird serve` meets the others again, and has tokens, metrics and logs.
 
-    shape: of one image. listen: where clients find this party, HOST:PORT or unix:PATH; all other hosts need `tls`.
-    max_batch: images of a batch, and of a request. max_wait: seconds for which a request waits for others to share its
-        batch; none while the parties are idle.
+    shape: of one image; of a net with several inputs, one for each. listen: where clients find this party, HOST:PORT
+        or unix:PATH; all other hosts need `tls`.
+    max_batch: images of a batch, and of a request where as many fit into 32 MiB. max_wait: seconds for which a request
+        waits for others to share its batch; none while the parties are idle.
 
     Raises what `Party` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a session.
     """
     session = current()
-    with Front("serve", ServiceConfig(listen=(listen,), tls=tls)) as front:
+    config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
+    with Front("serve", config) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
         front.serve(methods.handlers())
         party = Party(private, shape, session, most=max_batch, wait=max_wait, tls=tls, figures=figures)

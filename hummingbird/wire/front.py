@@ -29,6 +29,7 @@ from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
 from hummingbird.wire.health import Health
 from hummingbird.wire.log import Log
 from hummingbird.wire.metrics import Metrics, Page
+from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.service import Exchange, Method, serve
 from hummingbird.wire.tokens import Tokens
 from hummingbird.wire.trust import Tls
@@ -79,10 +80,13 @@ class Front:
         limits = replace(config.limits, connections=_room_for(config.limits.connections))
         with ExitStack() as ends:
             tokens = None if config.tokens is None else Tokens(config.tokens)
-            self.metrics = Metrics(config.tls, lambda: self.gate.in_flight)
             self._log = None if config.log is None else Log(name, config.log)
             if self._log is not None:
                 ends.callback(self._log.close)
+            self._certificates = None
+            if config.tls is not None:
+                self._certificates = Certificates(config.tls, lambda: self._say("certificates renewed"))
+            self.metrics = Metrics(self._certificates, lambda: self.gate.in_flight)
             self.gate = Gate(limits, tokens, self._ended)
             self._health_gate = Gate(HEALTH_LIMITS)
             for gate in (self.gate, self._health_gate):
@@ -96,7 +100,7 @@ class Front:
         """Listen, at the first address of the configuration or at this one; NOT_SERVING until `ready`."""
         address = self.config.listen[0] if address is None else address
         health = (self._health_gate, self._health.handlers())
-        self._servers.append(serve(handlers, address, self.config.tls, gate=self.gate, health=health))
+        self._servers.append(serve(handlers, address, self._certificates, gate=self.gate, health=health))
         self._say("listening", address=address)
 
     def ready(self, yes: bool = True) -> None:

@@ -2,11 +2,12 @@
 
 A call has a thread of its own from its first byte, so that nobody waits behind others' calls: where limits are reached
 it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
-call only, and that for `stall` seconds. Callers without a name (plain text on this host) count together with nobody.
+call only, and that for `stall` seconds. Callers without a name (plain text on this host) share the limits of all alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from hummingbird.errors import ConfigError, OverloadError, UnavailableError
 from hummingbird.wire.refusal import code_of, refuse
 from hummingbird.wire.tokens import Tokens
 
-MAX_MESSAGE = 4 << 20  # gRPC's own default
+MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
 STOPPING = "this server is stopping"
 _LOOK = 1.0  # seconds between looks at calls that stand still
 _RETRY = 1.0  # seconds after which a caller may try again
@@ -33,13 +34,15 @@ _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary(
 class Limits:
     """The most that callers may take of a service.
 
-    requests: calls at work at a time; per_client: those of one name. client_bytes: messages of one name's calls that
-    are in memory. connections: open at a time; others are closed at once. stall: seconds that a caller may leave a
-    message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is not above 0.
+    requests: calls at work at a time; per_client: those of one name. message: bytes of one message, either way.
+    client_bytes: messages of one name's calls that are in memory. connections: open at a time; others are closed at
+    once. stall: seconds that a caller may leave a message unread, or a request unsent. seconds: of a whole call.
+    ConfigError for a number that is not above 0.
     """
 
     requests: int = 256
     per_client: int = 64
+    message: int = MAX_MESSAGE
     client_bytes: int = 256 << 20
     connections: int = 16_000
     stall: float = 120.0
@@ -164,7 +167,7 @@ class Gate:
             call.held += size
 
     def _name(self, context: grpc.ServicerContext) -> str | None:
-        return common_name(context) if self.tokens is None else self.tokens.name_of(context)
+        return certified_name(context) if self.tokens is None else self.tokens.name_of(context)
 
     def _enter(self, call: Call) -> None:
         with self._changed:
@@ -201,10 +204,14 @@ class Gate:
                     call.context.cancel()
 
 
-def common_name(context: grpc.ServicerContext) -> str | None:
-    """The common name in the caller's verified certificate; None in plain text."""
-    names = context.auth_context().get("x509_common_name", [])
-    return names[0].decode(errors="replace") if names else None
+def certified_name(context: grpc.ServicerContext) -> str | None:
+    """The common name in the caller's verified certificate, or the hash of one that has none; None in plain text."""
+    known = context.auth_context()
+    name = next(iter(known.get("x509_common_name", [])), b"")
+    if name:
+        return str(name.decode(errors="replace"))
+    certificate = next(iter(known.get("x509_pem_cert", [])), None)
+    return None if certificate is None else f"sha256:{hashlib.sha256(certificate).hexdigest()}"
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:

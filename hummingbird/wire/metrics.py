@@ -5,7 +5,7 @@
     hummingbird_requests_in_flight                             calls at work
     hummingbird_message_bytes_total{direction}                 bytes of messages, "in" and "out"
     hummingbird_ready                                          1 while the health service says SERVING
-    hummingbird_certificate_expiry_timestamp_seconds{file}     when it ends, Unix time
+    hummingbird_certificate_expiry_timestamp_seconds{file}     when the one in use ends, Unix time
 
 A service adds its own to `registry`. Whoever reaches the address reads them: it is on loopback unless a host is given.
 """
@@ -22,7 +22,8 @@ from prometheus_client.exposition import MetricsHandler
 
 from hummingbird.errors import EnvironmentProblem
 from hummingbird.wire.gate import Record
-from hummingbird.wire.trust import Tls, split
+from hummingbird.wire.renewal import Certificates
+from hummingbird.wire.trust import split
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
 _PATIENCE = 10.0  # seconds for one scrape
@@ -31,7 +32,7 @@ _PATIENCE = 10.0  # seconds for one scrape
 class Metrics:
     """The figures that a service counts. in_flight: the number of calls at work, asked at each scrape."""
 
-    def __init__(self, tls: Tls | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
+    def __init__(self, certificates: Certificates | None = None, in_flight: Callable[[], float] = lambda: 0) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._requests = Counter(
@@ -50,8 +51,8 @@ class Metrics:
         self.ready = Gauge("hummingbird_ready", "1 while the health service says SERVING.", registry=self.registry)
         name, text = "hummingbird_certificate_expiry_timestamp_seconds", "When a certificate ends, Unix time."
         expiry = Gauge(name, text, ["file"], registry=self.registry)
-        for file, moment in ({} if tls is None else tls.expiry()).items():
-            expiry.labels(file).set(moment)
+        for file, end in ({} if certificates is None else certificates.ends()).items():
+            expiry.labels(file).set_function(end)
 
     def count(self, record: Record) -> None:
         """A call that has ended."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError
 from hummingbird.wire.front import GRACE, ServiceConfig
-from hummingbird.wire.gate import Limits
+from hummingbird.wire.gate import MAX_MESSAGE, Limits
 from hummingbird.wire.service import Tls
 from hummingbird.wire.tokens import read_token
 
@@ -111,17 +112,18 @@ def add_service(parser: argparse._ActionsContainer, *, addresses: str | int | No
     group.add_argument("--grace", type=positive, default=GRACE, metavar="SECONDS", help=text)
 
 
-def service_of(args: argparse.Namespace) -> ServiceConfig:
+def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:
     """The configuration that the options of `add_service` name; InputError and TrustError for what does not go
-    together.
+    together. message: bytes of one message, either way.
     """
+    most = Limits(args.max_requests, args.max_per_client, message, connections=args.max_connections)
     return ServiceConfig(
         listen=tuple(args.listen),
         tls=_tls_with_tokens(args, "cert", "key", tokens=args.tokens is not None),
         tokens=args.tokens,
         metrics=args.metrics,
         log=args.log,
-        limits=Limits(requests=args.max_requests, per_client=args.max_per_client, connections=args.max_connections),
+        limits=most,
         grace=args.grace,
     )
 
@@ -156,9 +158,15 @@ def _tls_with_tokens(args: argparse.Namespace, *names: str, tokens: bool) -> Tls
 # A client's images ----------------------------------------------------------------------------------------------------
 
 
-def add_images(parser: argparse._ActionsContainer, outputs: str) -> None:
-    """--images, --labels and --out. outputs: the name of a net's results, as in "logits"."""
-    parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help="images (n, ...)")
+def add_images(parser: argparse._ActionsContainer, outputs: str, *, several: bool = False) -> None:
+    """--images, --labels and --out. outputs: the name of a net's results, as in "logits". several: one file of images
+    for each input of a net, which `inputs_of` reads.
+    """
+    text = "images (n, ...)" + (
+        "; of a net with several inputs, one file for each, in the order of forward()" if several else ""
+    )
+    how: dict[str, Any] = {"nargs": "+"} if several else {}
+    parser.add_argument("--images", required=True, type=Path, metavar="FILE.npy", help=text, **how)
     parser.add_argument("--labels", type=Path, metavar="FILE.npy", help="labels (n,): print the accuracy")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help=f"write the {outputs} (n, ...)")
 
@@ -168,11 +176,17 @@ def images_of(args: argparse.Namespace) -> tuple[Tensor, Tensor | None]:
 
     InputError for files that hold something else, and where --out has no folder.
     """
-    images, labels = array_of(args.images, "--images").float(), None
+    (images,), labels = inputs_of(args, [args.images])
+    return images, labels
+
+
+def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Tensor], Tensor | None]:
+    """`images_of` these files, one for each input of a net."""
+    images, labels = [array_of(file, "--images").float() for file in files], None
     if args.labels is not None:
         labels = array_of(args.labels, "--labels")
-        if labels.shape != images.shape[:1]:
-            what = f"labels are {tuple(labels.shape)}, expected ({len(images)},)"
+        if labels.shape != images[0].shape[:1]:
+            what = f"labels are {tuple(labels.shape)}, expected ({len(images[0])},)"
             raise InputError(what, where="--labels", hint="one for each image")
     if args.out is not None and not args.out.parent.is_dir():
         raise InputError(f"there is no folder {args.out.parent}", where="--out", hint="make it first")

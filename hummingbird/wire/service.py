@@ -24,11 +24,12 @@ import grpc
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
 from hummingbird.wire.gate import MAX_MESSAGE, STOPPING, Gate
 from hummingbird.wire.refusal import explain
+from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.tokens import HEADER
 from hummingbird.wire.trust import Tls, check_address
 
 # A streamed answer comes in messages of this size. Measured over a unix socket, 40 MB take 70 ms in messages of 64 KiB,
-# 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above. The limit on a message is gRPC's own default, for long requests.
+# 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
 CHUNK = 1 << 20
 WORKERS = 32  # a service's own bounds on what works or waits at a time are shares of this
 _SPARE = 64  # threads beyond the calls at work: for health, and for refusals
@@ -37,7 +38,6 @@ _STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most
 _HEALTH = "grpc.health.v1.Health"
 _PREFIX = "/hummingbird/"
 _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
-_LIMITS = [("grpc.max_send_message_length", MAX_MESSAGE), ("grpc.max_receive_message_length", MAX_MESSAGE)]
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
@@ -54,7 +54,7 @@ class Exchange(NamedTuple):
 def serve(
     handlers: Mapping[str, Method | Exchange],
     address: str,
-    tls: Tls | None = None,
+    tls: Tls | Certificates | None = None,
     *,
     gate: Gate | None = None,
     health: tuple[Gate, Mapping[str, Method]] | None = None,
@@ -62,8 +62,9 @@ def serve(
     """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams.
 
     Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
-    authority are refused, or those without a token where it names no authority. A unix socket is made for this user
-    only. gate: who may call and how much at a time. health: the methods of gRPC's health service, and their gate.
+    authority are refused, or those without a token where it names no authority. Its files are read again when they
+    have changed (renewal.py). A unix socket is made for this user only. gate: who may call and how much at a time.
+    health: the methods of gRPC's health service, and their gate.
     Raises InputError and TrustError (see `check_address`), EnvironmentProblem (bad certificates, address in use).
 
         server = serve({"Echo": lambda request, context: request}, "unix:/run/user/1000/echo.sock")
@@ -81,7 +82,7 @@ def serve(
             ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.max_allowed_incoming_connections", gate.limits.connections),
             *_KEEPALIVE,
-            *_LIMITS,
+            *_messages(gate.limits.message),
         ],
         maximum_concurrent_rpcs=calls,
     )
@@ -103,6 +104,11 @@ def serve(
         os.umask(mask)
     server.start()
     return server
+
+
+def _messages(largest: int) -> list[tuple[str, int]]:
+    """gRPC's options for messages of so many bytes."""
+    return [("grpc.max_send_message_length", largest), ("grpc.max_receive_message_length", largest)]
 
 
 class _Pool(Executor):
@@ -147,7 +153,8 @@ class _Pool(Executor):
                 self._free += 1
 
 
-def _credentials(address: str, tls: Tls | None, gate: Gate) -> grpc.ServerCredentials | None:
+def _credentials(address: str, given: Tls | Certificates | None, gate: Gate) -> grpc.ServerCredentials | None:
+    tls = given.tls if isinstance(given, Certificates) else given
     check_address(address, tls)
     if tls is None:
         return None
@@ -156,8 +163,7 @@ def _credentials(address: str, tls: Tls | None, gate: Gate) -> grpc.ServerCreden
     if not tls.mutual and gate.tokens is None:
         hint = "name the authority of their certificates (ca), or a file of tokens"
         raise TrustError("callers must show a certificate or a token", where=address, hint=hint)
-    cert, key, ca = tls.read()
-    return grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=tls.mutual)
+    return (given if isinstance(given, Certificates) else Certificates(tls)).credentials()
 
 
 def _claim(path: str) -> None:
@@ -213,15 +219,22 @@ def _handler(name: str, function: Method | Exchange, gate: Gate) -> grpc.RpcMeth
 # Client ---------------------------------------------------------------------------------------------------------------
 
 
-def connect(address: str, tls: Tls | None = None, timeout: float = 60.0, *, token: str | None = None) -> grpc.Channel:
+def connect(
+    address: str,
+    tls: Tls | None = None,
+    timeout: float = 60.0,
+    *,
+    token: str | None = None,
+    largest: int = MAX_MESSAGE,
+) -> grpc.Channel:
     """A channel to a service that has answered; keeps trying for `timeout` seconds while nothing listens.
 
     With `tls`, the service must show a certificate of its authority, for the address's host name (`localhost` for a
-    unix socket). token: of a caller without a certificate. Raises InputError and TrustError (see `check_address`),
-    EnvironmentProblem (certificate files), AccessError for a caller whom the service does not know, and PeerError,
-    early where the handshake itself is refused.
+    unix socket). token: of a caller without a certificate. largest: bytes of a message, either way. Raises
+    InputError and TrustError (see `check_address`), EnvironmentProblem (certificate files), AccessError for a caller
+    whom the service does not know, and PeerError, early where the handshake itself is refused.
     """
-    channel = dial(address, tls)
+    channel = dial(address, tls, largest)
     if token is not None:
         channel = grpc.intercept_channel(channel, _Token(token))
     try:
@@ -232,7 +245,7 @@ def connect(address: str, tls: Tls | None = None, timeout: float = 60.0, *, toke
     return channel
 
 
-def dial(address: str, tls: Tls | None = None) -> grpc.Channel:
+def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
     """A channel that has not been used: nobody may listen there. Raises as `connect`, but for PeerError."""
     check_address(address, tls)
     options: list[tuple[str, int | str]] = [
@@ -242,7 +255,7 @@ def dial(address: str, tls: Tls | None = None) -> grpc.Channel:
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.http2.max_pings_without_data", 0),
         *_KEEPALIVE,
-        *_LIMITS,
+        *_messages(largest),
     ]
     if tls is None:
         return grpc.insecure_channel(address, options=options)

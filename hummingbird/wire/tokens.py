@@ -25,6 +25,7 @@ from hummingbird.wire.refusal import Unknown
 TOKEN_BYTES = 32
 NAME_LENGTH = 64
 HEADER = "authorization"  # its value: "Bearer " and the token in hexadecimal
+_MOST = 1 << 24  # characters of a file, for some 200,000 tokens
 _HINT = "python -m hummingbird token makes one"
 
 
@@ -127,7 +128,10 @@ def _read(path: Path, forbidden: int, problem: str) -> str:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & forbidden:
                 raise EnvironmentProblem(f"the file has mode {mode:o}", where=str(path), hint=problem)
-            return file.read(1 << 20)
+            text = file.read(_MOST + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise EnvironmentProblem(f"cannot read the file: {reason}", where=str(path)) from None
+    if len(text) > _MOST:
+        raise InputError(f"the file holds more than {_MOST} characters", where=str(path), hint=_HINT)
+    return text

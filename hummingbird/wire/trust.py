@@ -12,6 +12,7 @@ import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,6 +21,22 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hummingbird.errors import EnvironmentProblem, InputError, TrustError
 
 PathLike = str | os.PathLike[str]
+
+
+class Pem(NamedTuple):
+    """The contents of the files of a `Tls`; None for one that is not named."""
+
+    cert: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+    def expiry(self) -> dict[str, float]:
+        """When the certificates end, Unix time in seconds, by what they are: "cert", "ca". The earliest of a chain."""
+        return {
+            name: min(found.not_valid_after_utc.timestamp() for found in x509.load_pem_x509_certificates(content))
+            for name, content in (("cert", self.cert), ("ca", self.ca))
+            if content is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -64,8 +81,8 @@ class Tls:
                 raise EnvironmentProblem(what, where=str(self.cert)) from None
         return pair
 
-    def read(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """The files' contents, None for one that is not named.
+    def read(self) -> Pem:
+        """The files' contents.
 
         They are parsed here because gRPC accepts anything and then fails at every handshake, in its log only.
         EnvironmentProblem for a file that cannot be used, an expired certificate among them.
@@ -82,16 +99,7 @@ class Tls:
                 raise EnvironmentProblem(what, where=str(self.key))
         if ca is not None:
             _valid(ca, self.ca)
-        return cert, key, ca
-
-    def expiry(self) -> dict[str, float]:
-        """When the certificates end, Unix time in seconds, by what they are: "cert", "ca". The earliest of a chain."""
-        files = {"cert": self.cert, "ca": self.ca}
-        return {
-            name: min(found.not_valid_after_utc.timestamp() for found in _parsed(_content(path), path))
-            for name, path in files.items()
-            if path is not None
-        }
+        return Pem(cert, key, ca)
 
 
 def _content(path: PathLike) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hummingbird.errors import EnvironmentProblem, TrustError
 from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
 from hummingbird.prg import Stream, derive
-from tests.support.parties import succeed
+from tests.support.parties import init_alone, succeed
 
 SEED = bytes(range(16))
 
@@ -27,14 +26,6 @@ def test_functions_prices_randomness_and_trust(parties: int) -> None:
     assert len(results) > 20
     wrong = {name: pair for name, pair in results.items() if not pair[0] <= pair[1]}
     assert not wrong, f"error above bound: {wrong}"
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
-    """A session of one party."""
-    monkeypatch.delenv("RANK", raising=False)
-    yield hummingbird.init()
-    hummingbird.uninit()
 
 
 def test_crypten_draws_from_our_streams(alone: sessions.Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +136,6 @@ def test_reductions_that_are_no_sums_are_refused(alone: sessions.Session) -> Non
 
 
 def test_the_seam_forgets_the_session() -> None:
-    hummingbird.init()
+    init_alone()
     hummingbird.uninit()
     assert _crypten.PartyCommunicator.get() is None and not _crypten.PartyCommunicator.is_initialized()

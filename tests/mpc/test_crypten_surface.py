@@ -20,7 +20,7 @@ from hummingbird.errors import DealerError, EnvironmentProblem
 from hummingbird.mpc import _crypten, division
 from hummingbird.mpc.correlations.truncation import Division, quotients
 from hummingbird.ring import SCALE
-from tests.support.parties import channels, compute, share, succeed, together
+from tests.support.parties import channels, compute, init_alone, share, succeed, together
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
 
@@ -94,7 +94,7 @@ except EnvironmentProblem as error:
 
 def test_crypten_init_changes_nothing_in_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    hummingbird.init()
+    init_alone()
     try:
         with pytest.warns(RuntimeWarning, match="already initialized"):
             _crypten.crypten.init()
@@ -112,7 +112,7 @@ def test_crypten_init_changes_nothing_in_a_session(monkeypatch: pytest.MonkeyPat
 def test_opened_values_are_right_at_every_sixteenth_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """CrypTen decodes a negative number v 1 too low with probability |v| / 2^16: half of these."""
     monkeypatch.delenv("RANK", raising=False)
-    hummingbird.init()
+    init_alone()
     try:
         for whole in (1, 30, 1000, 30000):
             fractions = torch.arange(2**SCALE, dtype=torch.int64)

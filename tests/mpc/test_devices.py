@@ -30,6 +30,7 @@ from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.registry import PROTOCOLS
 from tests.support import far
 from tests.support.operations import cases
+from tests.support.parties import init_alone
 
 CASES = cases()
 WINDOW = BitWindow(32, 0)
@@ -51,7 +52,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
     octets = partial(torch.empty, dtype=torch.uint8)
     monkeypatch.setattr(chacha20, "chacha20", lambda key, _, blocks: octets(64 * blocks, device=key.device))
     monkeypatch.setattr(weight_mask, "_digest", lambda owned: b"")  # the one place that reads weights
-    yield hummingbird.init(device="meta")
+    yield init_alone(device="meta")
     hummingbird.uninit()
 
 
@@ -82,7 +83,7 @@ def test_what_a_card_would_compute(monkeypatch: pytest.MonkeyPatch, name: str) -
     monkeypatch.setattr(registry, "_find", lambda operation, _, tensors: find(operation, "reference", tensors))
     case = CASES[name]
     with far.far():
-        hummingbird.init(device=far.DEVICE)
+        init_alone(device=far.DEVICE)
         try:
             out = convert_model(case.net.eval(), WINDOW)(hummingbird.cryptensor(case.x))
             assert share_of(out).is_cuda and type(out.share).__name__ == "CUDALongTensor"
@@ -156,7 +157,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", CASES)
 def test_results_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, weights: str | int, protocol: str) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    hummingbird.init(device="cuda")
+    init_alone(device="cuda")
     try:
         case = CASES[name]
         net = case.net.eval()

@@ -18,7 +18,7 @@ from hummingbird.errors import EnvironmentProblem, InputError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Layer, Spec
-from tests.support.parties import succeed
+from tests.support.parties import init_alone, succeed
 from tests.test_convert import SMALL, UNIT, block, private_output, scaled
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -171,7 +171,7 @@ def test_init_twice_and_again(alone: sessions.Session) -> None:
     private(hummingbird.cryptensor(x))
     hummingbird.uninit()
     hummingbird.uninit()
-    hummingbird.init()
+    init_alone()
     private(hummingbird.cryptensor(x))
     with pytest.raises(InputError, match="shared in an earlier session"):
         owned(hummingbird.cryptensor(x))

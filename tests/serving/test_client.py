@@ -17,18 +17,20 @@ from hummingbird.errors import (
     AgreementError,
     ConfigError,
     HummingbirdError,
+    InputError,
     OverloadError,
     PeerError,
     UnavailableError,
 )
 from hummingbird.serving.client import Client
-from hummingbird.serving.description import Description
+from hummingbird.serving.description import Description, Part
 from hummingbird.serving.message import Request, pack_answer
 from hummingbird.wire import service as wire
 from tests.serving.test_message import SERVICE as OTHER
 from tests.support.patience import HANG, NEVER
 
-SERVICE = replace(OTHER, shape=(3,), result=(3,), bits=40, result_bits=40, parties=2)  # gives back what it gets
+# A service that gives back what it gets.
+SERVICE = replace(OTHER, inputs=(Part("x", (3,)),), outputs=(Part("y", (3,)),), bits=40, result_bits=40, parties=2)
 X = torch.tensor([[1.0, -0.5, 0.25], [0.0, 1.5, -1.0]])
 
 
@@ -168,6 +170,15 @@ def test_groups_serve_the_same_net(groups: list[Group]) -> None:
         first.parties[0].refusals = [LOST]
         with pytest.raises(AgreementError, match="serve another net than those that this client has asked"):
             client(X)
+
+
+def test_images_that_are_computed_together_do_not_go_in_several(groups: list[Group]) -> None:
+    for party in groups[0].parties:
+        party.service = replace(party.service, rowwise=False)
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        with pytest.raises(InputError, match="9 images, .* computes images together, of which a request holds 8"):
+            client(torch.zeros(9, 3))
+        assert not client.sent_bytes and client(torch.zeros(8, 3)).shape == (8, 3)
 
 
 @pytest.mark.parametrize("parties", ["a:1", [], ["a:1"], [["a:1", "b:1"], ["c:1"]], [["a:1", "b:1"], "c:1"], 3])

@@ -106,6 +106,36 @@ def test_old_answers_are_let_go_and_their_ids_are_not() -> None:
     assert "was answered" in str(kept.put(ids[0]).outcome) and len(kept.arrived) == 2
 
 
+def test_answers_that_are_kept_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, ids = Kept(answer_bytes=20), [new_seed() for _ in range(4)]
+    for id in ids[:3]:
+        kept.put(id, seconds=10.0)
+        kept.inbox.finish(id, b"8 octets")
+    assert "was answered" in str(kept.put(ids[0]).outcome) and kept.put(ids[2]).outcome == b"8 octets"
+    later = time.monotonic() + 100
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    kept.put(ids[3])  # by which the others are forgotten
+    kept.inbox.finish(ids[3], b"all the 20 there are")
+    assert kept.put(ids[3]).outcome == b"all the 20 there are" and len(kept.inbox._entries) == 1
+
+
+def test_one_client_cannot_use_up_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is dropped at once leaves an id for ten minutes: so many of one client would keep others out."""
+    kept = Kept(ids=5, ids_each=2)
+    for _ in range(2):
+        kept.put(new_seed(), seconds=10.0)
+        kept.inbox.finish(kept.arrived[-1], PeerError("its client has left"))
+    with pytest.raises(OverloadError, match="2 ids of this client are known"):
+        kept.put(new_seed())
+    for owner in ("bob", "bob", "carol"):
+        kept.put(new_seed(), owner=owner)
+    with pytest.raises(OverloadError, match="5 ids are known"):
+        kept.put(new_seed(), owner="carol")
+    later = time.monotonic() + 100
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    kept.put(new_seed())
+
+
 def test_an_inbox_that_fails_refuses_what_waits_and_what_comes() -> None:
     kept, ids = Kept(), [new_seed(), new_seed()]
     waiting, answered = kept.put(ids[0]), kept.put(ids[1])

@@ -11,8 +11,9 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.errors import AgreementError, HummingbirdError, InputError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
-from hummingbird.serving.description import Described, Description
+from hummingbird.serving.description import Described, Description, Part
 from hummingbird.serving.message import Request, body_bytes, joined, pack_answer, split
+from hummingbird.structure import TENSOR
 from hummingbird.version import VERSION
 from tests.support.serving import biases
 
@@ -20,8 +21,9 @@ SERVICE = Description(
     release=VERSION,
     net="ab" * 32,
     session="cd" * 16,
-    shape=(2, 3),
-    result=(4,),
+    inputs=(Part("x", (2, 3)),),
+    outputs=(Part("result", (4,)),),
+    form=TENSOR,
     limit=1.5,
     scale=16,
     bits=21,
@@ -30,6 +32,12 @@ SERVICE = Description(
     parties=3,
     most=8,
     rowwise=True,
+)
+SEVERAL = replace(
+    SERVICE,
+    inputs=(Part("left", (2, 3)), Part("right", ())),
+    outputs=(Part("scores", (4,)), Part("boxes.0", (2, 2)), Part("boxes.1", ())),
+    form=("object", ("scores", "boxes", "note"), (TENSOR, ("tuple", (), (TENSOR, TENSOR)), ("constant", None))),
 )
 
 
@@ -118,7 +126,7 @@ def test_a_malformed_request_is_refused_in_words(rank: int, message: bytes, word
 
 
 def test_a_description_arrives_as_it_is() -> None:
-    for service in (SERVICE, replace(SERVICE, limit=None, result=(), rowwise=False)):
+    for service in (SERVICE, replace(SERVICE, limit=None, outputs=(Part("class", ()),), rowwise=False), SEVERAL):
         found = Described.read(service.answer(2, 12.5), "here")
         assert (found.rank, found.clock, found.service, found.service.digest) == (2, 12.5, service, service.digest)
     others = [replace(SERVICE, **{name: value}) for name, value in (("scale", 17), ("limit", 2.0), ("session", "ef"))]
@@ -135,17 +143,34 @@ def test_a_description_arrives_as_it_is() -> None:
         (b'"shape": [2, 3]', b'"shape": [67108864, 3]'),
         (b'"limit": 1.5', b'"limit": NaN'),
         (b'"rowwise": true', b'"rowwise": 1'),
+        (b'"form": ["tensor"]', b'"form": ["tuple", [], []]'),
+        (b'"form": ["tensor"]', b'"form": ["tuple", [], [["tensor"], ["tensor"]]]'),
+        (b'"form": ["tensor"]', b'"form": ["dict", [], [["tensor"]]]'),
+        (b'"form": ["tensor"]', b'"form": ["dict", [[1]], [["tensor"]]]'),
+        (b'"form": ["tensor"]', b'"form": ' + b'["list", [], [' * 20 + b'["tensor"]' + b"]]" * 20),
+        (b'"form": ["tensor"]', b'"form": ["constant", [3]]'),
+        (b'"inputs": [{', b'"inputs": [{"name": "x", "shape": [1]}, {'),
+        (b'"inputs": [{', b'"inputs": [], "other": [{'),
         (b'"most": 8', b'"least": 8'),
         (b'"net": "ab', b'"net": "xy'),
         (b"{", b"["),
     ],
-    ids=range(10),
+    ids=range(18),
 )
 def test_a_malformed_description_is_refused(change: tuple[bytes, bytes]) -> None:
     answer = SERVICE.answer(0, 1.0)
     assert change[0] in answer
     with pytest.raises(PeerError, match="malformed description"):
         Described.read(answer.replace(*change), "here")
+
+
+def test_results_come_in_the_form_that_the_net_gives() -> None:
+    assert SEVERAL.shape == (7,) and SEVERAL.result == (9,) and (SEVERAL.values, SEVERAL.results) == (7, 9)
+    out = torch.arange(18).view(2, 9)
+    found = SEVERAL.parted(out)
+    assert torch.equal(found.scores, out[:, :4]) and found.note is None
+    assert torch.equal(found.boxes[0], out[:, 4:8].view(2, 2, 2)) and torch.equal(found.boxes[1], out[:, 8])
+    assert torch.equal(SERVICE.parted(out[:, :4]), out[:, :4])
 
 
 def test_another_release_is_refused() -> None:

@@ -6,6 +6,8 @@ import os
 import threading
 import time
 
+import pytest
+
 from hummingbird.serving.order import Action, Claim, Decision, Order
 from tests.support.patience import HANG, NEVER
 
@@ -72,6 +74,22 @@ def test_requests_that_differ_between_parties_are_dropped_at_once() -> None:
         order.hold(0, id, claim())
         order.hold(1, id, other)
         assert order.next(NEVER) == [Decision(id, Action.UNLIKE, 1)] and order.empty
+
+
+def test_what_was_dropped_stays_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a party would be ordered to run what it was told to drop, which ends the session of all."""
+    order, id = Order(2, most=8, wait=NEVER), os.urandom(16)
+    order.hold(0, id, claim(left=0.0))
+    missing = Decision(id, Action.MISSING, 1)
+    assert order.next(NEVER) == [missing]
+    order.hold(1, id, claim())  # sent before party 1 heard of that
+    order.hold(0, id, claim())  # the client once more, when party 0 has forgotten the id
+    assert order.next(NEVER) == [missing] and order.empty
+    later = time.monotonic() + 601.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    for rank in range(2):
+        order.hold(rank, id, claim())
+    assert order.next(NEVER) == run([id]) and not order._dropped
 
 
 def test_a_request_that_is_late_or_given_up_leaves_its_place() -> None:

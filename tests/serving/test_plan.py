@@ -9,15 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.session import Session
 from hummingbird.serving.description import Described
+from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.plan import describe
 from models import get_model
 from tests.support.parties import sessions
-from tests.support.serving_nets import centred, doubled, greatest
+from tests.support.serving_nets import centred, doubled, greatest, pair
 
 NAME = "ab" * 16
 
@@ -55,9 +57,34 @@ def test_the_bits_below_are_all_that_count(session: Session) -> None:
     assert service.bits >= layer.read and not (differ & ((1 << layer.read) - 1)).any()
 
 
-class Pair(nn.Module):
+class Repeated(nn.Module):
+    """An image as often as it is told."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.times, 1)
+
+
+class Sizes(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        return x.relu(), torch.float32
+
+
+class Row(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.relu(), x + 1
+        return x.relu(), x.sum(0)
+
+
+class Numbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 4)
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        return self.table(ids).sum(1) + x
 
 
 class Products(nn.Module):
@@ -74,24 +101,62 @@ class Whole(nn.Module):
     "net, shape, most, error, words",
     [
         (lambda: get_model("digits", 10), (3, 8, 8), 64, InputError, "cannot take an input of shape"),
-        (Pair, (4,), 8, InputError, "several results"),
+        (Sizes, (4,), 8, ConfigError, "beside tensors, a dtype"),
+        (Row, (4,), 8, InputError, r"returns tensors of shapes \(8, 4\), \(4,\)"),
+        (nn.ReLU, ((4,), (4,)), 8, InputError, "2 shapes, and the net has 1 inputs: 'input'"),
         (Products, (4,), 8, ConfigError, r"result of 8 images has shape \(8, 8\)"),
         (Whole, (4,), 8, ConfigError, r"result of 8 images has shape \(\)"),
-        (nn.ReLU, (3, 224, 224), 64, InputError, "64 images take 77070400 bytes, a message holds 4193280"),
-        (nn.ReLU, (3, 1024, 1024), 64, InputError, "a message holds"),
+        (nn.ReLU, (3, 2048, 2048), 64, InputError, "one image takes 100663296 bytes, and a message holds 33554432"),
+        (lambda: Repeated(9), (1 << 20,), 1, InputError, "one image has a result of 75497472 bytes"),
     ],
-    ids=["shape", "pair", "products", "whole", "many", "large"],
+    ids=["shape", "sizes", "row", "inputs", "products", "whole", "large", "result"],
 )
 def test_what_cannot_be_served_is_refused_in_words(
     session: Session,
     net: Callable[[], nn.Module],
-    shape: tuple[int, ...],
+    shape: Any,
     most: int,
     error: type[Exception],
     words: str,
 ) -> None:
     with pytest.raises(error, match=words):
         describe(build(net().eval()), shape, most, session, NAME)
+
+
+def test_several_inputs_and_results_have_names_and_shapes(session: Session) -> None:
+    net = pair()
+    example = torch.rand(2, 4), torch.rand(2, 2, 3)
+    service = describe(build(net, BitWindow(30, 0), example=example), ((4,), (2, 3)), 8, session, NAME)
+    assert [(part.name, part.shape) for part in service.inputs] == [("left", (4,)), ("right", (2, 3))]
+    outputs = [("hidden", (3,)), ("rest.0", (1, 2)), ("rest.1", ())]
+    assert [(part.name, part.shape) for part in service.outputs] == outputs
+    assert (service.shape, service.result, service.rowwise) == ((10,), (6,), True)
+    assert Described.read(service.answer(1, 0.0), "here").service == service
+    for shapes, words in (
+        ((4,), "1 shapes, and the net has 2 inputs: 'left', 'right'"),
+        (((4,), (6,)), r"'right' has shape \(6,\), and the net was converted for \(2, 3\)"),
+    ):
+        with pytest.raises(InputError, match=words):
+            describe(build(net, BitWindow(30, 0), example=example), shapes, 8, session, NAME)
+
+
+def test_public_inputs_are_refused_with_a_way_out(session: Session) -> None:
+    private = build(Numbered().eval(), example=(torch.zeros(2, 3, dtype=torch.int64), torch.rand(2, 4)))
+    with pytest.raises(ConfigError, match="public inputs, ids, which all parties would see") as caught:
+        describe(private, (4,), 8, session, NAME)
+    assert "private inputs" in str(caught.value)
+
+
+def test_a_request_holds_what_fits_into_a_message(session: Session) -> None:
+    """Both ways: images of 64 KiB, and results of three times that."""
+    for net, fitting in ((Repeated(1), 511), (Repeated(3), 170)):
+        service = describe(build(net), (1 << 13,), 600, session, NAME)
+        assert service.most == fitting
+        for images, fits in ((fitting, True), (fitting + 1, False)):
+            up, down = cost.asking(2, images * service.values, 64, images * service.results, 64)
+            largest = max(up - cost.REQUEST_HEADER_BYTES - 16, down // 2)
+            assert (largest <= MAX_BYTES) is fits
+    assert describe(build(Repeated(3)), (1 << 13,), 64, session, NAME).most == 64
 
 
 def test_one_party_and_lanes_are_refused(session: Session) -> None:

@@ -86,9 +86,10 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def issue(self, common_name: str, *names: str, hours: float = 1) -> Tls:
+        """A certificate for a common name, or for none, and for other names."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-        stem = self.folder / f"{self.label}-{common_name}"
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
+        stem = self.folder / f"{self.label}-{common_name or names[0]}"
         stem.with_suffix(".crt").write_bytes(self._sign(subject, key, names=names or (common_name,), hours=hours))
         encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         stem.with_suffix(".key").write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))

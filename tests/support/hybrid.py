@@ -15,6 +15,7 @@ from torch import Tensor
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.service import Service
 from hummingbird.wire import service
+from hummingbird.wire.gate import Gate
 from hummingbird.wire.service import Tls
 from tests.hybrid.test_arithmetic import small
 
@@ -26,12 +27,14 @@ def model(garbler: str = "data") -> Model:
 
 
 @contextmanager
-def serving(made: Model, folder: Path, tls: Tls | None = None, **options: Any) -> Iterator[tuple[str, Service]]:
+def serving(
+    made: Model, folder: Path, tls: Tls | None = None, gate: Gate | None = None, **options: Any
+) -> Iterator[tuple[str, Service]]:
     """The address of a service of this model, and the service."""
     with tempfile.TemporaryDirectory() as place:  # a unix socket's path is short
         address = f"unix:{place}/gc.sock"
         offered = Service(made, folder, **options)
-        server = service.serve(offered.handlers(), address, tls)
+        server = service.serve(offered.handlers(), address, tls, gate=gate)
         try:
             yield address, offered
         finally:

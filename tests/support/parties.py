@@ -12,14 +12,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 
+import hummingbird
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.session import Session
 from hummingbird.prg import new_seed
 from hummingbird.wire.channel import Channel
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
+
+
+def init_alone(**options: Any) -> Session:
+    """A session of one party, which is told that nothing is hidden; options of `hummingbird.init`."""
+    with pytest.warns(UserWarning, match="one party: nothing is sent and nothing is hidden"):
+        return hummingbird.init(**options)
 
 
 def channels(parties: int, timeout: float = NEVER) -> list[Channel]:

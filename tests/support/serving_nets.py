@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -31,9 +33,38 @@ class Greatest(nn.Module):
         return x.argmax(1)
 
 
+class Twice(nn.Module):
+    """As many numbers out as in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+class Pair(nn.Module):
+    """Two inputs, and three results in a dict: one of a comparison, one of both inputs, and one number an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.both = nn.Linear(4, 3), nn.Linear(9, 2)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Any]:
+        hidden = self.left(left).relu()
+        both = self.both(torch.cat([hidden, right.flatten(1)], 1))
+        return {"hidden": hidden, "rest": (both.view(-1, 1, 2), right.sum((1, 2))), "note": None}
+
+
 def doubled() -> nn.Module:
     torch.manual_seed(3)
     return Doubled().eval()
+
+
+def twice() -> nn.Module:
+    return Twice().eval()
+
+
+def pair() -> nn.Module:
+    torch.manual_seed(3)
+    return Pair().eval()
 
 
 def centred() -> nn.Module:

@@ -8,13 +8,17 @@ import torch
 
 from hummingbird.serving import description as serving
 from hummingbird.serving.message import Request, joined, pack_answer, split
+from hummingbird.structure import TENSOR
 from hummingbird.version import VERSION
 from tests.support.parsers import Parser
 
 
 def services() -> dict[str, Parser]:
-    known = serving.Description(VERSION, "ab", "cd" * 16, (2, 3), (4,), 1.5, 16, 21, 16, 43, 2, 8, True)
-    bodies = split(torch.zeros(2, 2, 3, dtype=torch.int64), known.bits, 2)
+    inputs = (serving.Part("x", (2,)), serving.Part("y", (2, 2)))
+    outputs = tuple(serving.Part(name, (2,)) for name in ("a", "b"))
+    form = ("dict", ("a", "b", "n"), (TENSOR, TENSOR, ("constant", None)))
+    known = serving.Description(VERSION, "ab", "cd" * 16, inputs, outputs, form, 1.5, 16, 21, 16, 43, 2, 8, True)
+    bodies = split(torch.zeros(2, 6, dtype=torch.int64), known.bits, 2)
     requests = [
         Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
     ]

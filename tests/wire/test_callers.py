@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,9 @@ def test_certificates_name_their_callers(tmp_path: Path) -> None:
     with Front("test", ServiceConfig((address,), tls=ours.issue("server", "localhost"))) as front:
         front.serve(HANDLERS)
         assert asked(address, "Name", tls=ours.issue("carol")) == b"'carol'"
+        # One without a common name has another name: it is no caller without limits, and nobody's party.
+        names = {asked(address, "Name", tls=ours.issue("", f"{each}.example")) for each in "ab"}
+        assert len(names) == 2 and all(re.fullmatch(b"'sha256:[0-9a-f]{64}'", name) for name in names)
 
 
 def test_what_does_not_go_together_is_refused_before_anything_listens(tmp_path: Path) -> None:
@@ -119,6 +123,7 @@ def test_files_of_tokens_that_are_wrong(tmp_path: Path) -> None:
         (good + f"bob {'0' * 63}\n", "line 4"),
         (good + good.replace("alice", "bob"), "same token"),
         ("al " + token + "\n" + "x" * 9, "line 2"),
+        (good + "#" * (1 << 24), "more than 16777216 characters"),  # tokens behind them would not be known
     ):
         path.write_text(text)
         with pytest.raises(InputError, match=match):
@@ -159,9 +164,21 @@ def test_the_command_makes_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words, f"{tmp_path}/alice"]) == 1 and "is there already" in capsys.readouterr().err
     assert main(["token", "a b", "--tokens", f"{tmp_path}/t", "--out", f"{tmp_path}/b"]) == 1
     assert not (tmp_path / "t").exists() and not (tmp_path / "b").exists()
+    assert main(["token", "bob", "--tokens", f"{tmp_path}", "--out", f"{tmp_path}/b"]) == 1  # a folder
+    assert not (tmp_path / "b").exists()
     (tmp_path / "alice").chmod(0o644)
     with pytest.raises(EnvironmentProblem, match="others may read it"):
         read_token(tmp_path / "alice")
+
+
+def test_a_line_is_added_behind_one_without_an_end(tmp_path: Path) -> None:
+    """Else both would be one line that is none, and the service would let nobody in."""
+    path, _ = file_of(tmp_path, "alice")
+    path.write_text(path.read_text().rstrip())
+    assert main(["token", "bob", "--tokens", str(path), "--out", f"{tmp_path}/bob"]) == 0
+    with Front("test", ServiceConfig((f"unix:{tmp_path}/s",), tokens=path)) as front:
+        front.serve(HANDLERS)
+        assert asked(f"unix:{tmp_path}/s", "Name", token=read_token(tmp_path / "bob")) == b"'bob'"
 
 
 def test_expired_certificates_are_refused_with_words(tmp_path: Path) -> None:

@@ -138,6 +138,8 @@ def test_certificate_of_another_party_is_refused(secure):
     address, ours, _ = secure
     with pytest.raises(DealerError, match="certificate of party 0 is for 'party-1', expected 'party-0'"):
         joined(address, 0, ours.issue("party-1"))
+    with pytest.raises(DealerError, match="certificate of party 0 is for 'sha256:"):  # it names nobody
+        joined(address, 0, ours.issue("", "client.example"))
 
 
 def test_certificate_of_another_authority_is_refused(secure):

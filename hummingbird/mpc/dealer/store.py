@@ -12,6 +12,7 @@ import hashlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,7 @@ class StoreDealer:
     lane, lanes: which of how many lanes of the party; the store must have been dealt for as many.
     device: where the shares are wanted; they are made on the CPU.
     timeout: seconds for which a request waits for what the background thread makes, plus a second per megabyte.
+    shared: the background thread of several stores, which outlives this one; by default it has one of its own.
     DealerError if it is not this lane's, damaged, of another release, in use, or not there.
     """
 
@@ -54,6 +56,7 @@ class StoreDealer:
         timeout: float = 60.0,
         device: torch.device | str = "cpu",
         buffer_bytes: int = supplies.BUFFER_BYTES,
+        shared: Supplies | None = None,
     ) -> None:
         self.folder, self.rank, self._device = find(path, rank, lane), rank, torch.device(device)
         self.header, self._seed = read_header(self.folder)
@@ -68,10 +71,13 @@ class StoreDealer:
             self._ledger.close()
             raise
         self._next, self._timeout = self._ledger.next, timeout
+        self.refill_seconds = 60.0  # after which somebody may have put another store in its place
         self._setup_at = 0
         self._reading = threading.Lock()
         self._regions: dict[int, list[list[Tensor]]] = {}
-        self._supplies = Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
+        self._own = shared is None
+        self._supplies = shared or Supplies(self._make, str(self.folder), self._patience, buffer_bytes=buffer_bytes)
+        self._out: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._upcoming: supplies.Supply | None = None  # of slot `_next`, when its making has begun
 
     def _check_place(self, parties: int, lane: int, lanes: int) -> None:
@@ -119,19 +125,10 @@ class StoreDealer:
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """DealerError unless the store was dealt for a net with these facts, and holds material for these slices."""
-        header, hint = self.header, "deal a store for this net, these bits and this shape"
-        for name, dealt in sorted(header.facts.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain it
-            if (has := material_facts(facts).get(name, "")) != dealt:
-                what = f"the store was dealt for {name} {_short(dealt)}, this net has {_short(has)}"
-                if name == "plan":  # public weights decide how many bits of fraction a layer adds
-                    hint = "deal with the weights that the parties use: --model with a function that loads them"
-                raise DealerError(what, where=str(self.folder), hint=hint)
+        header = self.header
+        check_net(header.facts, header.shape, facts, shapes, str(self.folder))
         if facts["weights"] != "public":  # every party holds this, where `bind` is for the owner alone
             self.bind("owner of the weights", facts["weights"].encode())
-        for shape in shapes:
-            if tuple(shape) != header.shape:
-                what = f"the store was dealt for slices of shape {header.shape}, this one has {tuple(shape)}"
-                raise DealerError(what, where=str(self.folder), hint=f"{hint}, or fill up the last slice")
         if len(shapes) > self.slots_left:
             raise DealerError(
                 f"the store holds material for {self.slots_left} more slices of {header.shape[0]}, "
@@ -184,10 +181,25 @@ class StoreDealer:
                 where=str(self.folder),
                 hint="deal a store for this net, these bits and this shape",
             )
-        slot, supply = self._next, self._upcoming or self._begin(self._next)
-        self._next += 1
-        self._upcoming = self._begin(self._next) if self.slots_left else None
-        return Slot(self, slot, supply)
+        self.work_ahead()
+        slot, supply = self._next, self._upcoming
+        assert supply is not None
+        self._next, self._upcoming = self._next + 1, None
+        self.work_ahead()
+        made = Slot(self, slot, supply)
+        self._out.add(made)
+        return made
+
+    def work_ahead(self) -> None:
+        """Begin to make the material of the next slot, if there is one, before it is reserved."""
+        if self._upcoming is None and self.slots_left:
+            first = len(self.header.setup) + self._next * len(self.header.batch)
+            self._upcoming = self._supplies.reserve(first, self.header.batch, self._make)
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is no slot left, and nobody takes material of an earlier one any more."""
+        return not self.slots_left and all(slot.over for slot in self._out)
 
     def mark(self, slot: int) -> None:
         """Mark a slot as used, before anything of it is handed out."""
@@ -198,20 +210,21 @@ class StoreDealer:
 
     def close(self) -> None:
         """End the thread and give the store back; never raises, may be called twice."""
-        self._supplies.close("the store is closed")
+        if self._own:
+            self._supplies.close("the store is closed")
         if self._corrections is not None:
             self._corrections.close()
         self._ledger.close()
 
     # In the background ------------------------------------------------------------------------------------------------
 
-    def _begin(self, slot: int) -> supplies.Supply:
-        batch = self.header.batch
-        return self._supplies.reserve(len(self.header.setup) + slot * len(batch), batch)
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot's corrections."""
+        return sum(request.correction_bits for request in self.header.batch) // 8
 
     def _patience(self, size: int) -> float:
-        slot = sum(request.correction_bits for request in self.header.batch) // 8  # is checked as a whole first
-        return self._timeout + (size + slot) / 1e6
+        return self._timeout + (size + self.slot_bytes) / 1e6  # a slot is checked as a whole first
 
     def _make(self, first: int, requests: Requests) -> Iterator[Material]:
         setup, batch = len(self.header.setup), len(self.header.batch)
@@ -241,7 +254,12 @@ class Slot:
 
     def __init__(self, store: StoreDealer, number: int, supply: supplies.Supply) -> None:
         self._store, self.number, self._supply = store, number, supply
-        self._marked = False
+        self._marked, self._taken = False, 0
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it was handed out."""
+        return self._taken == len(self._store.header.batch)
 
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares. DealerError for another request than was dealt for, and for damaged corrections."""
@@ -250,6 +268,7 @@ class Slot:
             self._store.mark(self.number)
             self._marked = True
         material = self._supply.correlation(request)
+        self._taken += 1
         return replace(material, dealer_seconds=header.seconds / header.slots) if first else material
 
 
@@ -262,6 +281,23 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
         "protocol": facts["protocol"],
         "weights": "public" if facts["weights"] == "public" else "private",
     }
+
+
+def check_net(
+    dealt: dict[str, str], shape: Sequence[int], facts: dict[str, str], shapes: Sequence[tuple[int, ...]], where: str
+) -> None:
+    """DealerError unless a net with these facts, on slices of these shapes, makes the requests that were dealt for."""
+    hint = "deal a store for this net, these bits and this shape"
+    for name, value in sorted(dealt.items(), key=lambda fact: fact[0] == "plan"):  # last: others explain it
+        if (has := material_facts(facts).get(name, "")) != value:
+            what = f"the store was dealt for {name} {_short(value)}, this net has {_short(has)}"
+            if name == "plan":  # public weights decide how many bits of fraction a layer adds
+                hint = "deal with the weights that the parties use: --model with a function that loads them"
+            raise DealerError(what, where=where, hint=hint)
+    for wanted in shapes:
+        if tuple(wanted) != tuple(shape):
+            what = f"the store was dealt for slices of shape {tuple(shape)}, this one has {tuple(wanted)}"
+            raise DealerError(what, where=where, hint=f"{hint}, or fill up the last slice")
 
 
 def _short(text: str) -> str:

@@ -33,8 +33,8 @@ Make = Callable[[int, Requests], Iterator[Material]]
 class _Work:
     """A supply as the thread knows it."""
 
-    def __init__(self, first: int, requests: Requests) -> None:
-        self.first, self.requests = first, list(requests)
+    def __init__(self, first: int, requests: Requests, make: Make) -> None:
+        self.first, self.requests, self.make = first, list(requests), make
         self.sizes = [request.share_bytes for request in requests]
         self.ready: deque[Material] = deque()
         self.made = self.taken = 0
@@ -77,9 +77,9 @@ class Supplies:
         self._thread: threading.Thread | None = None
         self.most_held = 0  # bytes; the largest there has been
 
-    def reserve(self, first: int, requests: Requests) -> Supply:
-        """Begin to make the material of requests at indices from `first` on."""
-        work = _Work(first, requests)
+    def reserve(self, first: int, requests: Requests, make: Make | None = None) -> Supply:
+        """Begin to make the material of requests at indices from `first` on; make: by another function than usual."""
+        work = _Work(first, requests, make or self._make)
         with self._changed:
             self._queue.append(work)
             if self._thread is None and not self._over:
@@ -144,7 +144,7 @@ class Supplies:
         while (job := self._next()) is not None:
             work, start, count = job
             try:
-                for material in self._make(work.first + start, work.requests[start : start + count]):
+                for material in work.make(work.first + start, work.requests[start : start + count]):
                     with self._changed:
                         if self._over:
                             return

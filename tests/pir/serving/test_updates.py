@@ -7,7 +7,9 @@ import random
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -228,11 +230,53 @@ def test_servers_that_have_parted_are_named(tmp_path: Path) -> None:
     for party, server in enumerate(servers):
         server.update(OWNER.update(server.facts, server.state, *change(party)))
     with Updater(OWNER, servers) as updater:
-        with pytest.raises(AgreementError, match="different contents.*server 0.*version 1.*server 1.*version 1"):
+        with pytest.raises(
+            AgreementError, match="different contents.*server 0.*version 1.*server 1.*version 1"
+        ) as caught:
             updater.bring_up()
+    assert "a copy of the other's journal" in caught.value.hint
     servers[0].update(OWNER.update(servers[0].facts, servers[0].state, *change(2)))
     with Updater(OWNER, servers) as updater, pytest.raises(AgreementError, match="version 1, of another table"):
         updater.bring_up()
+    for server in servers:
+        server.close()
+    shutil.copy(tmp_path / "0.journal", tmp_path / "1.journal")  # as the hint has it
+    zero, one = pair_with_journals(tmp_path)
+    assert zero.state == one.state and zero.state.version == 2
+
+
+class Far:
+    """A server at the end of a line of its own, over which updates take a while."""
+
+    def __init__(self, server: Server, delay: float) -> None:
+        self.name, self._server, self._delay = server.name, server, delay
+        self._pool = ThreadPoolExecutor(8)
+
+    def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+        def answer() -> bytes:
+            time.sleep(self._delay if method == "Update" else 0.0)
+            return self._server.begin(message, method)()
+
+        return self._pool.submit(answer).result
+
+
+def test_two_owners_at_once_do_not_part_the_servers(tmp_path: Path) -> None:
+    """One is nearer to server 0, the other to server 1: one of both updates is made, at both, and the other refused."""
+    servers = pair_with_journals(tmp_path)
+    both = [
+        [Far(server, delay) for server, delay in zip(servers, way, strict=True)] for way in ((0.5, 0.0), (0.0, 0.5))
+    ]
+
+    def update(number: int) -> str:
+        with Updater(OWNER, both[number]) as updater:
+            try:
+                return f"version {updater.update(*change(number)).version}"
+            except (PeerError, AgreementError) as error:  # the second where one has only just begun
+                return error.what
+
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(update, range(2)))
+    assert "version 1" in told and servers[0].state == servers[1].state, told
 
 
 def test_what_a_lying_server_hands_over_is_refused(tmp_path: Path) -> None:

@@ -74,6 +74,16 @@ def rebuild(structure: Structure, leaves: Iterator[Any]) -> Any:
     return parts if kind == "list" else tuple(parts)
 
 
+def places(structure: Structure, within: str = "") -> Iterator[str]:
+    """A name for each tensor in a structure, of the keys and numbers on the way to it: "logits", "1", "states.0"."""
+    if structure in (TENSOR, PUBLIC):
+        yield within
+    elif len(structure) == 3:
+        _, keys, parts = structure
+        for key, part in zip(keys or range(len(parts)), parts, strict=True):
+            yield from places(part, f"{within}.{key}" if within else str(key))
+
+
 def constants(structure: Structure) -> Iterator[Any]:
     """Every constant in a structure."""
     if structure[0] == "constant":
@@ -81,3 +91,11 @@ def constants(structure: Structure) -> Iterator[Any]:
     elif len(structure) == 3:
         for part in structure[2]:
             yield from constants(part)
+
+
+def keys(structure: Structure) -> Iterator[Any]:
+    """Every key in a structure."""
+    if len(structure) == 3:
+        yield from structure[1]
+        for part in structure[2]:
+            yield from keys(part)

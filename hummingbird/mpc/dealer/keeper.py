@@ -1,0 +1,148 @@
+"""The keeper of a kept store: deals another set whenever fewer than K slots are unused.
+
+It reads the parties' ledgers without a lock, and writes nothing that they write: what it counts may be behind by a slot
+that is being marked, never by one that it has not dealt. A set is dealt in a folder of its own, brought to the disk
+with all its names, and renamed: a keeper that is killed leaves a folder that its successor deletes, and no half set.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hummingbird.errors import DealerError, InputError
+from hummingbird.ledger import Appended, looked_at
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.folder import LEDGER, lane_folder, places
+from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder, synchronise
+
+LOOK = 0.25  # seconds between counts
+_SPARE = 64 << 20  # bytes of the disk that are left to the parties: without room for a mark they hand out nothing
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Keeper:
+    """The one keeper of a folder, which is made if need be.
+
+    what: of `deal`: batch, shape, slots, parties, facts, lanes, cipher. InputError where the folder is kept for other
+    things or holds some, DealerError where another keeper is at work, or the description is damaged.
+    """
+
+    def __init__(self, root: Path, **what: Any) -> None:
+        self.root, self._what = root, what
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (root / DESCRIPTION).exists() and any(root.iterdir()):
+            raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
+        try:
+            self._file = Appended(root / DESCRIPTION, create=True)
+        except BlockingIOError:
+            hint = "one keeper for a folder: wait for its end, or name another folder"
+            raise DealerError("another keeper is at work here", where=str(root), hint=hint) from None
+        try:
+            self.kept = self._described()
+            shutil.rmtree(root / DEALING, ignore_errors=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def _described(self) -> Kept:
+        what = {name: self._what[name] for name in ("facts", "shape", "slots", "parties", "lanes", "cipher")}
+        wanted = Kept(secrets.token_hex(16), requests=_digest(self._what["batch"]), **what)
+        text = self._file.read(self._file.size, 0)
+        if not text.endswith(b"\n") and not numbers(self.root):  # new, or its maker was killed before the first set
+            self._file.cut(0)
+            self._file.append(wanted.line())
+            synchronise(self.root)
+            return wanted
+        found = Kept.read(text, self.root / DESCRIPTION)
+        for name in ("shape", "slots", "parties", "lanes", "cipher", "facts", "requests"):
+            mine, theirs = (str(getattr(kept, name)) for kept in (wanted, found))
+            if mine != theirs:
+                what_ = f"this store is kept for other {name}: {theirs[:80]}, and not {mine[:80]}"
+                hint = "keep another folder, or give the options with which this one was begun"
+                raise InputError(what_, where=str(self.root), hint=hint)
+        return found
+
+    @property
+    def set_bytes(self) -> int:
+        """Bytes of a set's corrections, all lanes."""
+        return int(places(self._what["batch"])[1] * self.kept.slots * self.kept.lanes)
+
+    def unused(self) -> int:
+        """How many slots no party has used, of the lane that has fewest."""
+        left = [0] * self.kept.lanes
+        for number in numbers(self.root):
+            for lane in range(self.kept.lanes):
+                left[lane] += self._unused_in(number, lane)
+        return min(left)
+
+    def _unused_in(self, number: int, lane: int) -> int:
+        used = 0
+        for rank in range(self.kept.parties):
+            if not is_there(self.root, number, rank, lane):
+                return 0
+            try:
+                used = max(used, looked_at(lane_folder(set_folder(self.root, number), rank, lane) / LEDGER))
+            except FileNotFoundError:  # just erased
+                return 0
+        return max(0, self.kept.slots - used)
+
+    def add(self, progress: Callable[[int], object] = lambda images: None) -> tuple[int, float]:
+        """Deal another set: its number, and seconds of work. OSError with ENOSPC before or when the disk is full."""
+        if shutil.disk_usage(self.root).free < self.set_bytes + _SPARE:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.root))
+        dealing = self.root / DEALING
+        try:
+            seconds = deal(dealing, setup=[], progress=progress, **self._what)
+            for folder, _, _ in os.walk(dealing, topdown=False):
+                synchronise(Path(folder))
+        except BaseException:
+            shutil.rmtree(dealing, ignore_errors=True)
+            raise
+        number = max(numbers(self.root), default=0) + 1
+        dealing.rename(set_folder(self.root, number))
+        synchronise(self.root)
+        return number, seconds
+
+    def close(self) -> None:
+        """Let another keeper go on."""
+        self._file.close()
+
+
+def keep(
+    keeper: Keeper, slots: int, progress: Callable[[int], object], say: Callable[[str], object], full: float = 5.0
+) -> None:
+    """Deal sets while fewer than `slots` slots are unused, without end. say: told of each set, and of a full disk,
+    where it waits; full: seconds between attempts then.
+    """
+    waits = False
+    while True:
+        unused = keeper.unused()
+        if unused >= slots:
+            time.sleep(LOOK)
+            continue
+        try:
+            number, seconds = keeper.add(progress)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            if not waits:
+                say(f"the disk is full: a set takes {keeper.set_bytes / 1e6:,.1f} MB; waiting for room")
+            waits = True
+            time.sleep(full)
+            continue
+        waits = False
+        size = f"{keeper.set_bytes / 1e6:,.1f} MB"
+        say(f"set {number}: {size}, {seconds:.1f} s; {keeper.unused()} slots unused")
+
+
+def _digest(batch: Sequence[Request[Any]]) -> str:
+    return hashlib.blake2b("\n".join(map(str, batch)).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,129 @@
+"""The folder of a kept store: sets of slots that come and go, on one host.
+
+    DIR/kept.json                  what all sets are dealt for, one line; locked by the keeper (keeper.py) while it runs
+        set-000007/party-RANK/...  a store of a few slots (folder.py), with seeds of its own, for parties and lanes
+        dealing/                   a set that is not dealt to its end; nobody but the keeper looks at it
+
+A set appears whole, by the renaming of its folder. Each lane of each party erases its own part, which it holds the lock
+of, as soon as no slot of it is left: so the part that is missing is used up, and no process waits for another one's
+lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hummingbird.errors import DealerError
+from hummingbird.mpc.dealer.folder import CHECKSUMS, CORRECTIONS, HEADER, LEDGER, SEED, lane_folder
+from hummingbird.version import VERSION
+
+FORMAT = "hummingbird kept store"
+DESCRIPTION, DEALING = "kept.json", "dealing"
+_SET = "set-"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The description that all sets of a kept store have in common.
+
+    id: 16 random bytes, hexadecimal. facts: of `material_facts`. shape: of a slice. slots: of every set, for each lane.
+    requests: digest of what a slice asks for. cipher: of `prg.CIPHERS`.
+    """
+
+    id: str
+    facts: dict[str, str]
+    shape: tuple[int, ...]
+    slots: int
+    parties: int
+    lanes: int
+    requests: str
+    cipher: str
+    format: str = FORMAT
+    hummingbird_version: str = VERSION
+
+    def line(self) -> bytes:
+        """The content of `kept.json`."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, text: bytes, where: Path) -> Kept:
+        """The description in a file's text. DealerError for one that is damaged, or of another release."""
+        try:
+            fields = json.loads(text)
+            version = fields.get("hummingbird_version")
+            kept = cls(**{**fields, "shape": tuple(fields["shape"])}) if version == VERSION else None
+        except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+            raise _damaged(where) from None
+        if kept is None:
+            what = f"kept by version {str(version)[:40]}, this is version {VERSION}"
+            raise DealerError(what, where=str(where), hint="start a new folder with this release")
+        numbers, texts = (*kept.shape, kept.slots, kept.parties, kept.lanes), (kept.id, kept.requests, kept.cipher)
+        facts = kept.facts.items() if isinstance(kept.facts, dict) else [(None, None)]
+        sound = all(type(number) is int and number > 0 for number in numbers)
+        if not (sound and kept.shape and kept.format == FORMAT and all(isinstance(text, str) for text in texts)):
+            raise _damaged(where)
+        if not all(isinstance(text, str) for fact in facts for text in fact):
+            raise _damaged(where)
+        return kept
+
+
+def _damaged(where: Path) -> DealerError:
+    hint = "delete this folder, and keep another one"
+    return DealerError("the description of this kept store is damaged", where=str(where), hint=hint)
+
+
+def is_kept(path: Path) -> bool:
+    """Whether a folder is that of a kept store."""
+    return (path / DESCRIPTION).is_file()
+
+
+def set_folder(root: Path, number: int) -> Path:
+    """The folder of a set; numbers begin at 1."""
+    return root / f"{_SET}{number:06d}"
+
+
+def numbers(root: Path) -> list[int]:
+    """The sets whose folders are there, in the order of their use."""
+    names = [entry.name.removeprefix(_SET) for entry in os.scandir(root) if entry.name.startswith(_SET)]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def is_there(root: Path, number: int, rank: int, lane: int) -> bool:
+    """Whether a lane's part of a set has not been erased."""
+    return (lane_folder(set_folder(root, number), rank, lane) / HEADER).is_file()
+
+
+def erase(folder: Path) -> None:
+    """Erase a lane's part of a set: its seed is overwritten, then all is deleted. May be called again after a crash.
+
+    The header goes first, so that no part without its seed is taken for one to use. DealerError if the disk refuses.
+    """
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / HEADER).unlink(missing_ok=True)
+            synchronise(folder)
+            with open(folder / SEED, "r+b") as file:
+                file.write(bytes(os.fstat(file.fileno()).st_size))
+                file.flush()
+                os.fsync(file.fileno())
+        for name in (SEED, CORRECTIONS, CHECKSUMS, LEDGER, f"{HEADER}.new"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        hint = "is the disk writable?"
+        raise DealerError(f"a used set cannot be erased: {error.strerror}", where=str(folder), hint=hint) from None
+    with contextlib.suppress(OSError):  # not empty: the other lanes and parties are not as far
+        for each in (folder, folder.parent, folder.parent.parent):
+            each.rmdir()
+
+
+def synchronise(folder: Path) -> None:
+    """Bring a folder's list of names to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

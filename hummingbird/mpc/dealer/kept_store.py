@@ -1,0 +1,278 @@
+"""A dealer in a folder that is kept full: one set of slots after the other, as `deal --keep` deals them (kept.py).
+
+The parties take their sets in the order of their numbers. Before a set is used they tell each other, in one round,
+which set they have come to, how many of its slots each has used, and its random id. Who is behind, because another one
+has erased a set of which it has used less itself, erases it, too; then all go on behind the highest slot that any of
+them has used. So a slot that some of them have used is used by none again, in this run or a later one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hummingbird import cost
+from hummingbird.errors import AgreementError, DealerError
+from hummingbird.mpc.agreement import agree
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.dealer.folder import lane_folder
+from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
+from hummingbird.mpc.dealer.store import Slot, StoreDealer, check_net
+from hummingbird.mpc.dealer.supplies import Requests, Supplies
+from hummingbird.mpc.lanes import Place
+from hummingbird.wire import meter, turns
+from hummingbird.wire.channel import Channel
+
+_LOOK = 0.25  # seconds between looks for the next set
+_WORDS = 4  # of a party's word on the set it has come to: number, slots used, and the set's id
+
+
+class KeptStore:
+    """This party's lane of a kept store, in the place of a `StoreDealer`. Waits for the first set.
+
+    root: the folder of `kept.json`. timeout: seconds to wait for a set that is needed and not there.
+    Raises AgreementError where parties name different folders, DealerError for one that is not for these parties and
+    lanes, is in use, or gets no set in time, and PeerError.
+    """
+
+    def __init__(
+        self, channel: Channel, root: Path, place: Place, timeout: float, device: torch.device | str = "cpu"
+    ) -> None:
+        self.folder, self._channel, self._place = root, channel, place
+        self._timeout, self._device = timeout, device
+        try:
+            self.kept = Kept.read((root / DESCRIPTION).read_bytes(), root / DESCRIPTION)
+        except OSError as error:
+            raise DealerError(f"{error.strerror}", where=str(root / DESCRIPTION), hint="is it readable?") from None
+        self.slice_shape = self.kept.shape
+        self._check_place()
+        agree(channel, "store", {"kept store": self.kept.id, **self.kept.facts})
+        self._supplies = Supplies(_nothing, str(root), lambda size: timeout + (size + self._slot_bytes) / 1e6)
+        self._sets: deque[Set] = deque()  # that all parties have; the first one has slots left
+        self._leaving: list[Set] = []  # whose last slots are being used
+        self._looking = threading.Lock()  # `slots_left` is asked from other threads
+        self._agreeing = False
+        self.refill_seconds = 1.0  # in which a set is dealt
+        self._slot_bytes = 0  # of corrections
+        try:
+            self._finish_erasing()
+            self._wait_for(1)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_place(self) -> None:
+        kept, (_, parties, _, lanes) = self.kept, self._place
+        if (kept.parties, kept.lanes) != (parties, lanes):
+            what = f"this store is kept for {kept.parties} parties of {kept.lanes} lanes"
+            what = f"{what}, this run has {parties} of {lanes}"
+            raise DealerError(what, where=str(self.folder), hint="keep another folder, with --parties and --lanes")
+
+    def _finish_erasing(self) -> None:
+        """Erase what an earlier process, which was killed then, has begun to erase."""
+        for number in numbers(self.folder):
+            if not is_there(self.folder, number, self._place.party, self._place.lane):
+                erase(self._part(number))
+
+    def _part(self, number: int) -> Path:
+        return lane_folder(set_folder(self.folder, number), self._place.party, self._place.lane)
+
+    def __repr__(self) -> str:
+        return f"kept store {self.folder}"
+
+    # How much there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def slots_left(self) -> int:
+        """For how many slices there is material: in sets of all parties, and in those that wait in the folder."""
+        with self._looking:
+            return self._agreed + self.kept.slots * len(self._waiting())
+
+    @property
+    def _agreed(self) -> int:
+        return sum(store.slots_left for store in self._sets)
+
+    def _waiting(self) -> list[int]:
+        """Numbers of the sets that this party has not come to."""
+        opened = {store.number for store in (*self._sets, *self._leaving)}
+        party, lane = self._place.party, self._place.lane
+        found = [number for number in numbers(self.folder) if number not in opened]
+        return [number for number in found if is_there(self.folder, number, party, lane)]
+
+    def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
+        """Wait until there is material for a net with these facts on these slices. DealerError for another net or
+        shape, and if it does not come in time. For each set that is begun 1 round, at all parties at the same place.
+        """
+        check_net(self.kept.facts, self.kept.shape, facts, shapes, str(self.folder))
+        self.sweep()
+        while self._agreeing:  # another computation is, and has passed its turn on
+            turns.pass_on()
+        self._agreeing = True
+        try:
+            self._wait_for(len(shapes))
+            if self._agreed == len(shapes):  # the material of the next slot is made ahead, where there is a set
+                self._go_on()
+        finally:
+            self._agreeing = False
+
+    def _wait_for(self, slots: int) -> None:
+        looks = max(1, round(self._timeout / _LOOK))  # counted, so that all parties give up at the same one
+        while self._agreed < slots:
+            if self._go_on():
+                continue
+            looks -= 1
+            if looks < 0:
+                raise DealerError(
+                    f"the store holds material for {self._agreed} more slices of {self.kept.shape[0]}, "
+                    f"{slots} are needed, and no set came for {self._timeout:.0f} s",
+                    where=str(self.folder),
+                    hint="does `deal --keep K` run, with room on the disk, and K as large as what is needed?",
+                )
+            time.sleep(_LOOK)
+
+    # What the parties agree on ----------------------------------------------------------------------------------------
+
+    def _go_on(self) -> bool:
+        """Come to the next set together; False if some party has none."""
+        while True:
+            mine = self._open_next()
+            try:
+                words = self._tell([0] * _WORDS if mine is None else [mine.number, mine.next_slot, *mine.id])
+                last, used = max(number for number, *_ in words.values()), max(word[1] for word in words.values())
+                if mine is None or not all(number for number, *_ in words.values()):
+                    return False
+                if all(number == last for number, *_ in words.values()):
+                    self._compare(words)
+                    mine.skip_to(used)
+                    if mine.slots_left:
+                        with self._looking:
+                            self._sets.append(mine)
+                        self.refill_seconds = max(1.0, mine.header.seconds)
+                        self._slot_bytes = mine.slot_bytes
+                        self._sets[0].work_ahead()
+                        return True
+                    last += 1  # used up
+                if mine.number < last:
+                    erase(mine.folder)
+            finally:
+                if mine is not None and mine not in self._sets:
+                    mine.close()
+
+    def _open_next(self) -> Set | None:
+        with self._looking:
+            waiting = self._waiting()
+        if not waiting:
+            return None
+        return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
+
+    def _tell(self, word: list[int]) -> dict[int, list[int]]:
+        """This party's word and those of all others, by rank. 1 round, in which other computations take their turns."""
+        channel = self._channel
+        with meter.layer("store", "next set", cost.opening(channel.parties, 8 * _WORDS)):
+            received = channel.exchange(torch.tensor(word, dtype=torch.int64))
+        words = {channel.rank: word, **{peer: theirs.tolist() for peer, (theirs,) in received.items()}}
+        for peer, (number, used, *_) in words.items():
+            if number < 0 or not 0 <= used <= self.kept.slots:
+                what = f"{channel.names[peer]} says that it has used {used} slots of set {number}"
+                raise AgreementError(what, where=str(self.folder), hint="all parties must run the same release")
+        return words
+
+    def _compare(self, words: dict[int, list[int]]) -> None:
+        number, _, *mine = words[self._channel.rank]
+        for peer, (_, _, *theirs) in sorted(words.items()):
+            if theirs != mine:
+                ours, other = (f"{first % 2**64:016x}{second % 2**64:016x}" for first, second in (mine, theirs))
+                what = f"set {number} is {ours} at {self._channel.name}, and {other} at {self._channel.names[peer]}"
+                hint = "all parties of a kept store use the one folder: was it copied?"
+                raise AgreementError(what, where=str(self.folder), hint=hint)
+
+    # Handing out ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, requests: Requests | None) -> Slot:
+        """The next slot; DealerError if there is none, or if it was not dealt for these requests."""
+        if not self._sets:
+            raise DealerError("all slots are used", where=str(self.folder), hint="`admit` waits for more")
+        slot = self._sets[0].reserve(requests)
+        if not self._sets[0].slots_left:
+            with self._looking:
+                self._leaving.append(self._sets.popleft())
+            if self._sets:
+                self._sets[0].work_ahead()
+        return slot
+
+    def correlation(self, request: Request[Any]) -> Material:
+        """Nothing: a kept store has no masks of private weights."""
+        raise DealerError(
+            f"the store has nothing for {request} outside of a net's slices",
+            where=str(self.folder),
+            hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
+        )
+
+    def bind(self, name: str, digest: bytes) -> None:
+        """Nothing to remember: no mask is used twice."""
+
+    def stay(self) -> None:
+        """Erase the sets that are used up."""
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Erase the sets of which no material is wanted any more."""
+        for store in [store for store in self._leaving if store.spent]:
+            erase(store.folder)  # before the lock is given back
+            store.close()
+            with self._looking:
+                self._leaving.remove(store)
+
+    def close(self) -> None:
+        """Give all sets back, and erase those that are used up; never raises, may be called twice."""
+        with contextlib.suppress(DealerError):
+            self.sweep()
+        self._supplies.close("the store is closed")
+        for store in (*self._sets, *self._leaving):
+            store.close()
+
+
+STORES = (StoreDealer, KeptStore)  # dealers with so much material and no more
+
+
+class Set(StoreDealer):
+    """A party's lane of one set. DealerError where it is not of this kept store; all of `StoreDealer`'s."""
+
+    def __init__(
+        self,
+        root: Path,
+        number: int,
+        kept: Kept,
+        place: Place,
+        timeout: float,
+        device: torch.device | str,
+        shared: Supplies,
+    ) -> None:
+        party, parties, lane, lanes = place
+        how: dict[str, Any] = {"lane": lane, "lanes": lanes, "timeout": timeout, "device": device, "shared": shared}
+        super().__init__(set_folder(root, number), rank=party, parties=parties, **how)
+        self.number = number
+        found = self.header.slots, self.header.shape, self.header.facts
+        if found != (kept.slots, kept.shape, kept.facts):
+            self.close()
+            what = f"set {number} was dealt for other things than its folder's {DESCRIPTION} says"
+            raise DealerError(what, where=str(self.folder), hint="delete this folder, and keep another one")
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """The set's id, as two signed words."""
+        first, second = struct.unpack(">qq", bytes.fromhex(self.header.set_id))
+        return first, second
+
+
+def _nothing(first: int, requests: Requests) -> Iterator[Material]:
+    raise AssertionError("every set makes its own material")

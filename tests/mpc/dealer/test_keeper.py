@@ -1,0 +1,172 @@
+"""The keeper: sets appear whole, as many as are asked for; it goes on where another one was killed, one at a time."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hummingbird.__main__ import main
+from hummingbird.errors import DealerError, InputError
+from hummingbird.mpc.dealer import keeper as keeping
+from hummingbird.mpc.dealer.folder import lane_folder
+from hummingbird.mpc.dealer.keeper import keep
+from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, numbers, set_folder
+from tests.support.keeping import SLOTS, Parties, dealt, keeper
+from tests.support.parties import environment
+from tests.support.paths import ROOT
+from tests.support.patience import HANG, until
+
+
+class Enough(Exception):
+    """A keeper has nothing to do."""
+
+
+def kept(root: Path, slots: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
+    """Return what a keeper says until there are so many slots."""
+    said: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        if seconds == keeping.LOOK:
+            raise Enough
+
+    monkeypatch.setattr(keeping.time, "sleep", sleep)
+    one = keeper(root)
+    with pytest.raises(Enough):
+        keep(one, slots, lambda images: None, said.append, **options)
+    one.close()
+    monkeypatch.undo()
+    return said
+
+
+def test_it_deals_while_fewer_slots_are_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = kept(tmp_path, 2 * SLOTS + 1, monkeypatch)
+    assert [text.split(":")[0] for text in said] == ["set 1", "set 2", "set 3"]
+    assert said[-1].endswith(f"{3 * SLOTS} slots unused")
+    assert numbers(tmp_path) == [1, 2, 3]
+    assert kept(tmp_path, 3 * SLOTS, monkeypatch) == []
+    parties = Parties(tmp_path)
+    parties.use(SLOTS - 1)
+    one = keeper(tmp_path)
+    assert one.unused() == 2 * SLOTS + 1  # counted from the ledgers, while the parties hold their locks
+    parties.use(3)  # the rest of the first set, which is erased with the next beginning, and two of the second
+    parties.admit()
+    assert one.unused() == SLOTS + 1 and numbers(tmp_path) == [2, 3]
+    one.close()
+    assert len(kept(tmp_path, 3 * SLOTS, monkeypatch)) == 2
+    assert numbers(tmp_path) == [2, 3, 4, 5]
+    parties.close()
+
+
+def test_the_lane_that_has_least_counts(tmp_path: Path) -> None:
+    one = keeper(tmp_path, lanes=2)
+    one.add()
+    parties = Parties(tmp_path, lane=1, lanes=2)
+    parties.use(2)
+    assert one.unused() == 1
+    parties.use(1)
+    parties.close()
+    assert one.unused() == 0
+    assert lane_folder(set_folder(tmp_path, 1), 0, 0).is_dir()  # the other lane has not begun
+    one.close()
+
+
+def test_what_a_killed_keeper_was_dealing_is_dealt_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dealt(tmp_path, 1)
+    shutil.copytree(set_folder(tmp_path, 1), tmp_path / DEALING)
+    lane_folder(tmp_path / DEALING, 1, 0).joinpath("header.json").unlink()
+    assert len(kept(tmp_path, 2 * SLOTS, monkeypatch)) == 1
+    assert numbers(tmp_path) == [1, 2] and not (tmp_path / DEALING).exists()
+    parties = Parties(tmp_path)
+    assert len({set_id for set_id, _ in parties.use(2 * SLOTS)}) == 2
+    parties.close()
+
+
+def test_a_description_that_is_cut_off_before_the_first_set_is_written_again(tmp_path: Path) -> None:
+    one = keeper(tmp_path)
+    line = one.kept.line()
+    one.close()
+    (tmp_path / DESCRIPTION).write_bytes(line[:100])
+    one = keeper(tmp_path)
+    one.add()
+    one.close()
+    assert len((tmp_path / DESCRIPTION).read_bytes()) == len(line)
+    (tmp_path / DESCRIPTION).write_bytes(line[:100])  # and not where there are sets: which parties would they be for?
+    with pytest.raises(DealerError, match="the description of this kept store is damaged"):
+        keeper(tmp_path)
+
+
+def test_two_keepers_and_other_folders_are_refused(tmp_path: Path) -> None:
+    first = keeper(tmp_path / "kept")
+    with pytest.raises(DealerError, match="another keeper is at work here"):
+        keeper(tmp_path / "kept")
+    first.close()
+    for name, other in (("shape", (5, 6)), ("slots", 4), ("parties", 3), ("facts", {"bits": "c"}), ("batch", [])):
+        with pytest.raises(InputError, match=f"kept for other {'requests' if name == 'batch' else name}"):
+            keeper(tmp_path / "kept", **{name: other})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis").touch()
+    with pytest.raises(InputError, match="not empty"):
+        keeper(tmp_path / "other")
+    fields = json.loads((tmp_path / "kept" / DESCRIPTION).read_text())
+    for change, words in (({"hummingbird_version": "0.0.1"}, "kept by version 0.0.1"), ({"lanes": "1"}, "damaged")):
+        (tmp_path / "kept" / DESCRIPTION).write_text(json.dumps({**fields, **change}) + "\n")
+        with pytest.raises(DealerError, match=words):
+            keeper(tmp_path / "kept")
+
+
+def test_a_full_disk_is_said_once_and_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written where the set does not fit beside what parties need, and while it is written."""
+    usage, write, tries = shutil.disk_usage, keeping.deal, []
+
+    def fuller(path: Path) -> Any:
+        tries.append("look")
+        return usage(path)._replace(free=1000) if len(tries) < 3 else usage(path)
+
+    def refused(out: Path, **what: Any) -> float:
+        seconds = write(out, **what)
+        tries.append("deal")
+        if tries.count("deal") < 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
+        return seconds
+
+    monkeypatch.setattr(keeping.shutil, "disk_usage", fuller)
+    monkeypatch.setattr(keeping, "deal", refused)
+    said = kept(tmp_path, 1, monkeypatch)
+    assert len(said) == 2 and said[0].startswith("the disk is full: a set takes") and said[1].startswith("set 1")
+    assert tries.count("look") == 5 and tries.count("deal") == 3
+    assert numbers(tmp_path) == [1] and not (tmp_path / DEALING).exists()
+
+
+OPTIONS = ["--model", "tests.support.serving_nets:doubled", "--input", "4x4", "--images", "12"]
+
+
+def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hummingbird", "deal", *OPTIONS, "--keep", "4", "--out", str(tmp_path / "kept")]
+    with open(tmp_path / "said", "w") as out:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(0, 1, 1), stdout=out, stderr=out)
+    until(lambda: "6 slots unused" in (tmp_path / "said").read_text() or process.poll() is not None, "two sets")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(HANG) == 0, (tmp_path / "said").read_text()
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[0].startswith("sets of 3 slices of 4 images for 2 parties: 0.0 MB for party 0"), said
+    assert said[-1] == "stopped: 6 slots unused, no set half dealt"
+
+
+@pytest.mark.parametrize("owner", [[], ["--private-weights"]])
+def test_the_command_refuses_what_it_cannot_keep(
+    tmp_path: Path, owner: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "kept" if not owner else tmp_path / "kept"
+    assert main(["deal", *OPTIONS, *owner, "--keep", "4", "--out", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert ("masks of private weights are not kept" if owner else "Not a directory") in error and "hint: " in error
