@@ -191,11 +191,8 @@ def test_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = figures(capsys, *words, "--vary", "rate", "--values", "30/min", "1/s", "3/s", *plot)
     assert [row["value"] for row in rows] == [0.5, 1.0, 3.0]
     assert [row["overloaded"] for row in rows] == [False, False, True]
-    assert (
-        rows[0]["latency_mean"]["value"] < rows[1]["latency_mean"]["value"]
-       
+    assert rows[0]["latency_mean"]["value"] < rows[1]["latency_mean"]["value"]
     assert (tmp_path / "x.svg").stat().st_size > 1000
-    )
     for name, *values in (
         ("store", "10B", "1kB"),
         ("up", "8kbit", "1mbit"),
