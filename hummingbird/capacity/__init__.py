@@ -8,31 +8,34 @@ from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.result import Result
 from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.service_json import from_text, to_text
+from hummingbird.capacity.solving import Solution, solve
 
 __all__ = [
-    "Gaps",
-    "Hourly",
-    "Trace",
-    "Users",
-    "constant",
-    "poisson",
-    "trace",
-    "run",
-    "Result",
     "Compute",
+    "Gaps",
     "Host",
     "Hosts",
+    "Hourly",
     "Phase",
     "Prices",
+    "Result",
     "Rounds",
     "Send",
     "Service",
+    "Solution",
     "Step",
+    "Trace",
+    "Users",
     "chain",
+    "constant",
     "from_text",
     "gmw",
     "limits",
     "load_profile",
     "masked",
+    "poisson",
+    "run",
+    "solve",
     "to_text",
+    "trace",
 ]

@@ -7,10 +7,10 @@ import dataclasses
 from pathlib import Path
 
 from hummingbird.capacity import paper, profile, service_json
+from hummingbird.capacity import quantities as units
 from hummingbird.capacity.nets import DEALERS, gmw, masked
 from hummingbird.capacity.published import asplos23
 from hummingbird.capacity.service import Hosts, Prices, Service
-from hummingbird.commands import units
 from hummingbird.commands.planned import add_arguments, private_net
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.wire.options import count

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from hummingbird.capacity.limit import limits, mean_seconds
+from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.service import Compute, Send, Service, Step
-from hummingbird.commands.units import shown_bytes, shown_rate, shown_seconds
 from hummingbird.table import text_table
 
 

@@ -154,3 +154,107 @@ def test_a_damaged_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (tmp_path / "bad.json").write_text(text)
         assert "bad.json" in refused(capsys, "show", *NET, "--profile", str(tmp_path / "bad.json"))
     assert "cannot be read" in refused(capsys, "show", *NET, "--profile", "nowhere.json")
+
+
+def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "60/min", "--requests", "400", "--runs", "3"]
+    found = figures(capsys, *words)
+    assert found["engine"] == "recurrence" and found["rate"] == pytest.approx(1.0)
+    shown = [found[name]["value"] for name in ("p50", "p95", "p99")]
+    assert found["p50"]["low"] <= shown[0] <= shown[1] <= shown[2] <= found["p99"]["high"]
+    assert found["limit"] == pytest.approx(2.0) and 0 < found["levels"]["stored"] <= 4
+    assert figures(capsys, *words, "--seed", "0") == found != figures(capsys, *words, "--seed", "1")
+    assert main(["plan", *words, "--prices", "core-hour=1", "--json", str(tmp_path / "run.json")]) == 0
+    text = capsys.readouterr().out
+    assert "95 % interval" in text and "every phase has its cores and links to itself" in text and "5 an hour" in text
+    assert json.loads((tmp_path / "run.json").read_text())["cost_per_hour"] == pytest.approx(5.0)
+    assert main(["plan", *words[:3], "--rate", "3/s"]) == 0
+    assert "above the largest rate: 150 % of it" in capsys.readouterr().out
+    assert "events" in figures(capsys, *words, "--engine", "events")["engine"]
+
+
+def test_run_other_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--runs", "2"]
+    (tmp_path / "trace.txt").write_text("".join(f"{2 * n} 1\n" for n in range(600)))
+    traced = figures(capsys, *words, "--trace", str(tmp_path / "trace.txt"))
+    assert traced["requests"] == 600 and traced["p99"]["value"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--users", "3", "--think", "5s")["p99"]["value"] < 1
+    assert figures(capsys, *words, "--hourly", "30/min", "90/min")["rate"] == pytest.approx(1.0)
+    assert figures(capsys, *words, "--rate", "1/s", "--burstiness", "inf")["p99"]["value"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--rate", "9/s", "--queue", "2")["shares"]["rejected"] > 0.5
+    assert figures(capsys, *words, "--rate", "9/s", "--patience", "2s")["shares"]["gave up"] > 0.5
+
+
+def test_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sweep", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--requests", "400", "--runs", "3"]
+    plot = ["--plot", str(tmp_path / "x.svg")]
+    rows = figures(capsys, *words, "--vary", "rate", "--values", "30/min", "1/s", "3/s", *plot)
+    assert [row["value"] for row in rows] == [0.5, 1.0, 3.0]
+    assert [row["overloaded"] for row in rows] == [False, False, True]
+    assert rows[0]["latency_mean"]["value"] < rows[1]["latency_mean"]["value"]
+    assert (tmp_path / "x.svg").stat().st_size > 1000
+    for name, *values in (
+        ("store", "10B", "1kB"),
+        ("up", "8kbit", "1mbit"),
+        ("rtt", "100ms", "1ms"),
+        ("cores", "1", "4"),
+    ):
+        first, second = figures(capsys, *words, "--vary", name, "--values", *values)
+        assert first["latency_mean"]["value"] > second["latency_mean"]["value"]
+
+
+def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["solve", "--service", str(tiny(tmp_path)), "--goal", "p99=1s", "--requests", "1000", "--seed", "3"]
+    found = figures(capsys, *words, "--vary", "rate")
+    assert found["p99_seconds"] <= 1.0 and found["value"] < found["limit_requests_per_second"]
+    at = figures(capsys, "run", *words[1:3], "--rate", f"{found['value']!r}/s", "--runs", "2", *words[5:])
+    assert at["p99"]["value"] == pytest.approx(found["p99_seconds"])
+    store = figures(capsys, *words, "--vary", "store", "--rate", "1/s")
+    assert store["value"] % 10 == 0 and store["next_token_bytes"] == store["value"] + 10
+    assert main(["plan", *words, "--vary", "rate"]) == 0
+    text = capsys.readouterr().out
+    assert "images/h with a p99 of" in text and "what moves the p99" in text
+
+
+LOADS = {
+    "nobody": ([], "nobody asks"),
+    "a rate of nothing": (["--rate", "0/s"], "is not above 0"),
+    "a rate in seconds": (["--rate", "5s"], "is not a rate such as 20/min"),
+    "users who do not think": (["--users", "3"], "--users without --think"),
+    "thinking nobody": (["--rate", "1/s", "--think", "3s"], "--think without --users"),
+    "bursts of nothing": (["--users", "3", "--think", "3s", "--burstiness", "2"], "--burstiness without --rate"),
+    "a burstiness of nothing": (["--rate", "1/s", "--burstiness", "0"], "burstiness"),
+    "too few requests": (["--rate", "1/s", "--requests", "40", "--runs", "2"], "the quantile 0.99 of 80 requests"),
+    "no trace": (["--trace", "nowhere.txt"], "cannot be read"),
+    "a trace out of order": (["--trace", "TRACE"], "line 3"),
+}
+
+
+@pytest.mark.parametrize("case", LOADS)
+def test_bad_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str) -> None:
+    words, says = LOADS[case]
+    (tmp_path / "trace.txt").write_text("1\n5\n4\n")
+    words = [str(tmp_path / "trace.txt") if word == "TRACE" else word for word in words]
+    assert says in refused(capsys, "run", "--service", str(tiny(tmp_path)), *words)
+
+
+GOALS = {
+    "a goal in words": (["--goal", "fast"], "is no goal such as p99=2s"),
+    "a goal below idle": (["--goal", "p99=0.2s"], "below the 0.25 s that an idle service takes"),
+    "two workers who want a rate": (["--goal", "p99=1s", "--vary", "cores"], "nobody asks"),
+    "what cannot vary": (["--goal", "p99=1s", "--vary", "tea"], "invalid choice"),
+}
+
+
+@pytest.mark.parametrize("case", GOALS)
+def test_bad_goals(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str) -> None:
+    words, says = GOALS[case]
+    vary = [] if "--vary" in words else ["--vary", "rate"]
+    assert says in refused(capsys, "solve", "--service", str(tiny(tmp_path)), *vary, *words)
+
+
+def test_bad_sweeps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sweep", "--service", str(tiny(tmp_path)), "--users", "2", "--think", "9s"]
+    assert "is not a size such as" in refused(capsys, *words, "--vary", "store", "--values", "big")
+    assert "requests that have none" in refused(capsys, *words, "--vary", "rate", "--values", "1/s")
+    assert "names no format" in refused(capsys, *words, "--vary", "slots", "--values", "1", "--plot", "x.tea")
