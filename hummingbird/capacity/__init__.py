@@ -1,10 +1,11 @@
 """Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
 
 from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, poisson, trace
+from hummingbird.capacity.engines import run
 from hummingbird.capacity.limit import limits
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import load as load_profile
-from hummingbird.capacity.running import Run, run
+from hummingbird.capacity.result import Result
 from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.service_json import from_text, to_text
 from hummingbird.capacity.solving import Solution, solve
@@ -17,8 +18,8 @@ __all__ = [
     "Hourly",
     "Phase",
     "Prices",
+    "Result",
     "Rounds",
-    "Run",
     "Send",
     "Service",
     "Solution",

@@ -18,10 +18,11 @@ Resource = tuple[str, str]  # a host's role and "cores", "up" or "down"
 
 
 class Limit(NamedTuple):
-    """A bound on requests per second, and what sets it."""
+    """A bound on requests per second, and what sets it; resource: the core or link, if it is one that phases share."""
 
     rate: float
     cause: str
+    resource: Resource | None = None
 
 
 def mean_seconds(service: Service, phase: Phase) -> float:
@@ -76,7 +77,7 @@ def limits(service: Service) -> list[Limit]:
     for resource, amount in asked.items():
         rate = _over(capacity_of(service, resource), amount)
         if rate < math.inf:
-            found.append(Limit(rate, names[resource[1]].format(resource[0])))
+            found.append(Limit(rate, names[resource[1]].format(resource[0]), resource))
     return sorted(found)
 
 

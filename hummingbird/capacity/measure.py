@@ -52,8 +52,9 @@ def kind_of(private: PrivateNet) -> str:
 
 
 def digest(private: PrivateNet, shape: Sequence[int], parties: int) -> str:
-    """SHA-256 of what decides a slice's work: the net's facts, shape and parties."""
-    words = {**private.facts, "shape": list(shape), "parties": parties}
+    """SHA-256 of what decides a slice's work: the net but for its weights, windows, owner, shape and parties."""
+    facts = {name: private.facts[name] for name in ("architecture", "bits", "protocol", "weights")}
+    words = {**facts, "shape": list(shape), "parties": parties}
     return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hummingbird.capacity.limit import loads, refills_per_request
-from hummingbird.capacity.running import Run
+from hummingbird.capacity.result import Result
 
 HOURS_PER_MONTH = 730.0
 
@@ -24,10 +24,10 @@ class Cost(NamedTuple):
         return self.cores + self.sent + self.stored
 
 
-def cost_of(run: Run) -> Cost:
+def cost_of(run: Result) -> Cost:
     """The cost of the hosts of all replicas, which are rented all the time, and of the bytes that were sent."""
     service, replicas = run.service, run.system.replicas
-    per_hour = 3600 * run.goodput / service.images  # requests
+    per_hour = 3600 * run.goodput * float(run.load.sizes().mean())  # requests of the service
     cores = sum(host.cores * host.prices.core_hour for host in service.hosts.values()) * replicas
     stored = (
         sum(host.store / 1e9 * host.prices.gb_month for host in service.hosts.values()) / HOURS_PER_MONTH * replicas
@@ -38,5 +38,5 @@ def cost_of(run: Run) -> Cost:
             if kind == "up":
                 sent += times * per_hour * bits / 8e9 * service.hosts[role].prices.gb_sent
     hour = cores + sent + stored
-    images = per_hour * service.images
+    images = 3600 * run.goodput * run.arrivals.mean_images
     return Cost(cores, sent, stored, 1000 * hour / images if images else 0.0)

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hummingbird.capacity import running
-from hummingbird.capacity.arrivals import Arrivals, Gaps, poisson
+from hummingbird.capacity import engines
+from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
+from hummingbird.capacity.limit import limits
 from hummingbird.capacity.pricing import Cost, cost_of
-from hummingbird.capacity.running import Run
-from hummingbird.capacity.service import Compute, Hosts, Service, check_number
+from hummingbird.capacity.result import RECURRENCE, Result
+from hummingbird.capacity.service import Compute, Hosts, Service, check_count, check_number
+from hummingbird.capacity.system import system_of
 from hummingbird.errors import ConfigError
 
 GOALS = {"mean": None, "p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -29,6 +31,7 @@ REQUESTS, RUNS = 3000, 2  # of each trial
 _CLOSE = 1.005  # of the answer: the ratio of what meets the goal and what does not
 _FAR = 2.0**20  # of a search for something large enough
 _STEP = 1.1  # of an input, for elasticities
+_MEMORIES = 10.0  # times that a run is longer than a queue's memory
 _USED = 0.05  # of a core or link: less cannot matter much
 _SPLIT = 0.004  # of a link: how near its best part is found
 _MOST_CORES, _MOST_REPLICAS = 1 << 12, 1 << 14
@@ -38,9 +41,10 @@ _MOST_CORES, _MOST_REPLICAS = 1 << 12, 1 << 14
 class Solution:
     """The answer: `value` of the input `varied` (requests/s, bytes, bits/s, cores, replicas; of a split: bits/s up).
 
-    run: at the answer. figure: its latency of the goal. heaviest: the load beyond which nothing was tried; at_limit: a
-    larger rate might meet the goal, too. trials: simulations. elasticities: of the figure, by input. next_token: bytes
-    of store with which one more token fits, 0 where none is stored. cost: by the hosts' prices.
+    run: at the answer. figure: its latency of the goal. load: its part of the largest rate. heaviest: the load beyond
+    which nothing was tried; at_limit: a larger rate might meet the goal, too. trials: simulations. elasticities: of the
+    figure, by input. next_token: bytes of store with which one more token fits, 0 where none is stored. cost: by the
+    hosts' prices.
     """
 
     varied: str
@@ -48,7 +52,8 @@ class Solution:
     goal: str
     most: float
     figure: float
-    run: Run
+    run: Result
+    load: float
     heaviest: float
     at_limit: bool
     trials: int
@@ -61,7 +66,7 @@ class Trial(NamedTuple):
     """The goal's figure, seconds, and the run that it is of; inf and none above the heaviest load."""
 
     figure: float
-    run: Run | None
+    run: Result | None
 
 
 @dataclass
@@ -78,26 +83,45 @@ class _Search:
 
     @property
     def heaviest(self) -> float:
-        return running.heaviest(self.options["requests"])
+        return heaviest(self.options["requests"])
+
+    def load(self, service: Service, arrivals: Arrivals) -> float:
+        return load_of(service, arrivals, self.options["engine"])
 
     def try_out(self, service: Service, arrivals: Arrivals, replicas: int = 1) -> Trial:
-        if running.load_of(service, arrivals) / replicas > self.heaviest:
+        if self.load(service, arrivals) / replicas > self.heaviest:
             return Trial(math.inf, None)
         self.trials += 1
         self.told()
-        run = running.run(service, None, arrivals, replicas=replicas, **self.options)
+        run = engines.run(service, None, arrivals, replicas=replicas, **self.options)
         return Trial(figure(run, self.goal), run)
 
     def meets(self, trial: Trial) -> bool:
         return trial.figure <= self.most
 
 
-def figure(run: Run, goal: str) -> float:
+def figure(run: Result, goal: str) -> float:
     """The goal's figure of a run, seconds; inf above the limit."""
     q = GOALS[goal]
-    if not run.stable:
+    if run.overloaded:
         return math.inf
-    return (run.mean() if q is None else run.quantile(q)).value
+    return (run.means["latency"] if q is None else run.quantile(q)).value
+
+
+def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
+    """Requests of the service per second over the largest rate; 0 for users, who wait for their answers.
+
+    engine: "recurrence" leaves out what it takes for unshared.
+    """
+    if isinstance(arrivals, Users):
+        return 0.0
+    least = next(limit for limit in limits(service) if limit.resource is None or engine != RECURRENCE)
+    return arrivals.per_second() * math.ceil(arrivals.mean_images / service.images) / least.rate
+
+
+def heaviest(requests: int) -> float:
+    """The largest load whose steady state so many requests in a row show: a queue forgets in 1 / (1 - load)^2."""
+    return max(0.0, 1 - math.sqrt(_MEMORIES / requests))
 
 
 def solve(
@@ -113,7 +137,7 @@ def solve(
     seed: int = 0,
     requests: int = REQUESTS,
     runs: int = RUNS,
-    engine: str = "auto",
+    engine: str | None = None,
     told: Callable[[], object] = lambda: None,
 ) -> Solution:
     """The largest rate, or the least store, bandwidth, cores or replicas, with which one goal in seconds is met.
@@ -138,9 +162,12 @@ def solve(
         raise ConfigError(f"{vary} for no rate", where="arrivals", hint="capacity.poisson(rate)")
     asked = arrivals if arrivals is not None else poisson(1.0)
     options = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
+    check_count(requests, "requests", 1, "requests")
+    check_count(runs, "runs", 1, "runs")
     search = _Search(there, asked, goal, most, options, told)
     run, value = _SOLVERS[vary](search)
     changes = _elasticities(search, run)
+    load = search.load(run.service, run.arrivals) / run.system.replicas
     size = max(run.service.token_bytes.values(), default=0)
     return Solution(
         varied=vary,
@@ -150,7 +177,8 @@ def solve(
         figure=figure(run, goal),
         run=run,
         heaviest=search.heaviest,
-        at_limit=vary == "rate" and run.load > search.heaviest / _CLOSE,
+        load=load,
+        at_limit=vary == "rate" and load > search.heaviest / _CLOSE,
         trials=search.trials,
         elasticities=changes,
         next_token=(run.service.most_tokens + 1) * size,
@@ -177,7 +205,7 @@ def _check_idle(search: _Search, service: Service, instead: str) -> None:
         raise ConfigError(what, where="goal", hint=f"a goal above that{instead}")
 
 
-Solved = tuple[Run, float]
+Solved = tuple[Result, float]
 
 
 def _rate(search: _Search) -> Solved:
@@ -186,7 +214,7 @@ def _rate(search: _Search) -> Solved:
         hint = "capacity.poisson(rate), or another burstiness"
         raise ConfigError("the rate of arrivals that have none", where="arrivals", hint=hint)
     _check_idle(search, search.service, ", a faster link or more cores")
-    first = search.heaviest / running.load_of(search.service, dataclasses.replace(gaps, rate=1.0))
+    first = search.heaviest / search.load(search.service, dataclasses.replace(gaps, rate=1.0))
     if not first:
         hint = "simulate 1,000 requests or more"
         raise ConfigError(f"{search.options['requests']} requests", where="requests", hint=hint)
@@ -232,7 +260,7 @@ def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: 
     return _run_of(trial), good
 
 
-def _run_of(trial: Trial) -> Run:
+def _run_of(trial: Trial) -> Result:
     assert trial.run is not None  # it met a goal
     return trial.run
 
@@ -271,7 +299,7 @@ def _replicas(search: _Search) -> Solved:
     _check_idle(search, service, ", a faster link or more cores")
     if not isinstance(gaps, Gaps):
         raise ConfigError("replicas for arrivals without a rate", where="arrivals", hint="capacity.poisson(rate)")
-    apart = bool(running.shared(service)) and search.options["engine"] != running.RECURRENCE
+    apart = engines.shared(service, system_of(service)) and search.options["engine"] != RECURRENCE
 
     def at(count: int) -> Trial:
         if apart:  # the event engine follows one, at its part of the requests
@@ -310,7 +338,7 @@ def _split(search: _Search) -> Solved:
     def at(part: float) -> tuple[float, Trial]:
         there = service.at(Hosts(up=part * total, down=(1 - part) * total))
         trial = search.try_out(there, search.arrivals)
-        return (trial.figure if trial.run else 1e18 * running.load_of(there, search.arrivals)), trial
+        return (trial.figure if trial.run else 1e18 * search.load(there, search.arrivals)), trial
 
     golden = (math.sqrt(5) - 1) / 2
     low, high = 0.005, 0.995
@@ -341,8 +369,8 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 }
 
 
-def _elasticities(search: _Search, run: Run) -> dict[str, float]:
-    """Of the goal's figure at the answer, for 10 % more of each input that is used; nan where it cannot be shown."""
+def _elasticities(search: _Search, run: Result) -> dict[str, float]:
+    """Elasticities of the goal's figure, for 10 % more of each input that is used; nan where it cannot be shown."""
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 
     def change(other: Service, process: Arrivals = arrivals) -> float:
@@ -352,8 +380,9 @@ def _elasticities(search: _Search, run: Run) -> dict[str, float]:
     found = {}
     if isinstance(arrivals, Gaps):  # 10 % less, since 10 % more may be above the limit
         found["rate"] = -change(service, dataclasses.replace(arrivals, rate=arrivals.rate / _STEP))
-    for (role, kind), used in sorted(run.utilisation.items(), key=lambda item: -item[1]):
-        if used < _USED:
+    for name, used in sorted(run.utilisation.items(), key=lambda item: -item[1]):
+        role, _, kind = name.rpartition(" ")
+        if used < _USED or role not in service.hosts:  # the slots are no host's
             continue
         if kind == "cores":
             found[f"{role}'s speed"] = change(_faster(service, role))

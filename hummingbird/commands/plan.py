@@ -13,9 +13,10 @@ from tqdm import tqdm
 
 from hummingbird.capacity import solving
 from hummingbird.capacity.arrivals import Gaps
+from hummingbird.capacity.engines import run
 from hummingbird.capacity.pricing import Cost, cost_of
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
-from hummingbird.capacity.running import REQUESTS, RUNS, run
+from hummingbird.capacity.result import Result
 from hummingbird.capacity.service_json import to_text
 from hummingbird.commands import plan_show, plan_sweep, plots
 from hummingbird.commands.files import check_writable, write_json, write_together
@@ -71,12 +72,12 @@ def add_parser(commands: Any) -> None:
     show = _action(actions, "show", "Print a service: steps, seconds, tokens, the largest rate.", _SHOW, _show)
     show.add_argument("--save", type=Path, metavar="FILE", help="write the service, for --service")
     running = _action(actions, "run", "Simulate requests: latencies, and what limits them.", _RUN, _run)
-    add_load(running, REQUESTS, RUNS)
+    add_load(running, None, None)
     running.add_argument("--queue", type=count, metavar="N", help="requests that may wait; one more is rejected")
     running.add_argument("--replicas", type=count, default=1, metavar="N", help="of the service (default 1)")
     running.add_argument("--empty", action="store_true", help="begin with an empty store in place of a full one")
     sweep = _action(actions, "sweep", "Simulate for several values of one input.", _SWEEP, _sweep)
-    add_load(sweep, REQUESTS, RUNS)
+    add_load(sweep, None, None)
     sweep.add_argument("--vary", required=True, choices=tuple(plan_sweep.INPUTS), help="the input")
     sweep.add_argument("--values", required=True, nargs="+", metavar="VALUE", help="its values")
     sweep.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies (.png, .pdf, .svg)")
@@ -124,7 +125,12 @@ def _show(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     service = service_of(args)
     arrivals = needed(arrivals_of(args, service.images))
-    with tqdm(total=args.requests * args.runs, unit="request", leave=False, disable=args.json == "-") as bar:
+    with tqdm(unit="request", leave=False, disable=args.json == "-") as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
         found = run(
             service,
             None,
@@ -133,12 +139,33 @@ def _run(args: argparse.Namespace) -> int:
             full=not args.empty,
             queue=args.queue,
             replicas=args.replicas,
-            told=lambda done: bar.update(),
+            progress=progress,
         )
+    if not found.overloaded:
+        found.quantile(0.99)  # says how many requests it needs
     cost = cost_of(found)
-    figures = {**found.figures(), "cost_per_hour": cost.hour, "cost_per_1000_images": cost.per_thousand_images}
-    _out(args, figures, found.table() + (f"\n\n{_money(cost)}" if args.prices else ""))
+    figures = {**found.figures(), "seed": args.seed, "cost_per_hour": cost.hour}
+    figures["cost_per_1000_images"] = cost.per_thousand_images
+    money = [_money(cost)] if args.prices else []
+    _out(args, figures, "\n\n".join([service.name, found.table(), *_warnings(found), *money]))
     return 0
+
+
+def _warnings(found: Result) -> list[str]:
+    """Lines on a load above the limit, and on one that so many requests cannot show."""
+    bounded = found.system.queue is not None or found.load.patience is not None
+    load = 0.0 if bounded else found.arrivals.per_second() / found.limit.rate
+    if found.overloaded:
+        return [
+            f"above the largest rate: {100 * load:.0f} % of it. Latency grows by {found.growth.value:.3g} s each "
+            f"second and has no percentiles\nhint: ask for less, or change {found.limit.cause}"
+        ]
+    if load > solving.heaviest(found.load.shape[1]):
+        return [
+            f"at {100 * load:.0f} % of the largest rate a queue has a long memory, and these runs are short\n"
+            f"hint: --requests {10 / (1 - load) ** 2:,.0f} shows how it goes on"
+        ]
+    return []
 
 
 def _sweep(args: argparse.Namespace) -> int:
@@ -187,7 +214,7 @@ def _solution(found: solving.Solution) -> dict[str, Any]:
         f"{found.goal}_seconds": found.figure,
         "engine": found.run.engine,
         "why": found.run.why,
-        "load": found.run.load,
+        "load": found.load,
         "heaviest_load_tried": found.heaviest,
         "at_heaviest_load": found.at_limit,
         "images_per_hour": found.run.arrivals.per_second() * found.run.arrivals.mean_images * 3600,
@@ -219,7 +246,7 @@ def _answer(found: solving.Solution, *, money: bool) -> str:
         f"{shown_seconds(found.figure)}, goal {shown_seconds(found.most)}",
         f"engine: {found.run.engine}: {found.run.why}",
         f"largest rate {shown_rate(found.run.limit.rate)}, set by {found.run.limit.cause}; this is "
-        f"{100 * found.run.load / found.run.system.replicas:.0f} % of it; {found.trials} trials",
+        f"{100 * found.load:.0f} % of it; {found.trials} trials",
     ]
     if found.at_limit:
         wanted = 10 / (1 - 0.98) ** 2

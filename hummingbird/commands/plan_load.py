@@ -10,13 +10,13 @@ from typing import Any
 
 from hummingbird.capacity import quantities
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Hourly, Users, trace
-from hummingbird.capacity.running import ENGINES
+from hummingbird.capacity.result import EVENTS, RECURRENCE
 from hummingbird.errors import InputError
 from hummingbird.wire.options import count
 
 
-def add_load(parser: argparse.ArgumentParser, requests: int, runs: int) -> None:
-    """--rate to --engine, which `arrivals_of` and `options_of` read; requests, runs: the defaults."""
+def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | None) -> None:
+    """--rate to --engine, which `arrivals_of` and `options_of` read; requests, runs: defaults, None: the engine's."""
     group = parser.add_argument_group("requests")
     kind = group.add_mutually_exclusive_group()
     kind.add_argument("--rate", type=quantities.rate, metavar="RATE", help="of independent clients, as in 20/min")
@@ -33,11 +33,13 @@ def add_load(parser: argparse.ArgumentParser, requests: int, runs: int) -> None:
     text = "a request leaves that has not begun its online phase by then"
     group.add_argument("--patience", type=quantities.seconds, metavar="TIME", help=text)
     group = parser.add_argument_group("simulation")
-    group.add_argument("--requests", type=count, default=requests, metavar="N", help="of a run (default %(default)s)")
-    group.add_argument("--runs", type=count, default=runs, metavar="N", help="(default %(default)s)")
+    text = f"of a run (default {requests or '5000, or 1000 by events'})"
+    group.add_argument("--requests", type=count, default=requests, metavar="N", help=text)
+    text = f"(default {runs or '200, or 10 by events'})"
+    group.add_argument("--runs", type=count, default=runs, metavar="N", help=text)
     group.add_argument("--seed", type=int, default=0, help="the same seed gives the same figures (default 0)")
-    text = "recurrence: fast, each phase has its cores and links to itself; events: they are shared; auto: as needed"
-    group.add_argument("--engine", choices=ENGINES, default="auto", help=text)
+    text = "recurrence: fast, each phase has its cores and links to itself; events: shared (default: as needed)"
+    group.add_argument("--engine", choices=(RECURRENCE, EVENTS), help=text)
 
 
 def arrivals_of(args: argparse.Namespace, images: int) -> Arrivals | None:
@@ -71,7 +73,7 @@ def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
         found = trace(args.trace, **other)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where="--trace", hint="name a file") from None
-    args.requests = min(args.requests, len(found.due))
+    args.requests = min(args.requests or len(found.due), len(found.due))
     return found
 
 

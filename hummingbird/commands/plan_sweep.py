@@ -10,8 +10,8 @@ from typing import Any
 
 from hummingbird.capacity import quantities
 from hummingbird.capacity.arrivals import Arrivals
+from hummingbird.capacity.engines import run
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
-from hummingbird.capacity.running import run
 from hummingbird.capacity.service import Hosts, Service
 from hummingbird.commands.plan_load import options_of, scaled
 from hummingbird.commands.plots import drawing
@@ -19,7 +19,7 @@ from hummingbird.errors import InputError
 from hummingbird.table import text_table
 from hummingbird.wire.options import count
 
-LATENCIES = ("mean", "p50", "p95", "p99")
+LATENCIES = ("latency_mean", "p50", "p95", "p99")
 Change = Callable[[Service, Arrivals, Any], tuple[Service, Arrivals]]
 
 
@@ -63,9 +63,10 @@ def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iter
     _, _, change = INPUTS[args.vary]
     for value in values_of(args):
         there, asked = change(service, arrivals, value)
-        found = run(there, None, asked, **options_of(args)).figures()
-        used = found.pop("utilisation")
-        yield {"varied": args.vary, "value": value, **found, "busiest": max(used, key=used.__getitem__, default="")}
+        found = run(there, None, asked, **options_of(args))
+        if not found.overloaded:
+            found.quantile(0.99)  # says how many requests it needs
+        yield {"varied": args.vary, "value": value, "seed": args.seed, **found.figures()}
 
 
 def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
@@ -74,23 +75,23 @@ def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
     cells = [
         (
             shown(row["value"]),
-            *(shown_seconds(row[f"{name}_seconds"]) if row["stable"] else "grows" for name in LATENCIES),
-            f"{row['goodput_images_per_second'] * 3600:,.0f}",
-            shown_rate(row["limit_requests_per_second"]),
+            *("grows" if row["overloaded"] else shown_seconds(row[name]["value"]) for name in LATENCIES),
+            shown_rate(row["goodput"]),
+            shown_rate(row["limit"]),
             row["limit_cause"],
         )
         for row in found
     ]
-    return text_table((args.vary, *LATENCIES, "images/h", "largest rate", "set by"), cells)
+    return text_table((args.vary, *LATENCIES, "answered", "largest rate", "set by"), cells)
 
 
 def plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
     """Draw latencies against the input."""
     pyplot = drawing()
     figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
-    stable = [row for row in found if row["stable"]]
+    stable = [row for row in found if not row["overloaded"]]
     for name in LATENCIES:
-        axes.plot([row["value"] for row in stable], [row[f"{name}_seconds"] for row in stable], marker="o", label=name)
+        axes.plot([row["value"] for row in stable], [row[name]["value"] for row in stable], marker="o", label=name)
     axes.set(xlabel=args.vary, ylabel="latency, seconds", yscale="log")
     axes.legend()
     figure.savefig(path, bbox_inches="tight", dpi=150)

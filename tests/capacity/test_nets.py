@@ -11,7 +11,7 @@ from torch import nn
 from hummingbird import convert_model
 from hummingbird.bits import BitWindow
 from hummingbird.capacity import Hosts, Phase, Rounds, Send, Service
-from hummingbird.capacity.measure import amounts, measure
+from hummingbird.capacity.measure import amounts, digest, measure
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.commands.program import machine
@@ -92,6 +92,16 @@ def test_private_weights_are_opened_once_a_session() -> None:
     service = masked(private, SHAPE, profile(private))
     assert service.session is not None and rounds(service.session) == [private.setup_cost(2).rounds]
     assert sent(service.session)["party-0", "party-1"] == private.setup_cost(2).bits / 8
+
+
+def test_other_weights_are_the_same_work() -> None:
+    """Which a profile knows again; other windows, shapes and parties are others."""
+    nets = [nn.Sequential(nn.Linear(6, 5), nn.ReLU()).eval() for _ in range(2)]
+    first, second = (digest(convert_model(each, BitWindow(20, 12)), (1, 6), 2) for each in nets)
+    assert first == second
+    wider = convert_model(nets[0], BitWindow(21, 12))
+    others = [digest(wider, (1, 6), 2), digest(convert_model(nets[0], BitWindow(20, 12)), (2, 6), 2)]
+    assert first not in [*others, digest(convert_model(nets[0], BitWindow(20, 12)), (1, 6), 3)]
 
 
 def test_work_is_counted() -> None:

@@ -7,9 +7,57 @@ import math
 
 import pytest
 
-from hummingbird.capacity import Compute, Host, Hosts, Rounds, Send, Service, chain, constant, poisson, run, solve
+from hummingbird.capacity import (
+    Compute,
+    Host,
+    Hosts,
+    Phase,
+    Prices,
+    Rounds,
+    Send,
+    Service,
+    Step,
+    chain,
+    constant,
+    poisson,
+    run,
+    solve,
+)
+from hummingbird.capacity.pricing import cost_of
+from hummingbird.capacity.solving import heaviest, load_of
 from hummingbird.errors import ConfigError
-from tests.capacity.test_running import queue, stored
+
+
+def queue() -> Service:
+    """Requests of 1 s on one core, one at a time: M/D/1 under Poisson arrivals."""
+    return Service("queue", {"server": Host()}, chain(("work", Compute("server", 1.0))))
+
+
+def stored() -> Service:
+    """A store of 3 tokens that a link fills, while requests compute: nothing is shared."""
+    hosts = {"client": Host(store=30, up=8e3, down=8e3), "server": Host(cores=2)}
+    return Service(
+        "stored",
+        hosts,
+        request=Phase((Step("work", Compute("server", 0.3)),), factors=(0.5, 1.5)),
+        refill=chain(("tables", Send("server", "client", 500))),
+        token_bytes={"client": 10},
+    )
+
+
+def test_prices_by_hand() -> None:
+    """Two hosts at 0.5 a core-hour, 7.3 a GB-month of 1 GB, 10 a GB of 500 bytes for each of 3,600 images an hour."""
+    prices = Prices(core_hour=0.5, gb_sent=10.0, gb_month=7.3)
+    got = run(stored(), Hosts(store=1e9, bandwidth=1e6, prices=prices), constant(1.0), requests=3600, runs=1)
+    cost = cost_of(got)
+    assert cost.cores == pytest.approx(0.5 * 3) and cost.stored == pytest.approx(7.3 / 730)
+    assert cost.sent == pytest.approx(10 * 3600 * 500 / 1e9, rel=1e-3)
+    assert cost.per_thousand_images == pytest.approx(cost.hour / 3.6, rel=1e-3)
+
+
+def test_the_load_that_requests_can_show() -> None:
+    assert heaviest(1000) == pytest.approx(0.9) and heaviest(5) == 0
+    assert load_of(queue(), poisson(0.95)) == pytest.approx(0.95)
 
 
 def test_the_rate_of_a_queue_in_closed_form() -> None:
@@ -53,7 +101,7 @@ def test_cores_and_replicas_and_tokens_are_the_least() -> None:
 
     many = solve(queue(), None, p95=2.0, vary="replicas", arrivals=poisson(3.0), requests=4000, runs=2)
     fewer = run(queue(), None, poisson(3.0), replicas=int(many.value) - 1, requests=4000, runs=2)
-    assert many.figure <= 2.0 and (not fewer.stable or fewer.quantile(0.95).value > 2.0)
+    assert many.figure <= 2.0 and (fewer.overloaded or fewer.quantile(0.95).value > 2.0)
 
     store = solve(stored(), None, p95=0.8, vary="store", arrivals=poisson(0.9), requests=2000, runs=4)
     less = run(stored(), Hosts(store=store.value - 10), poisson(0.9), requests=2000, runs=4)

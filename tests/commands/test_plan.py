@@ -159,9 +159,10 @@ def test_a_damaged_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["run", "--service", str(tiny(tmp_path)), "--rate", "60/min", "--requests", "400", "--runs", "3"]
     found = figures(capsys, *words)
-    assert found["engine"] == "recurrence" and found["requests_per_second"] == pytest.approx(1.0)
-    assert found["p50_low"] <= found["p50_seconds"] <= found["p95_seconds"] <= found["p99_seconds"] <= found["p99_high"]
-    assert found["load"] == pytest.approx(0.5) and found["tokens_in_store"] <= 4
+    assert found["engine"] == "recurrence" and found["rate"] == pytest.approx(1.0)
+    shown = [found[name]["value"] for name in ("p50", "p95", "p99")]
+    assert found["p50"]["low"] <= shown[0] <= shown[1] <= shown[2] <= found["p99"]["high"]
+    assert found["limit"] == pytest.approx(2.0) and 0 < found["levels"]["stored"] <= 4
     assert figures(capsys, *words, "--seed", "0") == found != figures(capsys, *words, "--seed", "1")
     assert main(["plan", *words, "--prices", "core-hour=1", "--json", str(tmp_path / "run.json")]) == 0
     text = capsys.readouterr().out
@@ -176,24 +177,30 @@ def test_run_other_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     words = ["run", "--service", str(tiny(tmp_path)), "--runs", "2"]
     (tmp_path / "trace.txt").write_text("".join(f"{2 * n} 1\n" for n in range(600)))
     traced = figures(capsys, *words, "--trace", str(tmp_path / "trace.txt"))
-    assert traced["requests"] == 600 and traced["p99_seconds"] == pytest.approx(0.25)
-    assert figures(capsys, *words, "--users", "3", "--think", "5s")["stable"]
-    assert figures(capsys, *words, "--hourly", "30/min", "90/min")["requests_per_second"] == pytest.approx(1.0)
-    assert figures(capsys, *words, "--rate", "1/s", "--burstiness", "inf")["p99_seconds"] == pytest.approx(0.25)
-    assert figures(capsys, *words, "--rate", "9/s", "--queue", "2")["rejected"] > 0.5
-    assert figures(capsys, *words, "--rate", "9/s", "--patience", "2s")["gave_up"] > 0.5
+    assert traced["requests"] == 600 and traced["p99"]["value"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--users", "3", "--think", "5s")["p99"]["value"] < 1
+    assert figures(capsys, *words, "--hourly", "30/min", "90/min")["rate"] == pytest.approx(1.0)
+    assert figures(capsys, *words, "--rate", "1/s", "--burstiness", "inf")["p99"]["value"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--rate", "9/s", "--queue", "2")["shares"]["rejected"] > 0.5
+    assert figures(capsys, *words, "--rate", "9/s", "--patience", "2s")["shares"]["gave up"] > 0.5
 
 
 def test_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["sweep", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--requests", "400", "--runs", "3"]
     plot = ["--plot", str(tmp_path / "x.svg")]
     rows = figures(capsys, *words, "--vary", "rate", "--values", "30/min", "1/s", "3/s", *plot)
-    assert [row["value"] for row in rows] == [0.5, 1.0, 3.0] and [row["stable"] for row in rows] == [True, True, False]
-    assert rows[0]["mean_seconds"] < rows[1]["mean_seconds"] and (tmp_path / "x.svg").stat().st_size > 1000
-    links = ("up", "8kbit", "1mbit"), ("rtt", "100ms", "1ms")
-    for name, *values in (("store", "10B", "1kB"), *links, ("cores", "1", "4")):
+    assert [row["value"] for row in rows] == [0.5, 1.0, 3.0]
+    assert [row["overloaded"] for row in rows] == [False, False, True]
+    assert rows[0]["latency_mean"]["value"] < rows[1]["latency_mean"]["value"]
+    assert (tmp_path / "x.svg").stat().st_size > 1000
+    for name, *values in (
+        ("store", "10B", "1kB"),
+        ("up", "8kbit", "1mbit"),
+        ("rtt", "100ms", "1ms"),
+        ("cores", "1", "4"),
+    ):
         first, second = figures(capsys, *words, "--vary", name, "--values", *values)
-        assert first["mean_seconds"] > second["mean_seconds"]
+        assert first["latency_mean"]["value"] > second["latency_mean"]["value"]
 
 
 def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -201,7 +208,7 @@ def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     found = figures(capsys, *words, "--vary", "rate")
     assert found["p99_seconds"] <= 1.0 and found["value"] < found["limit_requests_per_second"]
     at = figures(capsys, "run", *words[1:3], "--rate", f"{found['value']!r}/s", "--runs", "2", *words[5:])
-    assert at["p99_seconds"] == pytest.approx(found["p99_seconds"])
+    assert at["p99"]["value"] == pytest.approx(found["p99_seconds"])
     store = figures(capsys, *words, "--vary", "store", "--rate", "1/s")
     assert store["value"] % 10 == 0 and store["next_token_bytes"] == store["value"] + 10
     assert main(["plan", *words, "--vary", "rate"]) == 0

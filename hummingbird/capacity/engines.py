@@ -1,0 +1,154 @@
+"""Simulate a service under a load: draw what chance decides, and take the engine that it needs, saying why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from hummingbird.capacity import events, recurrence
+from hummingbird.capacity.arrivals import Arrivals, Trace
+from hummingbird.capacity.drawing import choices
+from hummingbird.capacity.limit import Resource, capacity_of, limits
+from hummingbird.capacity.result import EVENTS, RECURRENCE, Result
+from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, Step
+from hummingbird.capacity.system import Draws, Floats, Load, System, system_of
+from hummingbird.errors import ConfigError
+
+_SIZES = {RECURRENCE: (200, 5000), EVENTS: (10, 1000)}  # runs, and requests of each
+
+
+def run(
+    service: Service,
+    at: Hosts | None,
+    arrivals: Arrivals,
+    *,
+    seed: int = 0,
+    runs: int | None = None,
+    requests: int | None = None,
+    engine: str | None = None,
+    full: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    **rules: int | float | bool | None,
+) -> Result:
+    """Simulate `runs` of `requests` each; the same seed gives the same numbers.
+
+    at: machines and link in place of the service's own. engine: "recurrence" neglects that cores and links are shared;
+    "events" does not; None: events where more may be asked of a core or a link than it has. full: stores are full at
+    first, else empty. rules: queue, replicas, kept, batch, hold and each of `System`. progress: told (requests done, of
+    all) by the event engine. By default 10^6 requests by the recurrence, 10^4 by events, seconds of time either way.
+    Raises ConfigError for what the engine does not know, and for requests of more tokens than a store holds.
+    """
+    service = service if at is None else service.at(at)
+    system = system_of(service, full=full, **rules)
+    engine, why = _engine(service, system, engine)
+    shape = _shape(arrivals, engine, runs, requests)
+    load = arrivals.load(*shape, seed, per_request=service.images)
+    factors = drawn_factors(service, system, load, seed)
+    if engine == RECURRENCE:
+        outcome = recurrence.simulate(system, load, seconds(service, load, factors))
+    else:
+        total = shape[0] * shape[1]
+        told = None if progress is None else lambda done: progress(done, total)
+        outcome = events.simulate(service, system, load, factors, told)
+    return Result(service, system, arrivals, load, outcome, engine, why, limits(service))
+
+
+def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | None) -> tuple[int, int]:
+    most = len(arrivals.due) if isinstance(arrivals, Trace) else math.inf
+    default = _SIZES[engine]
+    return runs or default[0], requests or int(min(default[1], most))
+
+
+def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, str]:
+    """The engine to take, and why in a few words."""
+    if wanted is not None:
+        if wanted not in _SIZES:
+            raise ConfigError(f"no engine {wanted!r}", where="engine", hint=f"one of {', '.join(_SIZES)}")
+        return wanted, "it was asked for"
+    crowded = shared(service, system)
+    if crowded is not None:
+        return EVENTS, f"phases share {'the ' if crowded[1] == 'cores' else 'the link '}{crowded[1]} of {crowded[0]}"
+    if system.kept and system.slots > 1:
+        return EVENTS, "tokens are kept until requests end, which end out of order"
+    return RECURRENCE, "every phase has its cores and links to itself"
+
+
+def shared(service: Service, system: System) -> Resource | None:
+    """A core or link of which all phases that may be under way at a time could ask more than it has; None: none.
+
+    At most: of a phase the steps that are not ordered with one of its steps, all at once.
+    """
+    with_slot = [service.request, service.session, service.refill if not system.store else None]
+    for role in service.hosts:
+        for kind in ("cores", "up", "down"):
+            resource = (role, kind)
+            asked = system.slots * max(_peak(service, phase, resource) for phase in with_slot if phase is not None)
+            if system.store and service.refill is not None:
+                asked += system.at_once * _peak(service, service.refill, resource)
+            if asked > capacity_of(service, resource):
+                return resource
+    return None
+
+
+def _peak(service: Service, phase: Phase, resource: Resource) -> float:
+    """The rate at which steps of a phase that may be under way together use a core or link, at most."""
+    before: dict[str, set[str]] = {}
+    for step in phase.steps:
+        before[step.name] = set(step.after).union(*(before[name] for name in step.after))
+    rates = {step.name: _rate(service, step, resource) for step in phase.steps}
+    together = (
+        sum(rates[b.name] for b in phase.steps if a.name not in before[b.name] and b.name not in before[a.name])
+        for a in phase.steps
+    )
+    return max(together, default=0.0)
+
+
+def _rate(service: Service, step: Step, resource: Resource) -> float:
+    role, kind = resource
+    work = step.work
+    if isinstance(work, Compute) and (work.host, "cores") == resource:
+        return float(min(work.width, service.hosts[role].cores)) if work.core_seconds else 0.0
+    if isinstance(work, Send) and work.bytes and resource in ((work.source, "up"), (work.target, "down")):
+        return min(service.hosts[work.source].up, service.hosts[work.target].down)
+    return 0.0
+
+
+def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Draws:
+    """Factors of the core-seconds of every phase, drawn from those of the service."""
+    runs, requests = load.shape
+    tokens = int(load.sizes().sum(1).max()) * system.per_request
+
+    def draw(phase: Phase | None, shape: tuple[int, int], name: str) -> Floats | None:
+        if phase is None:
+            return None
+        if len(phase.factors) < 2:
+            return np.full((1, 1), phase.factors[0] if phase.factors else 1.0)
+        return np.array(phase.factors)[choices(len(phase.factors), shape, seed, name)]
+
+    request = draw(service.request, load.shape, "request")
+    assert request is not None
+    refills = (runs * system.replicas, -(-tokens // system.per_refill))
+    refill = draw(service.refill, refills, "refill") if system.tokens is not None else None
+    return Draws(request, refill, draw(service.session, load.shape, "session"))
+
+
+def seconds(service: Service, load: Load, factors: Draws) -> Draws:
+    """Seconds of every phase that has everything to itself, at its factor: what the recurrence takes."""
+
+    def of(phase: Phase | None, values: Floats | None) -> Floats | None:
+        if phase is None or values is None:
+            return None
+        found, places = np.unique(values, return_inverse=True)
+        return np.array([service.seconds(phase, float(factor)) for factor in found])[places].reshape(values.shape)
+
+    request = of(service.request, factors.request)
+    assert request is not None
+    return dataclasses.replace(
+        factors,
+        request=request * load.sizes(),
+        refill=of(service.refill, factors.refill),
+        session=of(service.session, factors.session),
+    )

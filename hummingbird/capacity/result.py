@@ -1,0 +1,207 @@
+"""The numbers of a simulation: latency and its parts, what was turned away, how busy everything was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hummingbird.capacity import statistics
+from hummingbird.capacity.arrivals import Arrivals, Trace
+from hummingbird.capacity.limit import Limit, Resource, capacity_of, loads, refills_per_request
+from hummingbird.capacity.service import Service
+from hummingbird.capacity.statistics import Estimate
+from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System
+from hummingbird.errors import ConfigError
+from hummingbird.table import text_table
+
+QUANTILES = (0.5, 0.95, 0.99)
+RECURRENCE, EVENTS = "recurrence", "events"
+_GROWS = 0.01  # seconds of latency per second, where growth is no chance any more
+
+
+@dataclass(frozen=True)
+class Result:
+    """A simulation's outcome, and what it was of. limits: of the service, in requests of its own per second."""
+
+    service: Service
+    system: System
+    arrivals: Arrivals
+    load: Load
+    outcome: Outcome
+    engine: str
+    why: str
+    limits: list[Limit]
+
+    @property
+    def limit(self) -> Limit:
+        """The largest rate of arrivals in closed form, and what sets it; inf for batches, which it does not know.
+
+        The recurrence's own: without the cores and links that it takes for unshared.
+        """
+        if self.system.batch > 1:
+            return Limit(math.inf, "not known of batches")
+        least = next(limit for limit in self.limits if limit.resource is None or self.engine != RECURRENCE)
+        return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
+
+    @cached_property
+    def growth(self) -> Estimate:
+        """Seconds by which latency grows in a second."""
+        return statistics.growth(self.outcome)
+
+    @cached_property
+    def overloaded(self) -> bool:
+        """More arrives than can be served: there is no steady state, and so no quantile."""
+        bounded = self.system.queue is not None or self.load.patience is not None or self.load.due is None
+        if bounded or isinstance(self.arrivals, Trace):  # what stays is bounded, or the load ends
+            return False
+        if self.arrivals.per_second() >= self.limit.rate:
+            return True
+        return self.arrivals.steady and self.growth.low > _GROWS
+
+    @cached_property
+    def cut(self) -> int:
+        """Requests at the beginning of every run that are left out; 0 where no steady state follows."""
+        return statistics.warm_up(self.outcome.latency) if self.arrivals.steady and not self.overloaded else 0
+
+    def _steady(self, values: Floats) -> Floats:
+        return np.where(self.outcome.served, values, math.nan)[:, self.cut :]
+
+    def quantile(self, q: float) -> Estimate:
+        """The quantile of latency in seconds; ConfigError above the limit, and for too few requests to know it."""
+        if self.overloaded:
+            limit, rate = self.limit, self.arrivals.per_second()
+            what = f"{rate:.4g} requests/s, and {limit.rate:.4g} at most ({limit.cause}): latency grows "
+            hint = "fewer requests, or a service that serves more; a bounded queue turns the others away"
+            raise ConfigError(
+                f"{what}{self.growth.value:.3g} s per second, and has no quantiles", where="rate", hint=hint
+            )
+        return statistics.quantile(self._steady(self.outcome.latency), q)
+
+    @cached_property
+    def means(self) -> dict[str, Estimate]:
+        """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase."""
+        o = self.outcome
+        parts = {"latency": o.latency, "wait": o.began - o.arrived, "blocked": o.went - o.began}
+        return {
+            name: statistics.mean(self._steady(part)) for name, part in (parts | {"online": o.left - o.went}).items()
+        }
+
+    @cached_property
+    def _window(self) -> tuple[Floats, Floats, Floats]:
+        """The arrivals of the first and the last request that count, in every run, and the seconds between: (runs, 1)
+        each.
+        """
+        low, high = self.outcome.arrived[:, self.cut, None], self.outcome.arrived[:, -1:]
+        return low, high, np.where(high > low, high - low, math.nan)
+
+    def _inside(self, begin: Floats, end: Floats) -> float:
+        """Mean number of what lasts from `begin` to `end` (runs, n), over the windows; NaN lasts not at all."""
+        low, high, length = self._window
+        total = np.nansum(np.clip(end, low, high) - np.clip(begin, low, high), axis=1, keepdims=True)
+        return float((total / length).mean())
+
+    @cached_property
+    def levels(self) -> dict[str, float]:
+        """Means over time: requests that wait for a slot, in slots, and blocked there; tokens in the stores."""
+        o, system = self.outcome, self.system
+        waited = np.where(np.isnan(o.began), o.left, o.began)
+        got = np.where(np.isnan(o.went), o.left, o.went)
+        found = {
+            "waiting": self._inside(o.arrived, waited),
+            "in slots": self._inside(o.began, o.left),
+            "blocked": self._inside(o.began, got),
+        }
+        if system.store:
+            low, high, length = self._window
+            made = high - np.clip(o.refilled.reshape(len(low), -1), low, high)
+            taken = o.tokens * (high - np.clip(o.went, low, high))
+            lasting = system.per_refill * made.sum(1, keepdims=True) - np.nansum(taken, axis=1, keepdims=True)
+            found["stored"] = float(system.stored * system.replicas + (lasting / length).mean())
+        return found
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Shares of all requests that count: served, rejected, given up."""
+        fate = self.outcome.fate[:, self.cut :]
+        names = {"served": 0, "rejected": REJECTED, "gave up": GAVE_UP}
+        return {name: float((fate == number).mean()) for name, number in names.items()}
+
+    @cached_property
+    def goodput(self) -> float:
+        """Requests served per second: those that were done in the window."""
+        low, high, length = self._window
+        done = self.outcome.served & (self.outcome.left > low) & (self.outcome.left <= high)
+        return float((done.sum(1, keepdims=True) / length).mean())
+
+    @cached_property
+    def utilisation(self) -> dict[str, float]:
+        """Share of the slots that are taken, and of each core and link in what requests and their refills ask of it."""
+        service, found = self.service, {"slots": self.levels["in slots"] / (self.system.slots * self.system.replicas)}
+        rate = self.goodput * float(self.load.sizes().mean()) / self.system.replicas
+        asked: dict[Resource, float] = {}
+        for phase, times in ((service.request, 1.0), (service.refill, refills_per_request(service))):
+            for resource, amount in loads(service, phase).items() if phase is not None else ():
+                asked[resource] = asked.get(resource, 0.0) + times * amount
+        for (role, kind), amount in asked.items():
+            if capacity_of(service, (role, kind)) < math.inf:
+                found[f"{role} {kind}"] = rate * amount / capacity_of(service, (role, kind))
+        return found
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Means of latency and its parts and the quantiles that are known; above the limit growth alone."""
+        if self.overloaded:
+            return {"growth": self.growth}
+        count = int(np.isfinite(self._steady(self.outcome.latency)).sum())
+        known = [q for q in QUANTILES if count >= statistics.least_requests(q)]
+        means = {f"{name}_mean": value for name, value in self.means.items()}
+        return means | {f"p{100 * q:g}": self.quantile(q) for q in known}
+
+    def figures(self) -> dict[str, Any]:
+        """All numbers, for JSON: seconds, requests per second, shares; null for what is not known, or has no bound."""
+        found = {
+            "engine": self.engine,
+            "why": self.why,
+            "runs": self.load.shape[0],
+            "requests": self.load.shape[1],
+            "left_out": self.cut,
+            "rate": self.arrivals.per_second(),
+            "limit": self.limit.rate,
+            "limit_cause": self.limit.cause,
+            "overloaded": self.overloaded,
+            **{name: value._asdict() for name, value in self.estimates.items()},
+            "little": statistics.little(self.outcome, self.cut),
+            "goodput": self.goodput,
+            "shares": self.shares,
+            "levels": self.levels,
+            "utilisation": self.utilisation,
+        }
+        return {name: _known(value) for name, value in found.items()}
+
+    def table(self) -> str:
+        """The numbers as text."""
+        rows = [
+            (
+                name.replace("_", " "),
+                f"{value:.4g} s",
+                f"{low:.4g} .. {high:.4g}" if math.isfinite(low) else "not known",
+            )
+            for name, (value, low, high) in self.estimates.items()
+        ]
+        rows += [("goodput", f"{self.goodput:.4g}/s", ""), ("limit", f"{self.limit.rate:.4g}/s", self.limit.cause)]
+        for title, values in (("", self.shares), ("mean ", self.levels), ("use of ", self.utilisation)):
+            rows += [(f"{title}{name}", f"{value:.4g}", "") for name, value in values.items()]
+        head = ("", "value", "95 % interval, or cause")
+        note = f"engine: {self.engine}, as {self.why}; {self.load.shape[0]} runs of {self.load.shape[1]} requests"
+        return f"{text_table(head, rows)}\n\n{note}, of which the first {self.cut} are left out"
+
+
+def _known(value: Any) -> Any:
+    """The value with None for every number that is not finite, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {name: _known(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,137 @@
+"""`capacity.run`: which engine and why, and what the result tells."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hummingbird import capacity
+from hummingbird.capacity import Compute, Host, Hosts, Phase, Send, Service, Step, Users, chain, constant, poisson
+from hummingbird.capacity.arrivals import Arrivals
+from hummingbird.errors import ConfigError
+
+STORE = Service(
+    "stored",
+    {"party": Host(cores=2, store=10, up=8e6, down=8e6), "dealer": Host(up=8e6, down=8e6)},
+    request=chain(("compute", Compute("party", 0.4, width=2))),
+    refill=chain(("deal", Compute("dealer", 0.2)), ("send", Send("dealer", "party", 3e5))),
+    token_bytes={"party": 1},
+)
+
+
+def test_the_engine_is_the_one_that_is_needed() -> None:
+    def engine(service: Service, **rules: object) -> tuple[str, str]:
+        result = capacity.run(service, None, poisson(0.5), runs=2, requests=20, **rules)
+        return result.engine, result.why
+
+    assert engine(STORE) == ("recurrence", "every phase has its cores and links to itself")
+    assert engine(replace(STORE, slots=2)) == ("events", "phases share the cores of party")
+    assert engine(replace(STORE, workers=2)) == ("events", "phases share the link down of party")
+    assert engine(replace(STORE, workers=2), engine="recurrence") == ("recurrence", "it was asked for")
+    wide = replace(STORE, workers=2, hosts=STORE.hosts | {"party": Host(cores=2, store=10)})
+    assert engine(wide) == ("events", "phases share the cores of dealer")
+    narrow = replace(STORE, slots=2, request=chain(("a", Compute("party", 0.2)), ("b", Compute("party", 0.2))))
+    assert engine(narrow)[0] == "recurrence"  # one core each, one step after the other
+    beside = replace(narrow, request=Phase((Step("a", Compute("party", 0.2)), Step("b", Compute("party", 0.2)))))
+    assert engine(beside)[0] == "events"
+    assert engine(narrow, kept=True) == ("events", "tokens are kept until requests end, which end out of order")
+    with pytest.raises(ConfigError, match="no engine 'guess'"):
+        engine(STORE, engine="guess")
+
+
+def test_the_engines_agree_where_nothing_is_shared() -> None:
+    varied = replace(STORE, request=replace(STORE.request, factors=(0.5, 1.0, 1.5)))
+    by = [capacity.run(varied, None, poisson(1.5), runs=3, requests=200, engine=e) for e in ("recurrence", "events")]
+    np.testing.assert_allclose(by[0].outcome.left, by[1].outcome.left, rtol=1e-9)
+
+
+def test_the_result_of_an_m_d_1() -> None:
+    """Requests every 1/3.5 s on average, 0.2 s each: rho 0.7, a store that is never empty."""
+    fast = replace(STORE, refill=chain(("deal", Compute("dealer", 0.01))))
+    got = capacity.run(fast, None, poisson(3.5), seed=3, runs=100, requests=3000)
+    wait = 0.2 * 0.7 / 2 / 0.3
+    means = got.means
+    assert means["wait"].low < wait < means["wait"].high or means["wait"].value == pytest.approx(wait, rel=0.03)
+    assert means["online"].value == pytest.approx(0.2) and means["blocked"].value < 1e-3
+    assert got.quantile(0.5).value < got.quantile(0.95).value < got.quantile(0.99).value
+    assert got.utilisation["slots"] == pytest.approx(0.7, rel=0.02)
+    assert got.utilisation["party cores"] == pytest.approx(0.7, rel=0.02)
+    assert got.levels["waiting"] == pytest.approx(3.5 * wait, rel=0.05)
+    assert got.levels["stored"] == pytest.approx(10 - 3.5 * 0.01, abs=0.01)
+    assert got.goodput == pytest.approx(3.5, rel=0.02)
+    assert got.shares == {"served": 1.0, "rejected": 0.0, "gave up": 0.0}
+    again = capacity.run(fast, None, poisson(3.5), seed=3, runs=100, requests=3000)
+    assert got.figures() == again.figures()
+    assert json.loads(json.dumps(got.figures(), allow_nan=False))["engine"] == "recurrence"
+    assert "p99" in got.table() and "every phase has its cores and links to itself" in got.table()
+
+
+def test_above_the_limit_there_is_growth_and_no_quantile() -> None:
+    got = capacity.run(STORE, None, poisson(4.0), runs=20, requests=500)
+    assert got.limit.rate == pytest.approx(2.0)  # a refill takes 0.5 s
+    assert got.growth.value == pytest.approx(1.0, rel=0.1)
+    with pytest.raises(ConfigError, match="2 at most .1 refill at a time.: latency grows"):
+        got.quantile(0.5)
+    figures = got.figures()
+    assert figures["overloaded"] and "p99" not in figures and "growth" in figures
+    turned_away = capacity.run(STORE, None, poisson(4.0), runs=20, requests=500, queue=2)
+    assert turned_away.quantile(0.5).value > 0 and turned_away.shares["rejected"] > 0.3
+
+
+def test_a_full_store_does_not_hide_an_overload() -> None:
+    """None of 60 requests waits for a token, as 100 are there: the rate alone says that it cannot last."""
+    got = capacity.run(STORE, Hosts(store=100), poisson(4.0), runs=20, requests=60)
+    assert got.overloaded and not np.nanmax(got.outcome.went - got.outcome.began)
+
+
+def test_random_times_lower_the_limit_and_growth_tells() -> None:
+    """K = 1: a cycle lasts as long as the longer of T_on and T_off, on average more than the longer mean."""
+    factors = (0.1, 1.9)
+    one = replace(STORE, hosts=STORE.hosts | {"party": Host(cores=2, store=1, up=8e6, down=8e6)})
+    one = replace(one, request=Phase(one.request.steps, factors), refill=chain(("deal", Compute("dealer", 0.2))))
+    got = capacity.run(
+        replace(one, refill=Phase(one.refill.steps, factors)), None, poisson(4.0), runs=50, requests=2000
+    )
+    assert got.limit.rate == pytest.approx(5.0)  # and 1 / 0.29 = 3.45 in truth
+    assert got.overloaded
+
+
+def test_batches_replicas_and_users() -> None:
+    got = capacity.run(STORE, None, poisson(1.0), runs=10, requests=200, batch=4, hold=0.5, each=0.1)
+    assert got.limit.rate == math.inf and got.means["latency"].value > 0.2
+    two = capacity.run(STORE, None, poisson(3.0), runs=10, requests=500, replicas=2)
+    assert two.limit.rate == pytest.approx(4.0) and not two.overloaded
+    users = capacity.run(STORE, None, Users(30, 1.0), runs=10, requests=500)
+    assert not users.overloaded and users.goodput == pytest.approx(2.0, rel=0.1)
+
+
+def test_sessions_cost_their_first_request() -> None:
+    service = replace(STORE, session=chain(("setup", Compute("party", 1.0))))
+    never, always = (
+        capacity.run(service, None, constant(0.2, session=session), runs=2, requests=100) for session in (math.inf, 1)
+    )
+    assert never.means["online"].value == pytest.approx(0.2)
+    assert always.means["online"].value == pytest.approx(1.2)
+
+
+def test_requests_of_several_images_take_as_many_times() -> None:
+    got = capacity.run(STORE, None, constant(0.1, images=3), runs=1, requests=50)
+    assert got.means["online"].value == pytest.approx(0.6)
+    assert got.limit.rate == pytest.approx(2.0 / 3)
+    with pytest.raises(ConfigError, match="a request of 11 tokens"):
+        capacity.run(STORE, None, constant(0.1, images=11), runs=1, requests=50)
+
+
+@pytest.mark.parametrize(
+    "arrivals, rules", [(poisson(9.0), {}), (poisson(1.0), {"batch": 3, "hold": 0.1}), (Users(2, 0.0), {})]
+)
+def test_one_short_run_tells_what_it_knows(arrivals: Arrivals, rules: dict[str, float]) -> None:
+    """No interval of one run's growth, no limit of batches, no rate of users who never think."""
+    for requests in (1, 40):
+        got = capacity.run(STORE, None, arrivals, runs=1, requests=requests, **rules)
+        assert "engine: " in got.table()
+        assert json.loads(json.dumps(got.figures(), allow_nan=False))["requests"] == requests
