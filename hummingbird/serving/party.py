@@ -31,6 +31,7 @@ from hummingbird.serving.inbox import Entry, Inbox, Limits
 from hummingbird.serving.message import Request, pack_answer
 from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
 from hummingbird.serving.plan import describe
+from hummingbird.serving.rows import Rows
 from hummingbird.serving.zeros import ZeroShares
 from hummingbird.wire.front import GRACE
 from hummingbird.wire.gate import caller_name
@@ -44,7 +45,8 @@ _LOOK = 1.0  # seconds between looks at whether a caller is still there
 class Party:
     """One party's part in a service, from a private net that is set up in a session. A few rounds.
 
-    shape: of one image; of a net with several inputs, one for each. most: images of a batch, and of a request. wait:
+    shape: of one image; of a net with several inputs, one for each. table: rows (rows, dim) that clients look up, for a
+    net of rows and weights (hummingbird/lookup.py). most: images of a batch, and of a request. wait:
     seconds for which a request may wait for others to share its batch. tls: for the parties' second channel, as in
     `init`. grace: seconds for what waits when a service is told to end. Raises what `plan.describe` does,
     AgreementError where parties differ in these options, and PeerError.
@@ -56,6 +58,7 @@ class Party:
         shape: Sequence[int] | Sequence[Sequence[int]],
         session: Session,
         *,
+        table: Tensor | None = None,
         most: int = MAX_BATCH,
         wait: float = MAX_WAIT,
         tls: Tls | None = None,
@@ -66,8 +69,10 @@ class Party:
         self._private, self._session, self.rank = private, session, session.rank
         own, channel = new_seed().hex(), session.channel
         name = ({self.rank: own} | channel.exchange_text(own))[0]
-        self.service = describe(private, shape, most, session, name)
-        session.agree("serve", {"service": self.service.digest.hex(), "input": str(shape), "max batch": str(most)})
+        self._rows = None if table is None else Rows(table, session)
+        facts = {"table": self._rows.digest if self._rows else "none", "input": str(shape), "max batch": str(most)}
+        self.service = describe(private, shape, most, session, name, self._rows)
+        session.agree("serve", facts | {"service": self.service.digest.hex()})
         session.dealer.admit(private.facts, [session.dealer.slice_shape] if session.dealer.slice_shape else [])
         self._check_slot()
         if self.service.rowwise:
@@ -158,6 +163,8 @@ class Party:
         if self._teller is not None:
             self._teller.close()
         self._control.close()
+        if self._rows is not None:
+            self._rows.close()
         if self._figures is not None:
             self._figures.forget()
 
@@ -194,7 +201,7 @@ class Party:
         else:
             decisions, last = receive_list(self._session.channel)
         self._last = self._last or last
-        ids, shares = [], []
+        ids, requests = [], []
         for id, action, detail in decisions:
             request = self.inbox.take(id)
             if action != Action.RUN:
@@ -204,13 +211,20 @@ class Party:
                 raise AgreementError(what, where="serve", hint="all parties must run the same release")
             else:
                 ids.append(id)
-                shares.append(request.words(self.service, self.rank))
+                requests.append(request)
         if ids:
+            shares = self._inputs(requests)
             padding = self.batches.add(ids, shares)
             if self._figures is not None:
                 self._figures.batch(sum(map(len, shares)), padding)
         self._promised -= slots
         return len(decisions)
+
+    def _inputs(self, requests: Sequence[Request]) -> list[Tensor]:
+        """This party's shares of the net's input, int64 (images, ...), for each request."""
+        if self._rows is not None:
+            return self._rows.inputs(requests, self.service)
+        return [request.words(self.service, self.rank) for request in requests]
 
     def _answer(self, ids: Sequence[bytes], counts: Sequence[int], share: Tensor) -> None:
         """The answers of a batch: this party's share of the results, and a fresh share of zero."""

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+import scripts.asplos
 import scripts.asplos_profile
 import scripts.bench_garble
 import scripts.bench_he
@@ -101,6 +102,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.asplos": lambda: scripts.asplos.parser().format_help(),
     "scripts.figures": lambda: scripts.figures.parser().format_help(),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),
