@@ -92,8 +92,8 @@ class Result:
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """Of every run, (runs, 1): the arrival of the first request that counts, that of the last, and the seconds
-        between.
+        """The arrivals of the first and the last request that count, in every run, and the seconds between: (runs, 1)
+        each.
         """
         low, high = self.outcome.arrived[:, self.cut, None], self.outcome.arrived[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
@@ -125,7 +125,7 @@ class Result:
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Of all requests that count: served, rejected, given up."""
+        """Shares of all requests that count: served, rejected, given up."""
         fate = self.outcome.fate[:, self.cut :]
         names = {"served": 0, "rejected": REJECTED, "gave up": GAVE_UP}
         return {name: float((fate == number).mean()) for name, number in names.items()}
@@ -151,9 +151,19 @@ class Result:
                 found[f"{role} {kind}"] = rate * amount / capacity_of(service, (role, kind))
         return found
 
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """Means of latency and its parts and the quantiles that are known; above the limit growth alone."""
+        if self.overloaded:
+            return {"growth": self.growth}
+        count = int(np.isfinite(self._steady(self.outcome.latency)).sum())
+        known = [q for q in QUANTILES if count >= statistics.least_requests(q)]
+        means = {f"{name}_mean": value for name, value in self.means.items()}
+        return means | {f"p{100 * q:g}": self.quantile(q) for q in known}
+
     def figures(self) -> dict[str, Any]:
-        """All numbers, for JSON: seconds, requests per second, shares; intervals as [low, high]."""
-        found: dict[str, Any] = {
+        """All numbers, for JSON: seconds, requests per second, shares; null for what is not known, or has no bound."""
+        found = {
             "engine": self.engine,
             "why": self.why,
             "runs": self.load.shape[0],
@@ -163,28 +173,24 @@ class Result:
             "limit": self.limit.rate,
             "limit_cause": self.limit.cause,
             "overloaded": self.overloaded,
-        }
-        if self.overloaded:
-            found["growth"] = _estimated(self.growth)
-        else:
-            found |= {f"{name}_mean": _estimated(value) for name, value in self.means.items()}
-            count = int(np.isfinite(self._steady(self.outcome.latency)).sum())
-            known = [q for q in QUANTILES if count >= statistics.least_requests(q)]
-            found |= {f"p{100 * q:g}": _estimated(self.quantile(q)) for q in known}
-        return found | {
+            **{name: value._asdict() for name, value in self.estimates.items()},
             "little": statistics.little(self.outcome, self.cut),
             "goodput": self.goodput,
             "shares": self.shares,
             "levels": self.levels,
             "utilisation": self.utilisation,
         }
+        return {name: _known(value) for name, value in found.items()}
 
     def table(self) -> str:
         """The numbers as text."""
         rows = [
-            (name.replace("_", " "), f"{value['value']:.4g} s", f"{value['low']:.4g} .. {value['high']:.4g}")
-            for name, value in self.figures().items()
-            if isinstance(value, dict) and "low" in value
+            (
+                name.replace("_", " "),
+                f"{value:.4g} s",
+                f"{low:.4g} .. {high:.4g}" if math.isfinite(low) else "not known",
+            )
+            for name, (value, low, high) in self.estimates.items()
         ]
         rows += [("goodput", f"{self.goodput:.4g}/s", ""), ("limit", f"{self.limit.rate:.4g}/s", self.limit.cause)]
         for title, values in (("", self.shares), ("mean ", self.levels), ("use of ", self.utilisation)):
@@ -194,5 +200,8 @@ class Result:
         return f"{text_table(head, rows)}\n\n{note}, of which the first {self.cut} are left out"
 
 
-def _estimated(value: Estimate) -> dict[str, float | None]:
-    return {name: part if math.isfinite(part) else None for name, part in value._asdict().items()}
+def _known(value: Any) -> Any:
+    """The value with None for every number that is not finite, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {name: _known(part) for name, part in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -370,7 +370,7 @@ _SOLVERS: dict[str, Callable[[_Search], Solved]] = {
 
 
 def _elasticities(search: _Search, run: Result) -> dict[str, float]:
-    """Of the goal's figure at the answer, for 10 % more of each input that is used; nan where it cannot be shown."""
+    """Elasticities of the goal's figure, for 10 % more of each input that is used; nan where it cannot be shown."""
     service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
 
     def change(other: Service, process: Arrivals = arrivals) -> float:

@@ -129,11 +129,6 @@ def _slope(x: Floats, y: Floats) -> float:
     return float(centred @ y / (centred @ centred))
 
 
-def in_system(outcome: Outcome) -> Floats:
-    """The mean number of requests that are there, of every run from time 0 until all have left."""
-    return (outcome.left - outcome.arrived).sum(1) / np.maximum(outcome.left.max(1), 1e-300)
-
-
 def little(outcome: Outcome, cut: int = 0) -> float:
     """Little's law L = lambda W from the arrival of request `cut` to that of the last: L / (lambda W) - 1.
 

@@ -11,6 +11,7 @@ import pytest
 
 from hummingbird import capacity
 from hummingbird.capacity import Compute, Host, Hosts, Phase, Send, Service, Step, Users, chain, constant, poisson
+from hummingbird.capacity.arrivals import Arrivals
 from hummingbird.errors import ConfigError
 
 STORE = Service(
@@ -123,3 +124,14 @@ def test_requests_of_several_images_take_as_many_times() -> None:
     assert got.limit.rate == pytest.approx(2.0 / 3)
     with pytest.raises(ConfigError, match="a request of 11 tokens"):
         capacity.run(STORE, None, constant(0.1, images=11), runs=1, requests=50)
+
+
+@pytest.mark.parametrize(
+    "arrivals, rules", [(poisson(9.0), {}), (poisson(1.0), {"batch": 3, "hold": 0.1}), (Users(2, 0.0), {})]
+)
+def test_one_short_run_tells_what_it_knows(arrivals: Arrivals, rules: dict[str, float]) -> None:
+    """No interval of one run's growth, no limit of batches, no rate of users who never think."""
+    for requests in (1, 40):
+        got = capacity.run(STORE, None, arrivals, runs=1, requests=requests, **rules)
+        assert "engine: " in got.table()
+        assert json.loads(json.dumps(got.figures(), allow_nan=False))["requests"] == requests
