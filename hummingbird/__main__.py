@@ -11,7 +11,7 @@ from hummingbird.errors import HummingbirdError
 
 COMMANDS = (
     *("info", "check", "estimate", "save", "infer", "deal", "dealer"),
-    *("serve", "ask"),
+    *("serve", "ask", "plan"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server", "pir-owner"),
     *("gc-server", "gc-prepare", "gc-client", "gc-proxy", "token", "health"),

@@ -53,7 +53,8 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
 
 def _problems(net: nn.Module, owner: int | None, example: Any) -> list[Problem]:
-    return graph.problems(net, custom=tuple(CUSTOM), example=example) or _unpriced(net, owner, example)
+    found = graph.problems(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
+    return found or _unpriced(net, owner, example)
 
 
 def _unpriced(net: nn.Module, owner: int | None, example: Any) -> list[Problem]:

@@ -67,11 +67,12 @@ REQUEST_HEADER_BYTES, ANSWER_HEADER_BYTES = 64, 8
 ORDER_WORDS = 4  # of 8 bytes, for each request that party 0 names
 
 
-def asking(parties: int, values: int, bits: int, results: int, result_bits: int) -> tuple[int, int]:
+def asking(parties: int, values: int, bits: int, results: int, result_bits: int, key_bytes: int = 0) -> tuple[int, int]:
     """Bytes that a client sends to all parties together, and gets: N - 1 seeds and one copy of its values' low bits up,
-    N copies of its results' down. values, results: of all images of the request.
+    N copies of its results' down. values, results: of all images of the request; key_bytes: of the keys of its lookups
+    for each party.
     """
-    up = parties * REQUEST_HEADER_BYTES + (parties - 1) * 16 + packed(values * bits)
+    up = parties * (REQUEST_HEADER_BYTES + key_bytes) + (parties - 1) * 16 + packed(values * bits)
     return up, parties * (ANSWER_HEADER_BYTES + packed(results * result_bits))
 
 

@@ -38,6 +38,21 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
     return units
 
 
+def numbered(x: Any, where: str, rows: int) -> Tensor:
+    """Row numbers, int64 on the CPU, of a tensor of whole numbers from 0 to rows - 1.
+
+    InputError for anything else, which names none of them: its text may end up in a log.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64) or x.layout != torch.strided:
+        got = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"expected a dense tensor of row numbers, got {got}", where=where, hint="int64, or int32")
+    places = x.detach().cpu().to(torch.int64)
+    if places.numel() and not (int(places.min()) >= 0 and int(places.max()) < rows):
+        hint = f"this table's rows are 0 to {rows - 1}"
+        raise InputError("a row number is outside of the table", where=where, hint=hint)
+    return places
+
+
 def check_limit(limit: Any, where: str) -> None:
     """InputError unless `limit` is None or a positive number."""
     number = isinstance(limit, (int, float)) and not isinstance(limit, bool)

@@ -203,7 +203,7 @@ def futures(net: Net) -> dict[str, float]:
 
 
 def figure_14() -> Section:
-    """Table of seconds with faster primitives."""
+    """Totals with faster primitives."""
     printed = (930, 1052, 662, 645, 492, 54, 6)
     found = futures(asplos23().net(R18))
     rows = [compared(name, value, beside) for (name, value), beside in zip(found.items(), printed, strict=True)]

@@ -1,6 +1,7 @@
 """The charts of the pages, drawn from the tables beside them: `python -m scripts.figures` writes docs/figures.
 
     accuracy    docs/results.md       accuracy against bits kept and against kB sent
+    capacity-*  docs/capacity.md      latency against the rate and the store, and faster primitives, of a paper remade
     layers      checkpoints           kB that ResNet-18's layers send for an image, by the formulas of `estimate`
     seconds     docs/benchmarks.md    seconds of an image through ResNet-18, by link
     times       docs/benchmarks.md    where an image's time goes in ResNet-18, by stage
@@ -166,8 +167,80 @@ def two_party() -> str:
     )
 
 
+_CAPACITY = ROOT / "docs/capacity.md"
+
+
+def capacity_rate() -> str:
+    """Minutes from arrival to prediction against requests an hour, baseline and proposal of Garimella et al."""
+    rows = table(_CAPACITY, "## Figures 7 and 12")
+    panels = []
+    for what, marks in (("mean", (0, 10, 20, 30, 40)), ("p99", (0, 40, 80, 120, 160))):
+        lines = [Line(colour, _measured(rows, f"{who}, {what}")) for who, colour in _SERVICES.items()]
+        panels.append(Panel(f"requests an hour; {what}, minutes", lines, range(0, 16, 3), marks))
+    return line_chart(
+        "ResNet-18 on CIFAR, 16 GB: minutes from arrival to prediction",
+        "; ".join(
+            f"1 per {name} minutes: {row['baseline, mean']} and {row['proposal, mean']}" for name, row in rows.items()
+        ),
+        panels,
+        {"c": "baseline: SG, one thread", "a": "proposal: CG, LPHE, WSA"},
+    )
+
+
+_SERVICES = {"baseline": "c", "proposal": "a"}
+
+
+def _measured(rows: Rows, column: str) -> list[tuple[float, float, str]]:
+    """Requests an hour and a column's minutes, where they do not grow."""
+    cells = [(name, row[column]) for name, row in rows.items() if name != "limit" and row[column] != "grows"]
+    return [(60 / number(name), number(cell), "") for name, cell in cells]
+
+
+def capacity_store() -> str:
+    """Minutes from arrival to prediction against the client's store, RLP and LPHE."""
+    rows = table(_CAPACITY, "## Figure 10")
+    panels = []
+    for column, marks in (("1 per 60", (0, 50, 100, 150)), ("1 per 18", (0, 25, 50, 75, 100))):
+        lines = [
+            Line(
+                colour,
+                [
+                    (number(n), number(r[f"{how}, {column}"]), "")
+                    for n, r in rows.items()
+                    if r[f"{how}, {column}"] != "grows"
+                ],
+            )
+            for how, colour in (("RLP", "c"), ("LPHE", "a"))
+        ]
+        panels.append(
+            Panel(f"GB at the client; {column} minutes, mean minutes", lines, (8, 16, 32, 64, 140), marks, True)
+        )
+    return line_chart(
+        "ResNet-18 on TinyImageNet, CG: minutes from arrival to prediction",
+        "; ".join(f"{name}: RLP {row['RLP, 1 per 18']}, LPHE {row['LPHE, 1 per 18']}" for name, row in rows.items()),
+        panels,
+        {"c": "RLP: refills side by side", "a": "LPHE: layers side by side"},
+    )
+
+
+def capacity_future() -> str:
+    """Seconds of a request with faster primitives."""
+    rows = table(_CAPACITY, "## Figure 14")
+    bars = [Bar(name, [(number(row["model"]), "a")], row["model"]) for name, row in rows.items()]
+    return bar_chart(
+        "ResNet-18 on TinyImageNet: a request with faster primitives",
+        "; ".join(f"{bar.name}: {bar.words}" for bar in bars),
+        bars,
+        {"a": "seconds in all"},
+        left=330,
+    )
+
+
 CHARTS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy,
+    "capacity-future": capacity_future,
+    "capacity-rate": capacity_rate,
+    "capacity-store": capacity_store,
     "layers": layers,
     "seconds": seconds,
     "times": times,

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +33,7 @@ from scripts import fuzz_hybrid
 from scripts.fuzz_bounds import UNIT
 from scripts.fuzz_grammar import KINDS
 from scripts.fuzz_run import VERDICTS, Result, details, judge
+from scripts.workers import workers
 
 CHUNK = 8  # nets that a process takes at a time
 FAILED = ("wrong", "raw")
@@ -53,8 +53,7 @@ def results(
         with _one_thread():
             yield from (judge(number) for chunk in chunks if in_time() for number in chunk)
         return
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, fresh, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with workers(jobs, threads=1) as pool:
         waiting = {pool.submit(_several, judge, chunk) for chunk in chunks[: 2 * jobs]}
         left = iter(chunks[2 * jobs :])
         while waiting:

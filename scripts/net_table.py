@@ -19,13 +19,11 @@ import importlib
 import json
 import logging
 import math
-import multiprocessing
 import sys
 import textwrap
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -44,6 +42,7 @@ from hummingbird.cost import FREE
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError, ModelError, Problem
 from scripts.net_catalogue import LAYER_SCALE, NETS, Entry, prepared
 from scripts.torchvision_images import calibrate, photographs, random_images
+from scripts.workers import workers
 
 CALIBRATION = 32  # images
 BYTES = 40  # per weight at most, measured: a net, its traced copy, and its ring elements on the way
@@ -174,7 +173,7 @@ def logits(result: Any) -> Tensor:
 
 def apart(name: str, inputs: int, data: Path | None, memory: float) -> Row:
     """`measure` in a process of its own, which gives its memory back; EnvironmentProblem if it was killed."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with workers(1) as pool:
         try:
             return pool.submit(measure, name, inputs, data, memory).result()
         except BrokenProcessPool:

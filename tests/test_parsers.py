@@ -23,15 +23,16 @@ COUNT = int(os.environ.get("HUMMINGBIRD_FUZZ", "300"))
 SECONDS = 20.0  # of computing, for one input; the slowest take milliseconds
 ROOM = 64 << 20  # bytes that all inputs of a parser may add to this process; they have a few KB
 NAMES = [
-    *("bits", "checkpoint", "checkpoint's pickle", "ledger", "store header", "store header, signed"),
+    *("bits", "checkpoint", "checkpoint's pickle", "ledger", "store header", "store header, signed", "kept store"),
     *("dealer's Join", "dealer's Leave", "dealer's requests", "dealer's Correct", "answer to Join"),
     *("dealt corrections", "dealer's seconds", "npy", "safetensors", "safetensors header", "plan", "key file"),
     *("journal",),
-    *("public key", "secret key", "frame", "query", "query at a server", "deposit", "deposit at a server"),
-    *("collection", "answer", "update", "update at a server", "result", "description", "statement's query"),
+    *("public key", "secret key", "frame", "query", "query at a server"),
+    *("answer", "update", "update at a server", "description", "statement's query"),
     *("statement's answer", "hello", "channel's tensors", "channel's text", "facts", "next slot", "X25519 key"),
     *("saved net", "saved net, signed", "saved weights"),
-    *("asked party 0", "asked party 1", "answer to ask", "service's description"),
+    *("asked party 0", "asked party 1", "asked party 0 with keys", "asked party 1 with keys"),
+    *("answer to ask", "service's description"),
     *("roll", "address", "TLS cert", "TLS key", "TLS ca"),
 ]
 

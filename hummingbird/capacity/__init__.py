@@ -1,19 +1,40 @@
 """Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
 
+from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, poisson, trace
+from hummingbird.capacity.limit import limits
+from hummingbird.capacity.nets import gmw, masked
+from hummingbird.capacity.profile import load as load_profile
+from hummingbird.capacity.running import Run, run
 from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.service_json import from_text, to_text
+from hummingbird.capacity.solving import Solution, solve
 
 __all__ = [
     "Compute",
+    "Gaps",
     "Host",
     "Hosts",
+    "Hourly",
     "Phase",
     "Prices",
     "Rounds",
+    "Run",
     "Send",
     "Service",
+    "Solution",
     "Step",
+    "Trace",
+    "Users",
     "chain",
+    "constant",
     "from_text",
+    "gmw",
+    "limits",
+    "load_profile",
+    "masked",
+    "poisson",
+    "run",
+    "solve",
     "to_text",
+    "trace",
 ]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -69,9 +69,7 @@ class Arrivals(ABC):
         return Load(
             size=-(-self._drawn_images(shape, seed) // per_request),
             patience=None if self.patience == math.inf else np.full(shape, self.patience),
-            first=uniform(shape, seed, "session") * self.session < 1
-            if self.session < math.inf
-            else np.zeros(shape, bool),
+            first=uniform(shape, seed, "session") < 1 / self.session,
             **self._times(shape, seed),
         )
 
@@ -83,6 +81,8 @@ class Arrivals(ABC):
     @abstractmethod
     def _times(self, shape: tuple[int, int], seed: int) -> dict[str, Any]:
         """Fields of a Load that say when requests come."""
+
+    steady: ClassVar[bool] = True  # the same at all times, so that there may be a steady state
 
     @abstractmethod
     def per_second(self) -> float:
@@ -123,6 +123,7 @@ class Hourly(Arrivals):
     """A Poisson process at rates[h] requests per second in hour h, from the first again after the last."""
 
     rates: tuple[float, ...]
+    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,6 +150,7 @@ class Trace(Arrivals):
 
     due: tuple[float, ...]
     brought: tuple[int, ...] = ()
+    steady: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
 from hummingbird.graph.at_hand import settled
+from hummingbird.lookup import LookedUp
 from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.saving import read_net
@@ -38,7 +39,7 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
     """The net and its private form, of --saved or of --model; `args` gain what --saved says of owner and protocol.
 
     image: one of the shape of the images, (1, ...), for nets that ask for it; of a net with several inputs, one of
-    each.
+    each, and of one that begins with lookups none: its `after` is converted. InputError for another number.
     """
     folder = saved_of(args, rank)
     if folder is not None:
@@ -50,6 +51,13 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
     owner = "public" if args.owner is None else args.owner
+    if isinstance(net, LookedUp):
+        if image:
+            hint = "serve it, without --input: its clients bring row numbers and weights"
+            raise InputError("a net of private lookups takes no images", where="--model", hint=hint)
+        return net, convert_model(net.after, _windows(args), owner, args.protocol, example=net.example())
+    if not image:
+        raise InputError("the shape of one image is needed", where="--input", hint="such as --input 3x32x32")
     if len(image) > 1:
         return net, convert_model(net, _windows(args), owner, args.protocol, example=image)
     taken = settled(net, image[0], custom=tuple(CUSTOM))

@@ -33,7 +33,8 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
         "--store",
         metavar="DIR",
         help="no dealer: material that `python -m hummingbird deal` has dealt in advance, this party's folder or the "
-        "one that holds party-RANK ({rank} is replaced). Whoever can read two parties' folders can read their secrets",
+        "one that holds party-RANK ({rank} is replaced), or the one that `deal --keep` keeps full. Whoever can read "
+        "two parties' folders can read their secrets",
     )
     source.add_argument(
         "--dealer",

@@ -13,6 +13,7 @@ import torch
 from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import InputError, UnavailableError
+from hummingbird.lookup import LookedUp
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.serving.figures import Figures
@@ -32,7 +33,8 @@ each image by itself.
 
 Trust: as `infer`, with the data at the clients. Plain text stays on this host. With --tls-*, a party's certificate is
 for the common name party-RANK, and for the host name under which clients know it ({rank} is replaced in the files'
-names); --tls-ca is the authority of all parties and clients, or of the parties alone where clients show tokens."""
+names, and in --metrics); --tls-ca is the authority of all parties and clients, or of the parties alone where clients
+show tokens."""
 _EPILOG = """example, with my_net.py in the current folder, and a client beside it:
   torchrun --standalone --nproc_per_node=2 -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
       --input 3x32x32 --listen 127.0.0.1:910{rank}
@@ -51,8 +53,9 @@ def add_parser(commands: Any) -> None:
     )
     add_converted_arguments(sub)
     group = sub.add_argument_group("service")
-    text = "shape of one image; of a net with several inputs, the shape of each, in the order of forward()"
-    group.add_argument("--input", required=True, nargs="+", type=shape, metavar="CxHxW", help=text)
+    text = "shape of one image; of a net with several inputs, the shape of each, in the order of forward(); "
+    text += "a net that begins with private lookups (docs/lookup.md) needs none"
+    group.add_argument("--input", nargs="+", type=shape, metavar="CxHxW", help=text)
     text = "most images in a batch, and in a request, of 32 MiB; batches of more than half run in two slices in turns "
     group.add_argument("--max-batch", type=count, default=MAX_BATCH, metavar="N", help=text + "(default: %(default)s)")
     text = "milliseconds for which a request waits for others to share its batch; none while the parties are idle "
@@ -70,6 +73,8 @@ def run(args: argparse.Namespace) -> None:
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
+    if args.metrics is not None:
+        args.metrics = args.metrics.replace("{rank}", str(place.party))
     args.listen = [address_of(args.listen, place.party, place.parties)]
     config, options = service_of(args, MAX_BYTES), session_options(args)
     if place.lane:  # no client reaches it
@@ -80,10 +85,11 @@ def run(args: argparse.Namespace) -> None:
 
         def begin() -> Party | Lane:
             session = launch.init(**options)
-            image = [torch.empty(1, *each) for each in args.input]
-            _, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
+            image = [torch.empty(1, *each) for each in args.input or ()]
+            net, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
+            shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
             how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
-            return join(private, args.input, session, grace=config.grace, figures=figures, **how)
+            return join(private, shapes, session, table=table, grace=config.grace, figures=figures, **how)
 
         def begun() -> None:
             if place.lane == 0:

@@ -5,13 +5,16 @@ A net that needs none is traced without, so that what was found for it before, w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
-from hummingbird.errors import ModelError, Problem
+from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph.saved import SavedNet
-from hummingbird.graph.trace import problems, unfolded
+from hummingbird.graph.steps import Step
+from hummingbird.graph.symbols import SHAPE_TEST
+from hummingbird.graph.trace import problems, trace, unfolded
 
 
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
@@ -27,21 +30,50 @@ def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Mod
 
 
 def settled(
-    net: nn.Module, images: Tensor, *, any_batch: bool = True, custom: Collection[type[nn.Module]] = ()
+    net: nn.Module,
+    images: Tensor,
+    *,
+    any_batch: bool = True,
+    custom: Collection[type[nn.Module]] = (),
+    secret: bool = False,
 ) -> nn.Module:
     """The net itself, or where it takes an example its steps as a net that takes none: `SavedNet`, for inference.
 
-    Raises as `example_of`, and ModelError with `any_batch` for a net that can have the batch of these images alone.
+    secret: as for `trace`. Raises as `example_of`, and ModelError with `any_batch` for a net that can have the batch of
+    these images alone.
     """
     example = example_of(net, images, custom=custom)
     if example is None:
         return net
-    steps = unfolded(net, custom=custom, example=example)
+    steps = unfolded(net, custom=custom, example=example, secret=secret)
     if own := [step.name for step in steps if step.op == "custom"]:
         hint = "take the test of shapes out of its forward()"
         what = "a layer of register_converter in a net that asks for shapes"
         raise ModelError([Problem(name, what, hint) for name in own])
-    if any_batch and steps[0].attrs["shape"][0] is not None:
+    if any_batch:
+        _check_batch(steps, images)
+    return SavedNet(steps)
+
+
+def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:
+    """The steps of `trace`, with these images as the example for a net that is not traced without.
+
+    Raises as `trace`, and ModelError for a net that can have the batch of these images alone.
+    """
+    try:
+        return trace(net, elementwise=elementwise, secret=secret)
+    except ModelError as error:
+        asks = any(problem.hint == SHAPE_TEST for problem in error.problems)  # then the other problems are of interest
+        try:
+            steps = trace(net, elementwise=elementwise, secret=secret, example=images)
+        except (InputError, ModelError) as again:
+            raise again if asks and isinstance(again, ModelError) else error from None
+    _check_batch(steps, images)
+    return [replace(steps[0], attrs={}), *steps[1:]]  # the input's shape is who asks's to say
+
+
+def _check_batch(steps: Sequence[Step], images: Tensor) -> None:
+    """ModelError for steps that hold for the batch of these images alone."""
+    if steps[0].attrs["shape"][0] is not None:
         what = f"forward() depends on how many images there are, and was traced with {len(images)}"
         raise ModelError([Problem("net", what, "write it for any number of images")])
-    return SavedNet(steps)

@@ -27,7 +27,7 @@ _VALUE_TEST = (
     "only straight-line code can be converted: a private value, or a shape, cannot choose a branch; remove the test, "
     "decide it in __init__, or give the module's type as custom"
 )
-_SHAPE_TEST = (
+SHAPE_TEST = (
     "a net is converted before any shape is known: give an input to hummingbird.convert_model(net, example=x), "
     "or remove the test; "
     "for a library's net, subclass the module and write its forward() without the test"
@@ -188,7 +188,7 @@ class SymbolTracer(fx.Tracer):
             return bool(self.known(obj))
         if self.running is not None or is_tensor(obj.node):
             return bool(self.refuse("a private value is used as control flow", _VALUE_TEST))
-        return bool(self.refuse("a shape, a type or a device is used as control flow", _SHAPE_TEST))
+        return bool(self.refuse("a shape, a type or a device is used as control flow", SHAPE_TEST))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         if self.running is not None:
@@ -242,7 +242,7 @@ def _answer(value: Any, kinds: Any) -> bool:
     if value.tracer.running is not None:
         return _isinstance(value.tracer.known(value), kinds)
     if not is_tensor(value.node):
-        value.tracer.refuse("a test of the type of a shape or a tuple", _SHAPE_TEST)
+        value.tracer.refuse("a test of the type of a shape or a tuple", SHAPE_TEST)
     return issubclass(Tensor, kinds)
 
 

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +29,7 @@ from hummingbird.graph.example import Example, given, is_private, leaves, plain
 from hummingbird.graph.fold import fold
 from hummingbird.graph.hints import RANDOM, function_hint, is_unsupported, module_hint
 from hummingbird.graph.layer_rules import check_variance
+from hummingbird.graph.reading import Secret
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, compact
 from hummingbird.graph.unwrap import plain_copy, unwrapped
@@ -37,36 +39,45 @@ from hummingbird.structure import TENSOR, spelled
 
 
 def trace(
-    net: nn.Module, *, custom: Collection[type[nn.Module]] = (), elementwise: bool = False, example: Any = None
+    net: nn.Module,
+    *,
+    custom: Collection[type[nn.Module]] = (),
+    elementwise: bool = False,
+    example: Any = None,
+    secret: bool = False,
 ) -> list[Step]:
     """The net at inference as a list of steps, from "input" to "output", batch norms folded; the net is not touched.
 
     custom: module types to keep whole, as steps "custom". elementwise: take all of torch's elementwise functions, as
     steps "elementwise" where they have no rule of their own: for who computes on plain values. example: an input to run
     the net on while it is traced, so that forward() may ask for shapes: a tensor, a tuple of arguments, or a dict of
-    keyword arguments. Raises ModelError with every problem; InputError for no net, and for an example that it does not
-    take.
+    keyword arguments. secret: refuse numbers that forward() reads from parameters and buffers.
+    Raises ModelError with every problem; InputError for no net, and for an example that it does not take.
 
         >>> [step.op for step in trace(nn.Sequential(nn.Linear(4, 2), nn.ReLU()))]
         ['input', 'linear', 'relu', 'output']
     """
-    steps, found = _convert(net, custom, elementwise, example)
+    steps, found = _convert(net, custom, elementwise, example, secret)
     if found:
         raise ModelError(found)
     return fold(steps)
 
 
-def unfolded(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> list[Step]:
+def unfolded(
+    net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
+) -> list[Step]:
     """The steps of `trace` before batch norms are folded, "batch_norm" among them: a `SavedNet`. Raises as `trace`."""
-    steps, found = _convert(net, custom, False, example)
+    steps, found = _convert(net, custom, False, example, secret)
     if found:
         raise ModelError(found)
     return compact(steps)
 
 
-def problems(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> list[Problem]:
+def problems(
+    net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None, secret: bool = False
+) -> list[Problem]:
     """Every reason, by qualified name, why `trace` would refuse the net; empty if it would not."""
-    return _convert(net, custom, False, example)[1]
+    return _convert(net, custom, False, example, secret)[1]
 
 
 def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: Any = None) -> Walk:
@@ -78,11 +89,11 @@ def walk(net: nn.Module, *, custom: Collection[type[nn.Module]] = (), example: A
 
 
 def _convert(
-    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any, secret: bool
 ) -> tuple[list[Step], list[Problem]]:
     if isinstance(unwrapped(net), SavedNet):
         return _saved(net)
-    walked, found = _walk(net, custom, elementwise, example)
+    walked, found = _walk(net, custom, elementwise, example, secret)
     return ([] if walked is None else walked.builder.steps), found
 
 
@@ -106,7 +117,7 @@ def _saved(net: nn.Module) -> tuple[list[Step], list[Problem]]:
 
 
 def _walk(
-    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any
+    net: nn.Module, custom: Collection[type[nn.Module]], elementwise: bool, example: Any, secret: bool = False
 ) -> tuple[Walk | None, list[Problem]]:
     try:
         twin = plain_copy(net)  # forward() runs once below, and may write to anything
@@ -118,7 +129,8 @@ def _walk(
     for reading in readings:
         if best is not None and not best[1] and reading is not None and not reading.any_batch:
             break  # it is traced for one batch already
-        walked, problems = _walked(twin, custom, elementwise, reading)
+        with Secret(twin) if secret else nullcontext():
+            walked, problems = _walked(twin, custom, elementwise, reading)
         if walked is not None and not problems and not walked.captured.fixed:
             return walked, found
         if best is None or best[1]:  # the last word on problems is that of the reading with the fewest symbols
@@ -429,5 +441,7 @@ def _constant(node: fx.Node, module: nn.Module | None, args: tuple[Any, ...], kw
         if isinstance(node.target, str):
             return getattr(args[0], node.target)(*args[1:], **kwargs)
         return node.target(*args, **kwargs)
+    except Unsupported:
+        raise
     except Exception as error:  # the user's own code runs here
         raise Unsupported(f"evaluating this constant fails: {error}", "compute it in __init__") from error

@@ -3,7 +3,6 @@
 `dpf` makes the keys, `embedding` is what a net uses, `client` asks the two servers, over `link`s by `messages`. `table`
 is what a server holds, `integrity` the owner's signatures on rows and updates, `updating` hands those to both servers.
 
-secret_shared/  rows that stay shared between the two servers, for a private net (`hummingbird.lookup`)
 batching/       many lookups in one inference: batch codes, a plan of them from the training data, its price and layer
 serving/        one of the two servers, its worker processes, the program over gRPC, the audit that names a liar
 

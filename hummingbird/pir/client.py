@@ -9,31 +9,21 @@ must be of one state: after an update that has reached one server only, the clie
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hummingbird import ring
-from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError
+from hummingbird.errors import AgreementError, ConfigError, InputError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
-from hummingbird.pir.link import Link, ask
-from hummingbird.pir.messages import (
-    TICKET_BYTES,
-    keys_in_a_query,
-    pack_deposit,
-    pack_query,
-    unpack_result,
-)
-from hummingbird.pir.pair import Pair, malformed
+from hummingbird.pir.link import Link
+from hummingbird.pir.messages import keys_in_a_query, pack_query
+from hummingbird.pir.pair import Pair
 from hummingbird.pir.table import DTYPES, Facts, State
-from hummingbird.prg import Stream, derive, new_seed
 from hummingbird.wire.service import Tls
 
-_ASK_AGAIN = 0.25
 _TRIES = 5
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -73,7 +63,6 @@ class Client:
         self._decoder, self._prf, self._timeout = decoder, prf, timeout
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Client(owner)")
         self._identities = None if identities is None else integrity.public_keys(identities, "pir.Client(identities)")
-        self._secret = new_seed(TICKET_BYTES)
         checks = {"identified": identities is not None, "owned": owner is not None}
         self._pair = Pair(servers, tls, timeout, tokens=tokens, **checks)
 
@@ -113,7 +102,6 @@ class Client:
         them, -1 for none; by default the indices. together: keys that go into one message. Raises as `rows`, and
         AgreementError where the table is updated all the time.
         """
-        self._check_plain()
         places = self._checked(indices)
         numbers = places[:, None] if numbers is None else numbers
         size = max(1, self._in_a_query() // together) * together
@@ -132,66 +120,6 @@ class Client:
         rows = whole.view(len(whole), facts.parts, -1)[:, :, : facts.row_bytes // facts.parts]
         return rows.contiguous().view(DTYPES[facts.dtype]).view(len(whole), facts.dim)
 
-    def deposit(self, indices: Tensor, weights: Tensor | None = None) -> bytes:
-        """Leave additive shares of rows at the two servers; returns the ticket to take them with (`Server.take`).
-
-        The table is a `Source.for_shares`. indices: (n,), at most what goes into one message. weights: (n,), real
-        numbers that the rows are to be multiplied by, hidden like the indices, but not that there are any; they cost
-        8 bytes each. Neither server, nor the client, gets the rows. Raises as `rows`, and InputError for weights that
-        `ring.encode` refuses.
-        """
-        if not self.facts.shares:
-            hint = "serve Source.for_shares(), or ask for rows"
-            raise InputError("this table is not made for shares", where="pir.Client.deposit", hint=hint)
-        places, ticket = self._checked(indices), new_seed(TICKET_BYTES)
-        if not 0 < len(places) <= self._in_a_query():
-            raise InputError(f"1 to {self._in_a_query()} indices go into one deposit", where="pir.Client.deposit")
-        *keys, signs = dpf.generate(places, self.facts.rows, self._prf)
-        factors: Sequence[Tensor | None] = (None, None)
-        if weights is not None:
-            if not isinstance(weights, Tensor) or weights.shape != places.shape:
-                raise InputError("one weight is needed for each index", where="pir.Client.deposit(weights)")
-            code = signs * ring.encode(weights.cpu(), where="pir.Client.deposit(weights)")
-            mask = Stream(new_seed()).words(len(places))
-            factors = mask, code - mask
-        messages = [
-            pack_deposit(ticket, self._receipt(ticket, party), keys[party], factors[party]) for party in range(2)
-        ]
-        (zero, _, _), (one, _, _) = self._pair.unpacked(self._pair.ask(messages, "Deposit"), len(places))
-        self._pair.check_states(zero, one)
-        return ticket
-
-    def collect(self, ticket: bytes) -> Tensor:
-        """The servers' result of a deposit of this client's, float32: the sum of their shares.
-
-        Once, and within the client's `timeout`, or twice that where many wait. Raises PeerError, which says what became
-        of it.
-        """
-        deadline = time.monotonic() + self._timeout
-        messages = [ticket + self._receipt(ticket, party) for party in range(2)]
-        parts = ask(self.links, messages, "Collect", "pir.Client", busy=b"")
-        for party, link in enumerate(self.links):
-            while not parts[party]:  # too many others wait there
-                if time.monotonic() > deadline:
-                    hint = "the deposit stays for some minutes: collect again"
-                    raise PeerError("the server has no room for one more who waits", where=link.name, hint=hint)
-                time.sleep(_ASK_AGAIN)
-                (parts[party],) = ask([link], messages[party : party + 1], "Collect", "pir.Client", busy=b"")
-        shares = []
-        for link, part in zip(self.links, parts, strict=True):
-            try:
-                shares.append(unpack_result(part))
-            except InputError as error:
-                raise malformed(link, error) from None
-        if shares[0].shape != shares[1].shape:
-            what = f"the servers' results have shapes {tuple(shares[0].shape)} and {tuple(shares[1].shape)}"
-            raise PeerError(what, where="pir.Client", hint="do both run the same net?")
-        return ring.decode(shares[0] + shares[1])
-
-    def _receipt(self, ticket: bytes, party: int) -> bytes:
-        """The secret by which one server alone knows the client of a ticket."""
-        return derive(self._secret, ticket.hex(), party)
-
     def update(self, message: bytes) -> State:
         """Hand an owner's signed update (`Owner.update`) to both servers; returns the new state.
 
@@ -206,11 +134,6 @@ class Client:
         self._pair.close()
 
     # Lookups ----------------------------------------------------------------------------------------------------------
-
-    def _check_plain(self) -> None:
-        if self.facts.shares:
-            hint = "use Client.deposit, or serve the plain table"
-            raise InputError("this table is made for shares", where="pir.Client.rows", hint=hint)
 
     def _checked(self, indices: Tensor) -> Tensor:
         """int64 (n,) on the CPU. The error names no index: its text may end up in a log."""

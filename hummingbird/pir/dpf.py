@@ -1,8 +1,8 @@
 """The client's side of a distributed point function: keys for two servers.
 
 `kernels/lookups/dpf.py` has the construction, the key's format and its check. The servers' bits can be used in three
-ways: XOR of the selected rows (row = y_0 ^ y_1), their sum (row = s (y_0 - y_1)), and, as popcount(t_0) - popcount(t_1)
-= s, shares of s and of s times the row. Pairs are never drawn again until s = 1: that would leak.
+ways: XOR of the selected rows (row = y_0 ^ y_1), their sum (row = s (y_0 - y_1)), and, where the sums stay with the
+servers, shares of s times the row (hummingbird/lookup.py). Pairs are never drawn again until s = 1: that would leak.
 
 What a key tells its server: that it is a key, of which party, the number of rows, the PRF, a public random number. All
 keys for a table have one size. Everything else of one key alone looks random to whoever cannot break the PRF; a seed

@@ -80,7 +80,7 @@ class Owner:
         table_id: 16 bytes, random by default; never the same for two tables of one owner. progress: is told how many
         rows more are signed.
         """
-        if source.facts.table_id or source.facts.shares:
+        if source.facts.table_id:
             raise InputError("only a plain table's rows are signed", where="pir.Owner.sign")
         facts = replace(source.facts, table_id=(new_seed() if table_id is None else table_id).hex())
         records = np.empty((facts.rows, facts.record_bytes), np.uint8)
@@ -95,8 +95,8 @@ class Owner:
 
         indices: int64 (n,), distinct. rows: (n, dim) of the table's type. A message holds 4 MiB: make several of more.
         """
-        if facts.shares or rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
-            hint = "rows as in the table; for shares, make a new table"
+        if rows.shape != (len(indices), facts.dim) or str(rows.dtype) != f"torch.{facts.dtype}":
+            hint = "rows as in the table"
             raise InputError(f"no rows of {facts.text()}", where="pir.Owner.update(rows)", hint=hint)
         data = rows.detach().cpu().contiguous().view(torch.uint8).reshape(len(rows), facts.row_bytes).numpy()
         indices = indices.detach().cpu().to(torch.int64)

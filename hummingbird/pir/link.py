@@ -9,7 +9,7 @@ from typing import Protocol
 
 import grpc
 
-from hummingbird.errors import ConfigError, HummingbirdError, OverloadError, PeerError, TrustError
+from hummingbird.errors import ConfigError, HummingbirdError, PeerError, TrustError
 from hummingbird.wire import service
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.service import Tls
@@ -24,8 +24,8 @@ class Link(Protocol):
     name: str
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message; the result waits for what comes back. Methods: Describe, Answer, Deposit,
-        Collect, Update, PastUpdate."""
+        """Send a message; the result waits for what comes back. Methods: Describe, Answer, Update,
+        PastUpdate."""
 
 
 class Remote:
@@ -115,13 +115,8 @@ def disconnect(links: Sequence[Link]) -> None:
             link.close()
 
 
-def ask(
-    links: Sequence[Link], messages: Sequence[bytes], method: str, where: str, *, busy: bytes | None = None
-) -> list[bytes]:
-    """All answers; sent at the same time. PeerError names every server that failed; where: if both did.
-
-    busy: in place of the answer of a server that has no room for the call, which fails otherwise.
-    """
+def ask(links: Sequence[Link], messages: Sequence[bytes], method: str, where: str) -> list[bytes]:
+    """All answers; sent at the same time. PeerError names every server that failed; where: if both did."""
     waiting = [link.begin(message, method) for link, message in zip(links, messages, strict=True)]
     answers: list[bytes] = []
     errors: list[HummingbirdError] = []
@@ -129,10 +124,7 @@ def ask(
         try:
             answers.append(finish())
         except HummingbirdError as error:
-            if busy is not None and isinstance(error, OverloadError):
-                answers.append(busy)
-            else:
-                errors.append(error)
+            errors.append(error)
     if len(errors) == 2:
         what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(links, errors, strict=True))
         raise PeerError(f"neither server answers: {what}", where=where, hint=errors[0].hint)

@@ -2,9 +2,6 @@
 
     query       = code of the decoder (1), keys (B, key_bytes)
     answer      = state (24), records (B, record_bytes) [, signature (64)]
-    deposit     = ticket and receipt (32), keys (B, key_bytes), shares of factors int64 (B,), or (0,) without weights;
-                  its answer has empty records
-    collection  = ticket and receipt, 32 bytes and no frame; its answer is one int64 tensor, or nothing: not yet
     update      = state (24) it applies to, indices int64 (n,), records (n, record_bytes), the owner's signature (64)
     version     = 8 bytes and no frame; its answer is the update of this version to the next
     description = JSON: party, release, state, facts, whether answers are signed
@@ -29,11 +26,10 @@ from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
 from hummingbird.wire.service import MAX_MESSAGE
 
-DECODERS = ("xor", "sum", "shares")
+DECODERS = ("xor", "sum")
 MAX_KEYS = 4096  # in one query: bounds what a server holds for it
 SIGNATURE_BYTES = 64
 STATE_BYTES = 24
-TICKET_BYTES = 16  # of a ticket, and of a receipt
 _STATE = struct.Struct("<Q16s")
 _OVERHEAD = 1024  # more than the headers of any frame here
 
@@ -93,9 +89,8 @@ def unpack_query(data: bytes, facts: Facts, party: int) -> tuple[str, Tensor]:
     if [(part.dtype, part.dim()) for part in parts] != [(torch.uint8, 1), (torch.uint8, 2)]:
         raise InputError("malformed query", hint="a query is a decoder and keys")
     (code, keys) = parts
-    allowed = ("shares",) if facts.shares else ("xor", "sum")
-    if code.numel() != 1 or int(code) >= len(DECODERS) or DECODERS[int(code)] not in allowed:
-        raise InputError("this table does not serve that decoder", hint=f"it serves {' and '.join(allowed)}")
+    if code.numel() != 1 or int(code) >= len(DECODERS):
+        raise InputError("there is no such decoder", hint=f"there are {' and '.join(DECODERS)}")
     _check_keys(keys, facts, party)
     return DECODERS[int(code)], keys
 
@@ -109,44 +104,6 @@ def _check_keys(keys: Tensor, facts: Facts, party: int) -> None:
     except InputError:  # its text tells more than is needed
         hint = "both sides need the same release, and the table must not have been replaced meanwhile"
         raise InputError(f"a key is not for party {party} and {facts.text()}, or damaged", hint=hint) from None
-
-
-def pack_deposit(ticket: bytes, receipt: bytes, keys: Tensor, factors: Tensor | None = None) -> bytes:
-    """keys: uint8 (B, key_bytes), all of one party; factors: its shares of s * weight, int64 (B,)."""
-    factors = torch.empty(0, dtype=torch.int64) if factors is None else factors
-    return pack_tensors([as_bytes(ticket + receipt), keys, factors])
-
-
-def unpack_deposit(data: bytes, facts: Facts, party: int) -> tuple[bytes, bytes, Tensor, Tensor | None]:
-    """Ticket, receipt, keys and factors, checked for this table and party; InputError, which tells nothing of them."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
-    kinds = [(part.dtype, part.dim()) for part in parts]
-    if kinds != [(torch.uint8, 1), (torch.uint8, 2), (torch.int64, 1)]:
-        raise InputError("malformed deposit", hint="a deposit is a ticket, keys and factors")
-    head, keys, factors = parts
-    if not facts.shares:
-        raise InputError("this table is not made for shares", hint="serve Source.for_shares()")
-    if len(head) != 2 * TICKET_BYTES or len(factors) not in (0, len(keys)):
-        raise InputError("malformed deposit", hint="a deposit is a ticket, keys and factors")
-    _check_keys(keys, facts, party)
-    names = head.numpy().tobytes()
-    return names[:TICKET_BYTES], names[TICKET_BYTES:], keys, factors if len(factors) else None
-
-
-def pack_result(share: Tensor) -> bytes:
-    """share: int64, any shape. InputError for more than a message holds."""
-    if share.dtype != torch.int64 or 8 * share.numel() > MAX_MESSAGE - _OVERHEAD:
-        what = f"a result of {share.dtype} with shape {tuple(share.shape)}"
-        raise InputError(what, hint=f"int64, at most {MAX_MESSAGE - _OVERHEAD} bytes")
-    return pack_tensors([share])
-
-
-def unpack_result(data: bytes) -> Tensor:
-    """The share; InputError for anything else."""
-    parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=1)
-    if [part.dtype for part in parts] != [torch.int64]:
-        raise InputError("malformed result", hint="both sides need the same release")
-    return parts[0]
 
 
 def pack_version(version: int) -> bytes:
@@ -178,8 +135,7 @@ def pack_answer(state: State, records: Tensor, signature: bytes | None = None) -
 def unpack_answer(data: bytes, count: int, facts: Facts, signed: bool) -> tuple[State, Tensor, bytes | None]:
     """State, records and signature; InputError unless they have exactly the expected shapes."""
     parts = unpack_tensors(data, max_bytes=MAX_MESSAGE, max_tensors=3)
-    records = count, 0 if facts.shares else facts.record_bytes
-    shapes = [(STATE_BYTES,), records, *([(SIGNATURE_BYTES,)] if signed else [])]
+    shapes = [(STATE_BYTES,), (count, facts.record_bytes), *([(SIGNATURE_BYTES,)] if signed else [])]
     if [(part.dtype, tuple(part.shape)) for part in parts] != [(torch.uint8, shape) for shape in shapes]:
         raise InputError("malformed answer", hint="both sides need the same release; was the table replaced?")
     return _unpack_state(parts[0]), parts[1], parts[2].numpy().tobytes() if signed else None

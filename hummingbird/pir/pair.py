@@ -56,7 +56,7 @@ class Pair:
         parts = []
         for link, answer, signs in zip(self.links, answers, self.signs, strict=True):
             try:
-                parts.append(unpack_answer(answer, count, self.facts, signs and not self.facts.shares))
+                parts.append(unpack_answer(answer, count, self.facts, signs))
             except InputError as error:
                 raise malformed(link, error) from None
         return parts
@@ -108,9 +108,6 @@ class Pair:
             self.wait(deadline, zero.state, one.state)
 
     def _check_facts(self, facts: Facts) -> None:
-        if self._identified and facts.shares:
-            hint = "leave out the identities, or ask for rows of the plain table"
-            raise AgreementError("answers for shares are not signed", where=self.links[0].name, hint=hint)
         if self._owned and not facts.table_id:
             hint = "serve what Owner.sign makes, or leave out the owner"
             raise AgreementError("the table's rows are not signed", where=self.links[0].name, hint=hint)

@@ -1,7 +1,6 @@
 """Tables as servers hold them: records as bytes, where they come from, and the facts both servers must share.
 
-A record is a row's bytes as torch stores them; a signed table's carries its proof behind (`integrity`); a record for
-shares is the row in fixed point, int64, and a word 1 behind, whose selected sum counts the selected rows.
+A record is a row's bytes as torch stores them; a signed table's carries its proof behind (`integrity`).
 Files: .npy of two dimensions, and .safetensors. Both are mapped into memory, so a table may be larger than what is free
 there. The safetensors header is read here: eight bytes of length, then JSON with names, types, shapes and offsets.
 """
@@ -23,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hummingbird import ring
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS, MOST_ROWS
 
@@ -57,22 +55,21 @@ _NUMPY = {name: dtype for name, dtype in DTYPES.items() if name != "bfloat16"}  
 class Facts:
     """The fixed facts of a served table: rows, dim (numbers in a row), dtype (torch's name).
 
-    table_id: 32 hexadecimal digits for a table of signed records, else "". shares: records are made for shares. parts:
-    rows in a record, each with its own proof; dim counts the numbers of all (a plan's row and its companions).
+    table_id: 32 hexadecimal digits for a table of signed records, else "". parts: rows in a record, each
+    with its own proof; dim counts the numbers of all (a plan's row and its companions).
     """
 
     rows: int
     dim: int
     dtype: str
     table_id: str = ""
-    shares: bool = False
     parts: int = 1
 
     def __post_init__(self) -> None:
         numbers = all(type(n) is int and n > 0 for n in (self.rows, self.dim, self.parts))
         numbers = numbers and not self.dim % self.parts
         signed = isinstance(self.table_id, str) and (not self.table_id or _is_hex(self.table_id))
-        if not numbers or self.dtype not in DTYPES or not signed or type(self.shares) is not bool:
+        if not numbers or self.dtype not in DTYPES or not signed:
             raise InputError(
                 f"no facts of a table: {self.rows!r} rows of {self.dim!r}, {self.dtype!r}",
                 where="pir.Facts",
@@ -85,7 +82,7 @@ class Facts:
     @property
     def row_bytes(self) -> int:
         """Bytes of a record without proofs."""
-        return 8 * (self.dim + 1) if self.shares else DTYPES[self.dtype].itemsize * self.dim
+        return DTYPES[self.dtype].itemsize * self.dim
 
     @property
     def record_bytes(self) -> int:
@@ -95,12 +92,12 @@ class Facts:
     @property
     def word_bits(self) -> int:
         """Width of the words that the `sum` decoder adds: a number of the row, whatever it means."""
-        return 64 if self.shares else 8 * DTYPES[self.dtype].itemsize
+        return 8 * DTYPES[self.dtype].itemsize
 
     def text(self) -> str:
         """Text for errors: `1,000 rows of 64 float32`."""
         extra = f" ({self.parts} rows in one)" if self.parts > 1 else ""
-        extra += (" signed" if self.table_id else "") + (" for shares" if self.shares else "")
+        extra += " signed" if self.table_id else ""
         return f"{self.rows:,} rows of {self.dim} {self.dtype}{extra}"
 
 
@@ -181,20 +178,6 @@ class Source:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-
-    def for_shares(self, scale: int = ring.SCALE) -> Source:
-        """The same rows as ring elements of Z_2^64, for the decoder `shares`; 8 (dim + 1) bytes a row, in memory.
-
-        InputError for NaN, infinities and |x| >= 2^30 (see `ring.encode`).
-        """
-        facts = Facts(self.facts.rows, self.facts.dim, self.facts.dtype, shares=True)
-        words = torch.ones(facts.rows, facts.dim + 1, dtype=torch.int64)
-        for first, part in self.parts(0, facts.rows):
-            values = torch.from_numpy(part[:, : self.facts.row_bytes].copy()).view(DTYPES[facts.dtype])
-            if not values.is_floating_point():
-                values = values.double()
-            words[first : first + len(part), :-1] = ring.encode(values, scale, where="pir.Source.for_shares")
-        return Source(facts, self.version, words.view(torch.uint8).numpy())
 
     def parts(self, first: int, last: int, size: int = 64 << 20) -> Iterator[tuple[int, np.ndarray]]:
         """Records first..last-1 in pieces of about `size` bytes, whole leaves each; with where a piece begins."""

@@ -32,6 +32,7 @@ from hummingbird.errors import AgreementError, ConfigError, InputError, PeerErro
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import MOST_PARTIES, Description
 from hummingbird.serving.group import Group, Joined, difference
+from hummingbird.serving.message import Question
 from hummingbird.wire.trust import Tls
 
 _IN_FLIGHT = 2  # requests of one call under way at a time
@@ -47,7 +48,8 @@ class Client:
     tls: needed off this host. token: of a client without a certificate.
     timeout: seconds for each request, and for the parties to answer at first. Until then the client tries again where
         parties are lost or stopping.
-    Sends, for each request of n images, N - 1 seeds and one copy of their low bits (`cost.asking`); one round trip.
+    Sends, for each request of n images, N - 1 seeds and one copy of their low bits, and keys of rows that are looked up
+    (`cost.asking`); one round trip.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
     AgreementError for parties that are not of one service, and InputError for images that it cannot take.
     """
@@ -108,10 +110,11 @@ class Client:
         return sum(group.received_bytes for group in self._groups)
 
     def __call__(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
-        """The net's results, float32 (n, ...), of inputs, floating point (n, ...), one for each of `service.inputs`.
+        """The net's results, float32 (n, ...), of inputs (n, ...), one for each of `service.inputs`.
 
-        Inputs stand in that order, or have their names. Several results come as the net gives them, in a tuple or a
-        dict; of a dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several
+        They are floating point, but for row numbers of a net that looks them up (hummingbird/lookup.py), int64. They
+        stand in that order, or have their names. Several results come as the net gives them, in a tuple or a dict; of
+        a dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several
         requests, two under way at a time. progress: called with the number of images whenever some are done.
         """
         service = self.service
@@ -129,7 +132,7 @@ class Client:
         return service.parted(torch.cat(outputs))
 
     def _side_by_side(
-        self, parts: list[Tensor], service: Description, progress: Callable[[int], None] | None
+        self, parts: list[Question], service: Description, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
         """The results of several requests, some under way at a time."""
         outputs = []
@@ -150,7 +153,7 @@ class Client:
         """`client(...)` for asyncio: a thread waits."""
         return await asyncio.to_thread(self, *inputs, **named)
 
-    def _request(self, units: Tensor, service: Description) -> Tensor:
+    def _request(self, question: Question, service: Description) -> Tensor:
         """One request to parties that serve the same as when the call began."""
 
         def request(group: Group, joint: Joined, left: float) -> Tensor:
@@ -158,7 +161,7 @@ class Client:
             if now != service:
                 what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
                 raise AgreementError(what, where="Client", hint="call again")
-            return group.request(joint, units, left)
+            return group.request(joint, question, left)
 
         result: Tensor = self._attempts(request)
         return result
@@ -208,24 +211,26 @@ def _ordered(given: Sequence[Tensor], named: dict[str, Tensor], service: Descrip
     return [found[name] for name in names]
 
 
-def _parts(tensors: Sequence[Tensor], service: Description) -> list[Tensor]:
-    """The ring elements of each request, int64 (images, ...); InputError for tensors that the net cannot take."""
-    units = []
+def _parts(tensors: Sequence[Tensor], service: Description) -> list[Question]:
+    """The questions of each request; InputError for tensors that the net cannot take."""
+    units, places = [], None
     for part, x in zip(service.inputs, tensors, strict=True):
-        shown = "images" if len(tensors) == 1 else repr(part.name)
+        shown, where = ("images", "Client") if len(tensors) == 1 else (repr(part.name), f"Client({part.name})")
         if isinstance(x, Tensor) and (tuple(x.shape[1:]) != part.shape or not x.dim() or not len(x)):
             what = f"expected {shown} ({', '.join(map(str, ('n', *part.shape)))}), got {tuple(x.shape)}"
-            raise InputError(what, where="Client", hint="the first dimension is the batch")
-        units.append(inputs.encoded(x, "Client" if len(tensors) == 1 else f"Client({part.name})", service.limit))
-        if len(units[-1]) != len(units[0]):
-            first = service.inputs[0].name
-            what = f"{shown} is a batch of {len(units[-1])}, and {first!r} one of {len(units[0])}"
-            raise InputError(what, where="Client", hint="the first dimension of every input is the batch")
+            raise InputError(what, where=where, hint="the first dimension is the batch")
+        if part.rows:
+            places = inputs.numbered(x, where, part.rows)
+        else:
+            units.append(inputs.encoded(x, where, service.limit))
+        if len(x) != len(tensors[0]):
+            what = f"{shown} is a batch of {len(x)}, and {service.inputs[0].name!r} one of {len(tensors[0])}"
+            raise InputError(what, where=where, hint="the first dimension of every input is the batch")
     together = units[0] if len(units) == 1 else torch.cat([x.reshape(len(x), -1) for x in units], 1)
     if not service.rowwise and len(together) > service.most:
         what = f"{len(together)} images, and this net computes images together, of which a request holds {service.most}"
         raise InputError(what, where="Client", hint="ask for fewer at a time: results depend on which are together")
-    return list(together.split(service.most))
+    return Question(together, places).split(service.most)
 
 
 def _groups_of(parties: Any) -> list[list[str]]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
 from hummingbird.errors import AgreementError, PeerError
+from hummingbird.kernels.lookups import dpf
+from hummingbird.kernels.lookups.dpf import MOST_ROWS
 from hummingbird.structure import TENSOR, Structure, rebuild
 from hummingbird.version import VERSION
 
@@ -28,10 +31,14 @@ _LATEST = 1e11  # seconds since 1970
 
 @dataclass(frozen=True)
 class Part:
-    """One of the net's inputs or results: its name, and its shape for one image."""
+    """One of the net's inputs or results: its name, and its shape for one image.
+
+    rows: of the table that an input's numbers are looked up in; 0: its numbers are shared themselves.
+    """
 
     name: str
     shape: tuple[int, ...]
+    rows: int = 0
 
     @property
     def values(self) -> int:
@@ -50,7 +57,8 @@ class Description:
     rowwise: whether the images of a request are known to be computed apart.
 
     Several inputs are one tensor (images, values) in a request, each image's values in a row, and so are several
-    outputs in an answer.
+    outputs in an answer. The first input may be one of row numbers, of which a request has keys for two parties; the
+    second is then the weights of these rows (hummingbird/lookup.py).
     """
 
     release: str
@@ -76,8 +84,8 @@ class Description:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one image in a request."""
-        return _packed(self.inputs)
+        """The shape of what is shared of one image in a request."""
+        return _packed([part for part in self.inputs if not part.rows])
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -86,8 +94,18 @@ class Description:
 
     @property
     def values(self) -> int:
-        """Numbers in one image."""
+        """Numbers that are shared of one image."""
         return math.prod(self.shape)
+
+    @property
+    def lookups(self) -> int:
+        """Rows that are looked up for one image."""
+        return self.inputs[0].values if self.inputs[0].rows else 0
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of the keys of one image for one party."""
+        return self.lookups * dpf.key_bytes(self.inputs[0].rows) if self.lookups else 0
 
     @property
     def results(self) -> int:
@@ -141,6 +159,10 @@ def _checked(values: dict[str, Any]) -> Description:
     form = _form(values["form"])
     if _tensors(form) != len(outputs):
         raise ValueError("form")
+    if any(part.rows for part in (*inputs[1:], *outputs)) or (
+        inputs[0].rows and (len(inputs) < 2 or inputs[0].shape != inputs[1].shape or values["parties"] != 2)
+    ):
+        raise ValueError("lookups")
     limit = None if values["limit"] is None else float(values["limit"])
     if limit is not None and not 0 < limit < math.inf:
         raise ValueError("limit")
@@ -170,15 +192,20 @@ def _parts(values: Any) -> tuple[Part, ...]:
     parts = []
     for value in values:
         name, shape = value["name"], tuple(_whole(size, 1, _MOST_VALUES) for size in value["shape"])
-        if set(value) != {"name", "shape"} or not isinstance(name, str) or len(name) > _MOST_NAME or len(shape) > 8:
+        if (
+            set(value) != {"name", "shape", "rows"}
+            or not isinstance(name, str)
+            or len(name) > _MOST_NAME
+            or len(shape) > 8
+        ):
             raise ValueError("tensors")
-        parts.append(Part(name, shape))
+        parts.append(Part(name, shape, _whole(value["rows"], 0, MOST_ROWS)))
     if sum(part.values for part in parts) > _MOST_VALUES or len({part.name for part in parts}) < len(parts):
         raise ValueError("shapes")
     return tuple(parts)
 
 
-def _packed(parts: tuple[Part, ...]) -> tuple[int, ...]:
+def _packed(parts: Sequence[Part]) -> tuple[int, ...]:
     """The shape of one image of these together."""
     return parts[0].shape if len(parts) == 1 else (sum(part.values for part in parts),)
 

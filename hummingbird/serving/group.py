@@ -15,7 +15,7 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import Described, Description
-from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Request, joined, split
+from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, joined
 from hummingbird.wire import service as wire
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.trust import Tls
@@ -71,21 +71,21 @@ class Group:
         """Ask again before the next request: the parties may serve something else by now."""
         self._joined = None
 
-    def request(self, joint: Joined, units: Tensor, timeout: float) -> Tensor:
-        """One request, with an id and shares of its own: shares of ring elements int64 (images, ...) to all parties,
-        and the sum of their answers, float32. timeout: seconds to its deadline, somewhat less than ten minutes at most.
+    def request(self, joint: Joined, question: Question, timeout: float) -> Tensor:
+        """One request, with an id, shares and keys of its own, to all parties, and the sum of their answers, float32.
+        timeout: seconds to its deadline, somewhat less than ten minutes at most.
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
-        id, bodies = new_seed(ID_BYTES), split(units, joint.service.bits, joint.service.parties)
+        id, bodies = new_seed(ID_BYTES), question.bodies(joint.service)
         messages = []
         for rank, body in enumerate(bodies):
             deadline = int(1e3 * (time.time() + joint.clocks[rank] + timeout))
-            messages.append(Request(id, self._claim, deadline, len(units), body).to_bytes(joint.service, rank))
+            messages.append(Request(id, self._claim, deadline, len(question), body).to_bytes(joint.service, rank))
         answers = self._call("Ask", joint.channels, joint.addresses, messages, timeout + _MARGIN)
         with self._lock:
             self.sent_bytes += sum(map(len, messages))
             self.received_bytes += sum(map(len, answers))
-        return ring.decode(joined(answers, len(units), joint.service), joint.service.result_scale)
+        return ring.decode(joined(answers, len(question), joint.service), joint.service.result_scale)
 
     def _describe(self, timeout: float) -> Joined:
         """Ask all parties, see that all say the same, and bring them into the order of their ranks."""

@@ -1,11 +1,12 @@
 """Requests and answers as bytes, and the shares in them.
 
-    request = header (64 bytes), then a seed (16 bytes) for parties 0 .. N-2, for party N-1 packed words
+    request = header (64 bytes), then a seed (16 bytes) for parties 0 .. N-2, for party N-1 packed words; then keys
     header  = "hs", version, kind, digest of the description, id, claim, deadline (ms since 1970), images (4 bytes)
     answer  = header (8 bytes: "hs", version, 0, images), then packed words
 
 A client splits x into uniform shares mod 2^V, V = the low bits that the net reads of its input: for parties 0 .. N-2
-they are the first words of AES-128-CTR under fresh seeds, and party N-1 gets x minus their sum. Numbers are
+they are the first words of AES-128-CTR under fresh seeds, and party N-1 gets x minus their sum. Where rows are looked
+up, each of two parties gets keys of its own, and the weights in x are multiplied by the keys' signs. Numbers are
 little-endian; every length follows from the description, so that anything longer or shorter is refused.
 """
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.kernels import pack_words, unpack_words
+from hummingbird.kernels.lookups.dpf import check
+from hummingbird.pir import dpf
 from hummingbird.prg import SEED_BYTES, Stream, new_seed
 from hummingbird.serving.description import Description
 
@@ -39,7 +42,7 @@ class Request:
     """One party's part of a request.
 
     claim: 16 random bytes of the client, by which a party without certificates or tokens tells clients apart.
-    deadline: milliseconds since 1970 on that party's clock. body: a seed or packed words.
+    deadline: milliseconds since 1970 on that party's clock. body: a seed or packed words, then keys.
     """
 
     id: bytes
@@ -79,16 +82,32 @@ class Request:
         if len(body) != expected:
             what = f"the share of {images} images has {len(body)} bytes, expected {expected}"
             raise InputError(what, where="request", hint=f"{service.bits} bits for each of {service.values} values")
-        return cls(id, claim, deadline, images, body)
+        request = cls(id, claim, deadline, images, body)
+        if service.lookups:
+            request._check_keys(service, rank)
+        return request
 
     def words(self, service: Description, rank: int) -> Tensor:
         """The share, int64 (images, ...); bits above the V that count are anything."""
         count = self.images * service.values
         if _kind(service, rank) == _SEED:
-            share = Stream(self.body).words(count)
+            share = Stream(self.body[:SEED_BYTES]).words(count)
         else:
-            share = unpack_words(_octets(self.body), count, service.bits)
+            share = unpack_words(_octets(self.body[: packed(count * service.bits)]), count, service.bits)
         return share.view(self.images, *service.shape)
+
+    def keys(self, service: Description) -> Tensor:
+        """The keys of all lookups, uint8 (images * lookups, bytes of one)."""
+        size = self.images * service.key_bytes
+        return _octets(self.body[len(self.body) - size :]).view(self.images * service.lookups, -1)
+
+    def _check_keys(self, service: Description, rank: int) -> None:
+        rows = service.inputs[0].rows
+        try:
+            check(self.keys(service), "request", rows, rank)
+        except InputError:  # its text tells more than is needed
+            what = f"a key is not for party {rank} and {rows:,} rows, or damaged"
+            raise InputError(what, where="request", hint=_HINT) from None
 
 
 def _kind(service: Description, rank: int) -> int:
@@ -97,7 +116,38 @@ def _kind(service: Description, rank: int) -> int:
 
 def body_bytes(service: Description, rank: int, images: int) -> int:
     """Bytes of what party `rank` gets of so many images, without the header."""
-    return SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
+    share = SEED_BYTES if _kind(service, rank) == _SEED else packed(images * service.values * service.bits)
+    return share + images * service.key_bytes
+
+
+@dataclass(frozen=True, repr=False)
+class Question:
+    """Images of a client: ring elements of what is shared, int64 (images, ...), and the numbers of the rows that are
+    looked up, int64 (images, lookups); None without.
+    """
+
+    units: Tensor
+    places: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def split(self, most: int) -> list[Question]:
+        """Parts of at most so many images."""
+        units = self.units.split(most)
+        places = [None] * len(units) if self.places is None else self.places.split(most)
+        return [Question(*pair) for pair in zip(units, places, strict=True)]
+
+    def bodies(self, service: Description) -> list[bytes]:
+        """Bodies for all parties, of shares and keys that are fresh in every call."""
+        if self.places is None:
+            return split(self.units, service.bits, service.parties)
+        first, second, signs = dpf.generate(self.places.reshape(-1), service.inputs[0].rows)
+        units = self.units.reshape(len(self), -1).clone()
+        units[:, : service.lookups] *= signs.view(len(self), -1)
+        keys = (first, second)
+        bodies = split(units, service.bits, service.parties)
+        return [body + own.numpy().tobytes() for body, own in zip(bodies, keys, strict=True)]
 
 
 def split(x: Tensor, bits: int, parties: int) -> list[bytes]:

@@ -216,7 +216,8 @@ def error_of(action: Action, detail: int) -> HummingbirdError:
         return OverloadError("its deadline passed while it waited", where="request", hint=hint)
     if action == Action.UNLIKE:
         what = f"party {detail} got another number of images under this id, or from another client"
-        return PeerError(what, where="request", hint="draw a fresh id for every request")
+        hint = "does every party know this client under one name? Draw a fresh id for every request"
+        return PeerError(what, where="request", hint=hint)
     if action == Action.LOW:
         hint = "the parties' operators deal another store"
         what = "the material that is left is too little for this request"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import grpc
+from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc.net import PrivateNet
@@ -25,6 +26,7 @@ from hummingbird.serving.inbox import Limits
 from hummingbird.serving.lobby import FarDesk, Invitation, Lobby
 from hummingbird.serving.message import Request
 from hummingbird.serving.plan import describe
+from hummingbird.serving.rows import Rows
 from hummingbird.serving.worker import Worker
 from hummingbird.wire.front import GRACE
 from hummingbird.wire.gate import caller_name
@@ -39,6 +41,7 @@ def join(
     shape: Sequence[int] | Sequence[Sequence[int]],
     session: Session,
     *,
+    table: Tensor | None = None,
     most: int = MAX_BATCH,
     wait: float = MAX_WAIT,
     tls: Tls | None = None,
@@ -48,20 +51,22 @@ def join(
 ) -> Party | Lane:
     """This process's part in a service, from a private net that is set up in a session. A few rounds.
 
-    shape: of one image; of a net with several inputs, one for each. most: images of a batch, and of a request. wait:
-    seconds for which a request may wait for others to share its batch. tls: for the parties' second channel, as in
-    `init`. grace: seconds for what waits when a service is told to end. Raises what `plan.describe` does,
-    AgreementError where parties or lanes differ in these options, and PeerError.
+    shape: of one image; of a net with several inputs, one for each. table: rows (rows, dim) that clients look up, for a
+    net of rows and weights (hummingbird/lookup.py). most: images of a batch, and of a request. wait: seconds for which
+    a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds
+    for what waits when a service is told to end. Raises what `plan.describe` does, AgreementError where parties or
+    lanes differ in these options, and PeerError.
     """
+    rows = None if table is None else Rows(table, session)
     if session.lane:
         invitation = Invitation.wait(session)
-        service = describe(private, shape, most, session, invitation.name)
-        worker = Worker(private, service, session)
+        service = describe(private, shape, most, session, invitation.name, rows)
+        worker = Worker(private, service, session, rows)
         return Lane(worker, FarDesk(invitation, service, session, worker.slots))
     own, channel = new_seed().hex(), session.channel
     name = ({session.rank: own} | channel.exchange_text(own))[0]
-    service = describe(private, shape, most, session, name)
-    worker = Worker(private, service, session)
+    service = describe(private, shape, most, session, name, rows)
+    worker = Worker(private, service, session, rows)
     control = beside(channel, session.place, tls)
     desk = OwnDesk(service, session, control, wait=wait, beat=worker.beat, limits=limits, grace=grace, figures=figures)
     desk.slots[0] = worker.slots

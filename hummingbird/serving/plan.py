@@ -17,29 +17,38 @@ from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.serving.description import Description, Part, plain
 from hummingbird.serving.message import MAX_BYTES
+from hummingbird.serving.rows import Rows
 from hummingbird.structure import constants, keys
 from hummingbird.version import VERSION
 
 
 def describe(
-    private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]], most: int, session: Session, name: str
+    private: PrivateNet,
+    shape: Sequence[int] | Sequence[Sequence[int]],
+    most: int,
+    session: Session,
+    name: str,
+    rows: Rows | None = None,
 ) -> Description:
     """The service of a net for images of this shape, in batches of `most`; name: of this run, hexadecimal.
 
     shape: of a net with several inputs, one for each. A request holds a batch at most, and fewer images where they are
-    too large for a message of `message.MAX_BYTES`, or their results are. Raises InputError for a shape that the net
+    too large for a message of `message.MAX_BYTES`, or their results are. rows: the table of a net that begins with
+    lookups; its inputs are rows and weights. Raises InputError for a shape that the net
     cannot take, ConfigError for what cannot be served.
     """
     if session.parties < 2:
         raise ConfigError("one party hides nothing", where="serve", hint="start two or more with torchrun")
     if public := [step.name for step in private.plan if step.op == "public"]:
         what = f"the net takes public inputs, {', '.join(public)}, which all parties would see"
-        hint = "serve a net of private inputs: floating-point tensors"
+        hint = "serve a net of floating-point inputs, or one that looks its numbers up privately (docs/lookup.md)"
         raise ConfigError(what, where="serve", hint=hint)
     inputs = _inputs(private, shape)
 
     def batch(images: int) -> tuple[int, ...]:
         return private.input_shape(*((images, *part.shape) for part in inputs))
+
+    facts = private.facts | ({} if rows is None else {"table": rows.digest})
 
     private.costs(batch(most), session.parties)
     form, outputs = private.results(batch(1))
@@ -58,9 +67,9 @@ def describe(
     place = next(place for place, step in enumerate(private.plan) if step.op == "input")
     service = Description(
         release=VERSION,
-        net=hashlib.sha256(json.dumps(private.facts, sort_keys=True).encode()).hexdigest(),
+        net=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
         session=name,
-        inputs=inputs,
+        inputs=inputs if rows is None else _looked_up(inputs, rows),
         outputs=tuple(Part(title, one[1:]) for title, one in outputs),
         form=form,
         limit=private.input_range,
@@ -72,13 +81,13 @@ def describe(
         most=most,
         rowwise=rowwise,
     )
-    up = (MAX_BYTES - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits)
+    up = (MAX_BYTES - REQUEST_HEADER_BYTES) * 8 // (service.values * service.bits + 8 * service.key_bytes)
     down = (MAX_BYTES - ANSWER_HEADER_BYTES) * 8 // (service.results * service.result_bits)
     if not min(up, down):
         if up:
             what = f"one image has a result of {packed(service.results * service.result_bits)} bytes"
         else:
-            what = f"one image takes {packed(service.values * service.bits)} bytes"
+            what = f"one image takes {packed(service.values * service.bits) + service.key_bytes} bytes"
         what += f", and a message holds {MAX_BYTES}"
         raise InputError(what, where="input", hint="serve a net of smaller images")
     return replace(service, most=min(most, up, down))
@@ -97,6 +106,15 @@ def _inputs(private: PrivateNet, shape: Sequence[int] | Sequence[Sequence[int]])
             what = f"{title!r} has shape {given}, and the net was converted for {own}"
             raise InputError(what, where="input", hint="inputs have the shapes of the example")
     return tuple(Part(title, given) for (title, _), given in zip(found, shapes, strict=True))
+
+
+def _looked_up(inputs: tuple[Part, ...], rows: Rows) -> tuple[Part, ...]:
+    """The inputs of a client of a net of rows and weights: row numbers, and the weights."""
+    shapes = [part.shape for part in inputs]
+    if len(shapes) != 2 or len(shapes[1]) != 1 or shapes[0] != (*shapes[1], rows.dim):
+        what = f"inputs of shapes {shapes}, and a table of {rows.count:,} rows of {rows.dim}"
+        raise InputError(what, where="table", hint="serve `LookedUp.after`: rows (n, positions, dim), then weights")
+    return Part("indices", shapes[1], rows.count), inputs[1]
 
 
 def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from hummingbird.errors import HummingbirdError, UnavailableError
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import current
@@ -23,6 +25,7 @@ def serve(
     shape: Sequence[int] | Sequence[Sequence[int]],
     listen: str,
     *,
+    table: Tensor | None = None,
     max_batch: int = MAX_BATCH,
     max_wait: float = MAX_WAIT,
     tls: Tls | None = None,
@@ -41,6 +44,8 @@ def serve(
 
     shape: of one image; of a net with several inputs, one for each. listen: where clients find this party, HOST:PORT
         or unix:PATH; all other hosts need `tls`.
+    table: rows (rows, dim) that clients look up privately, at two parties: `private` is a net of rows and weights, and
+        `shape` are `LookedUp.shapes` (hummingbird/lookup.py).
     max_batch: images of a batch, and of a request where as many fit into 32 MiB. max_wait: seconds for which a request
         waits for others to share its batch; none while the parties are idle.
 
@@ -53,7 +58,7 @@ def serve(
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
         if session.lane == 0:
             front.serve(methods.handlers())
-        party = join(private, shape, session, most=max_batch, wait=max_wait, tls=tls, figures=figures)
+        party = join(private, shape, session, table=table, most=max_batch, wait=max_wait, tls=tls, figures=figures)
         try:
             methods.open(party)
             threading.Thread(target=_drain, args=(front, methods), daemon=True).start()

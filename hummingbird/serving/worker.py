@@ -19,8 +19,9 @@ from hummingbird.serving.batches import Batches
 from hummingbird.serving.control import receive_list, send_list
 from hummingbird.serving.description import Description
 from hummingbird.serving.desk import Desk
-from hummingbird.serving.message import pack_answer
+from hummingbird.serving.message import Request, pack_answer
 from hummingbird.serving.order import Action, Decision
+from hummingbird.serving.rows import Rows
 from hummingbird.serving.zeros import ZeroShares
 
 _BEAT = 5.0  # seconds between lists while there is nothing to do
@@ -32,11 +33,12 @@ class Worker:
     Raises AgreementError where these have another service, DealerError for a store of another net.
     """
 
-    def __init__(self, private: PrivateNet, service: Description, session: Session) -> None:
+    def __init__(self, private: PrivateNet, service: Description, session: Session, rows: Rows | None) -> None:
         self._session, self._service, self._lane = session, service, session.lane
         self.beat = min(_BEAT, session.channel.timeout / 4)
-        facts = {"service": service.digest.hex(), "input": str(service.shape), "max batch": str(service.most)}
-        session.agree("serve", facts)
+        self._rows = rows
+        facts = {"table": rows.digest if rows else "none", "input": str(service.shape), "max batch": str(service.most)}
+        session.agree("serve", facts | {"service": service.digest.hex()})
         self._store = session.dealer if isinstance(session.dealer, STORES) else None
         slot = session.dealer.slice_shape
         # A lane whose material is used up leaves the batches to the others.
@@ -61,10 +63,14 @@ class Worker:
     def run(self, desk: Desk) -> None:
         """Run batches until party 0's last list. Raises what a run of the net and the desk do, and PeerError."""
         self._desk = desk
-        while not self._last:
-            if not self._list(self.beat):
-                self._session.dealer.stay()
-            self._batches.run()
+        try:
+            while not self._last:
+                if not self._list(self.beat):
+                    self._session.dealer.stay()
+                self._batches.run()
+        finally:
+            if self._rows is not None:
+                self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
         """Party 0's next list, sent or received and carried out; its length. idle: seconds to wait for one."""
@@ -84,10 +90,15 @@ class Worker:
             requests = self._desk.take(self._lane, decisions, last, self.slots)
         self._last = self._last or last
         if requests:
-            shares = [request.words(self._service, self._session.rank) for request in requests]
-            self._batches.add([request.id for request in requests], shares)
+            self._batches.add([request.id for request in requests], self._inputs(requests))
         self._promised -= slots
         return len(decisions)
+
+    def _inputs(self, requests: Sequence[Request]) -> list[Tensor]:
+        """This party's shares of the net's input, int64 (images, ...), for each request."""
+        if self._rows is not None:
+            return self._rows.inputs(requests, self._service)
+        return [request.words(self._service, self._session.rank) for request in requests]
 
     @property
     def _room(self) -> float:

@@ -99,6 +99,9 @@ def explain(error: grpc.RpcError, where: str) -> PeerError:
     if code == Code.CANCELLED:  # by the service; nobody asks what became of a call that this side cancelled
         hint = "it stops, or its messages were left unread, or unsent, for too long"
         return UnavailableError("the service has cancelled the call", where=where, hint=hint)
+    if code == Code.UNIMPLEMENTED:
+        hint = "is it the address of another program, or of another release?"
+        return PeerError("what answers there is no service of this kind", where=where, hint=hint)
     if code == Code.RESOURCE_EXHAUSTED and "larger than max" not in details:  # which is no matter of time
         return OverloadError(f"{code.name}: {what}", where=where, hint=hint)
     return PeerError(f"{code.name}: {what}", where=where, hint=hint)

@@ -35,7 +35,7 @@ class Certificates:
         self._pem = tls.read()
 
     def current(self) -> Pem:
-        """The value in use; the same object as before if nothing has changed."""
+        """The contents in use; the same object as before if nothing has changed."""
         with self._lock:
             if (stamps := self._stamps()) != self._seen:
                 self._read(stamps)
@@ -78,7 +78,7 @@ class Certificates:
 
 
 def _stamp(path: str | os.PathLike[str]) -> _Stamp | None:
-    """Time, size and inode of a file, one of which changes with it; None for one that is not there."""
+    """Its time, size and inode, by which a change is noticed; None for one that is not there."""
     try:
         found = os.stat(path)
     except OSError:

@@ -14,6 +14,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+import scripts.asplos
+import scripts.asplos_profile
 import scripts.bench_garble
 import scripts.bench_he
 import scripts.bench_hybrid
@@ -26,6 +28,7 @@ import scripts.bench_relu
 import scripts.bench_resnet
 import scripts.bench_serve
 import scripts.bench_simulate
+import scripts.calibrate
 import scripts.crypten_baseline
 import scripts.demo
 import scripts.figures
@@ -46,6 +49,7 @@ import search.frontier
 import search.pir_plan
 import search.validate
 from hummingbird import __main__ as command
+from hummingbird.commands import plan
 from hummingbird.version import VERSION
 from tests.support.pages import COMMAND_PAGE, DOCUMENTS, PAGES, shell_lines, text_of
 from tests.support.paths import ROOT
@@ -80,7 +84,10 @@ HELP: dict[str, Callable[[], str]] = {
     "hummingbird pir-owner": lambda: "".join(
         help_of(command.main, "pir-owner", action) for action in ("keygen", "sign", "update", "metrics")
     ),
+    "hummingbird plan": lambda: "".join(help_of(command.main, "plan", action) for action in plan.ACTIONS),
     "scripts.train": lambda: scripts.train.parser().format_help(),
+    "scripts.asplos_profile": lambda: scripts.asplos_profile.parser().format_help(),
+    "scripts.calibrate": lambda: scripts.calibrate.parser().format_help(),
     "scripts.bench_garble": lambda: help_of(scripts.bench_garble.main),
     "scripts.bench_he": lambda: help_of(scripts.bench_he.main),
     "scripts.bench_hybrid": lambda: help_of(scripts.bench_hybrid.main),
@@ -95,6 +102,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.bench_simulate": lambda: scripts.bench_simulate.parser().format_help(),
     "scripts.crypten_baseline": lambda: help_of(scripts.crypten_baseline.main),
     "scripts.demo": lambda: help_of(scripts.demo.main),
+    "scripts.asplos": lambda: scripts.asplos.parser().format_help(),
     "scripts.figures": lambda: scripts.figures.parser().format_help(),
     "scripts.fuzz_nets": lambda: help_of(scripts.fuzz_nets.main),
     "scripts.gpu": lambda: help_of(scripts.gpu.main),

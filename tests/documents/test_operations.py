@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from hummingbird.he.service.room import Room
 from hummingbird.he.service.server import Service as HeService
 from hummingbird.hybrid.service import Service as GcService
+from hummingbird.pir.serving.metrics import Figures as PirFigures
+from hummingbird.pir.serving.metrics import Metrics as PirMetrics
 from hummingbird.serving.figures import Figures
 from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.service import Tls
@@ -67,6 +69,7 @@ def made_metrics() -> set[str]:
     for service in (he, gc):
         service.measure(registry)
     Figures(registry)
+    registry.register(PirFigures({"full": (PirMetrics(), lambda: 0)}, lambda: 0))
     with Front("test", ServiceConfig(())) as front:
         text = (generate_latest(registry) + generate_latest(front.metrics.registry)).decode()
     made = set(re.findall(r"^# TYPE (hummingbird_\w+) ", text, re.MULTILINE))

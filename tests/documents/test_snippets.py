@@ -112,14 +112,16 @@ def test_info_and_estimate_lines_run(
     assert f"hummingbird    {VERSION}" in out if " info" in line else "total" in out
 
 
-DEAL_LINES = [line for line in shell_lines() if "-m hummingbird deal " in line]
+DEAL_LINES = [line for line in shell_lines() if "-m hummingbird deal " in line and "--keep" not in line]
 
 
 @pytest.mark.parametrize("line", DEAL_LINES)
 def test_the_deal_lines_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """On fewer images; tests/commands/test_infer.py runs a net from what it deals."""
+    """On fewer images; tests/commands/test_infer.py runs a net from what it deals. tests/mpc/dealer/test_keeper.py runs
+    the line that keeps.
+    """
     monkeypatch.chdir(ROOT)
     lanes = 2 if "--lanes 2" in line else 1
     words = shlex.split(line.replace("--images 500", "--images 50"))[3:]

@@ -262,13 +262,6 @@ def arguments(*lines: str) -> None:
     print(json.dumps(seen))
 
 
-def recommend(*arguments: str) -> None:
-    """scripts/recommend.py as a party."""
-    from scripts import recommend as program
-
-    program.serve(program.parser().parse_args(arguments))
-
-
 JOBS: dict[str, Callable[..., None]] = {
     "again": again,
     "arguments": arguments,
@@ -278,7 +271,6 @@ JOBS: dict[str, Callable[..., None]] = {
     "forever": forever,
     "lanes": lanes,
     "meet": meet,
-    "recommend": recommend,
     **gathering.JOBS,
     **stores.JOBS,
 }

@@ -18,6 +18,7 @@ from hummingbird.mpc import launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.keeper import Keeper, keep
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.mpc.dry_run import dry_run
 from tests.support.patience import HANG, NEVER
@@ -80,6 +81,40 @@ def stored(path: str, count: str, weights: str = "public", window: str = "20:0",
         _say(json.dumps(out.tolist()))
 
 
+def keeps(path: str, slots: str) -> None:
+    """Keep a store of sets of three slots for `net`, so that so many slots are unused, without end."""
+    private = hummingbird.convert_model(net(), WINDOW)
+    plan = dry_run(private, SLICE, 2)
+    what = {"batch": plan.batch, "shape": SLICE, "slots": 3, "parties": 2, "lanes": 1, "cipher": "aes-128-ctr"}
+    keeper = Keeper(Path(path), facts=material_facts(private.facts), **what)
+    _say("keeping")
+    keep(keeper, int(slots), lambda images: None, _say)
+
+
+def kept(path: str, slices: str) -> None:
+    """Run so many slices from a kept store, one or two at a time, and compare each result with the net's own.
+
+    Says every slot, and which set it is of, before anything of it is handed out.
+    """
+    mark = StoreDealer.mark
+
+    def told(self: StoreDealer, slot: int) -> None:
+        mark(self, slot)
+        _say(f"slot {self.header.set_id}:{slot}")
+
+    StoreDealer.mark = told  # type: ignore[method-assign]
+    session = launch.init(timeout=HANG, store=path)
+    private = hummingbird.convert_model(net(), WINDOW)
+    _say("joined")
+    for number in range(int(slices)):
+        x = rows(SLICE[0] * (1 + number % 2))
+        out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text()
+        with torch.no_grad():
+            error = float((out - net()(x)).abs().max())
+        assert error < 0.02, f"wrong by {error}"
+        _say("right")
+
+
 def _nets() -> list[tuple[nn.Module, tuple[int, ...], dict[str, Any]]]:
     conv, pool = nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2)
     image = nn.Sequential(conv, nn.ReLU6(), pool, nn.Flatten(), nn.Linear(12, 4), nn.Sigmoid())
@@ -140,4 +175,4 @@ def dies_at_mark(path: str) -> None:
     store.reserve(None).correlation(store.header.batch[0])
 
 
-JOBS = {"dies_at_mark": dies_at_mark, "dry_runs": dry_runs, "stored": stored}
+JOBS = {"dies_at_mark": dies_at_mark, "dry_runs": dry_runs, "keeps": keeps, "kept": kept, "stored": stored}

@@ -331,7 +331,7 @@ def test_what_is_no_index_is_refused_without_naming_it() -> None:
 
 def test_a_user_without_a_service_is_told_what_to_start(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     servers = [f"unix:{tmp_path}/0", f"unix:{tmp_path}/1"]
-    assert recommend.main(["--user", "--synthetic", "--servers", *servers, "--timeout", "1"]) == 1
+    assert recommend.main(["--synthetic", "--parties", *servers, "--timeout", "1"]) == 1
     told = capsys.readouterr().err
     assert "nothing answers" in told and "start both parties first: torchrun" in told
-    assert recommend.parser().parse_args([]).timeout is None  # a user then waits 10 s, a party 120
+    assert "--model scripts.recommend:synthetic" in told

@@ -144,7 +144,7 @@ def test_public_inputs_are_refused_with_a_way_out(session: Session) -> None:
     private = build(Numbered().eval(), example=(torch.zeros(2, 3, dtype=torch.int64), torch.rand(2, 4)))
     with pytest.raises(ConfigError, match="public inputs, ids, which all parties would see") as caught:
         describe(private, (4,), 8, session, NAME)
-    assert "private inputs" in str(caught.value)
+    assert "looks its numbers up privately" in str(caught.value)
 
 
 def test_a_request_holds_what_fits_into_a_message(session: Session) -> None:

@@ -213,5 +213,5 @@ def test_a_client_loads_neither_crypten_nor_a_party(service: Service) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PROGRAM)
     assert ended.returncode == 0, ended.stderr
-    parts = ["cost", "errors", "inputs", "kernels", "prg", "ring", "serving", "structure", "version", "wire"]
+    parts = ["cost", "errors", "inputs", "kernels", "pir", "prg", "ring", "serving", "structure", "version", "wire"]
     assert ended.stdout.strip() == f"False {parts}"

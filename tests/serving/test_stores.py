@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,10 +16,11 @@ import torch
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import OverloadError
+from hummingbird.mpc.dealer.kept import numbers
 from hummingbird.serving.client import Client
-from tests.support.parties import environment
+from tests.support.parties import environment, free_port
 from tests.support.paths import ROOT
-from tests.support.patience import PROGRAM, until
+from tests.support.patience import HANG, PROGRAM, until
 from tests.support.serving import Service, served
 from tests.support.serving_nets import doubled
 
@@ -74,3 +80,90 @@ def test_a_lane_whose_store_is_used_up_leaves_the_batches_to_the_others(tmp_path
         with pytest.raises(OverloadError, match="too little"):
             client(torch.rand(1, 4))
         assert served(service.stop()) == (3, 1)
+
+
+class Keeper:
+    """`deal --keep 6` of sets of three slots of four rows, as a process that can be killed and started again."""
+
+    def __init__(self, folder: Path, bits: Path) -> None:
+        deal = ["deal", "--model", NET, "--input", "4x4", "--images", "12", "--keep", "6", "--bits", str(bits)]
+        self._command = [sys.executable, "-m", "hummingbird", *deal, "--out", str(folder / "kept")]
+        self._out = open(folder / "said", "w")  # noqa: SIM115 - for as long as this lives
+        self.said = folder / "said"
+        self.start()
+
+    def start(self) -> None:
+        begun = self.said.read_text().count("keeping")
+        out = {"stdout": self._out, "stderr": self._out}
+        self.process = subprocess.Popen(self._command, cwd=ROOT, env=environment(0, 1, 1), **out)  # type: ignore[call-overload]
+        until(lambda: self.said.read_text().count("keeping") > begun or self.process.poll() is not None, "a keeper")
+        assert self.process.poll() is None, self.said.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(HANG)
+
+
+def patiently(client: Client, x: torch.Tensor, refusals: list[float]) -> torch.Tensor:
+    """Ask as a caller does who waits as long as a refusal says."""
+    deadline = time.monotonic() + HANG
+    while True:
+        try:
+            return client(x)
+        except OverloadError as error:
+            assert time.monotonic() < deadline and 1 <= error.retry_after <= 60, error
+            refusals.append(error.retry_after)
+            time.sleep(error.retry_after)
+
+
+def left(port: int) -> float:
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG).read().decode()
+    found = re.search(r"^hummingbird_serving_slices_left (\S+)$", page, re.MULTILINE)
+    assert found, page
+    return float(found[1])
+
+
+@pytest.mark.slow
+def test_a_service_on_a_kept_store_goes_from_set_to_set(tmp_path: Path) -> None:
+    """Open files, threads and sets on the disk stay as they are. Without a keeper what is left is used up, then
+    requests are refused with a time to retry, and answered again when there is a keeper.
+    """
+    net, port = doubled(), free_port()
+    bits = tmp_path / "bits.json"
+    bits.write_text(BitConfig(BitWindow(30, 0), {}).to_json())
+    keeper = Keeper(tmp_path, bits)
+    options = ["--model", NET, "--bits", str(bits), "--input", "4", "--store", str(tmp_path / "kept")]
+    refusals: list[float] = []
+
+    def ask(client: Client, rows: int) -> None:
+        x = torch.rand(rows, 4)
+        with torch.no_grad():
+            assert (patiently(client, x, refusals) - net(x)).abs().max() < 1e-3
+
+    try:
+        with Service(*options, "--max-batch", "8", "--metrics", f"127.0.{{rank}}.1:{port}") as service:
+            with service.client() as client:
+                open_files = []
+                for number in range(40):
+                    ask(client, 1 + number % 8)
+                    open_files.append([len(os.listdir(f"/proc/{one.pid}/fd")) for one in service.processes])
+                assert max(map(max, open_files[20:])) <= max(map(max, open_files[:20])) + 4, open_files
+                until(lambda: left(port) >= 6, "the figure to follow")
+                keeper.kill()
+                refusals.clear()
+                before = left(port)
+                for _ in range(int(before)):
+                    ask(client, 4)
+                assert left(port) == 0 and not refusals
+                with pytest.raises(OverloadError, match="material that is left is too little") as caught:
+                    client(torch.rand(1, 4))
+                assert caught.value.retry_after < 60
+                keeper.start()
+                for _ in range(6):
+                    ask(client, 3)
+            assert served(service.stop())[0] == sum(1 + number % 8 for number in range(40)) + 4 * int(before) + 18
+        keeper.process.send_signal(signal.SIGTERM)
+        assert keeper.process.wait(HANG) == 0 and "stopped: " in keeper.said.read_text()
+        assert len(numbers(tmp_path / "kept")) <= 4
+    finally:
+        keeper.kill()

@@ -34,9 +34,10 @@ from hummingbird.mpc.correlations.request import corrections, layout
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.kept import Kept
 from hummingbird.mpc.dealer.server import Dealer, _Message, handlers
 from hummingbird.mpc.lanes import Place
-from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
+from hummingbird.pir import Owner, Server, Source, dpf
 from hummingbird.pir import messages as pir
 from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.plan import Plan
@@ -52,6 +53,7 @@ from hummingbird.wire import connect, service
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.frame import pack_tensors, unpack_tensors
 from models import get_model
+from tests.support import keeping
 from tests.support.correlation_checks import CASES
 from tests.support.dealers import Authority
 from tests.support.updates import journaled, journals
@@ -133,6 +135,7 @@ def stores(root: Path) -> dict[str, Parser]:
     read = _file(header, lambda path: folder.read_header(party))
     return {
         "ledger": Parser([used], _file(place / folder.LEDGER, lambda path: ledger.Ledger(path, set_id).close())),
+        "kept store": Parser([keeping.keeper(root / "kept").kept.line()], lambda data: Kept.read(data, root)),
         "store header": Parser([header.read_bytes()], read),
         "store header, signed": Parser([header.read_bytes()], lambda data: read(signed(data))),
     }
@@ -222,7 +225,7 @@ def tables(root: Path) -> dict[str, Parser]:
     array = io.BytesIO()
     np.save(array, np.zeros((ROWS, 3), np.float32))
     saved = []
-    for number, made in enumerate((source, owner.sign(source), source.for_shares())):
+    for number, made in enumerate((source, owner.sign(source))):
         made.save(root / f"{number}.safetensors")
         saved.append((root / f"{number}.safetensors").read_bytes())
     entry = json.dumps({"w": {"dtype": "F16", "shape": [2, 2], "data_offsets": [0, 8]}}).encode()
@@ -252,18 +255,14 @@ def tables(root: Path) -> dict[str, Parser]:
 
 def lookups() -> dict[str, Parser]:
     source, owner, identity = Source.of(torch.randn(ROWS, 3)), Owner(), Identity(bytes(range(32)))
-    signed, shares = owner.sign(source), source.for_shares()
+    signed = owner.sign(source)
     keys = dpf.generate(torch.arange(3), ROWS)[0]
     queries = [pir.pack_query("xor", keys), pir.pack_query("sum", keys)]
-    deposits = [pir.pack_deposit(bytes(16), bytes(16), keys, factors) for factors in (None, torch.arange(3))]
-    server, sharing = Server(signed, 0, owner=owner.public, identity=bytes(range(32))), Server(shares, 0)
+    server = Server(signed, 0, owner=owner.public, identity=bytes(range(32)))
     answer = server.handle(queries[0])
     updated = Server(signed, 0, owner=owner.public)
     update = owner.update(server.facts, server.state, torch.tensor([1, 5]), torch.randn(2, 3))
     statement = Statement(0, queries[0], answer, True)
-    client = Client(local_servers(shares))
-    ticket = client.deposit(torch.tensor([1]))
-    collection = ticket + client._receipt(ticket, 0)
 
     def changed(name: str) -> Callable[[bytes], object]:
         return lambda data: audit(server, replace(statement, **{name: data}), identity.public)
@@ -275,13 +274,9 @@ def lookups() -> dict[str, Parser]:
         "frame": Parser([pack_tensors([keys, torch.arange(3), torch.zeros(2, 0)]), answer], framed),
         "query": Parser(queries, lambda data: pir.unpack_query(data, signed.facts, 0)),
         "query at a server": Parser(queries, server.handle),
-        "deposit": Parser(deposits, lambda data: pir.unpack_deposit(data, shares.facts, 0)),
-        "deposit at a server": Parser(deposits, sharing.deposit, valid=False),
-        "collection": Parser([collection], lambda data: client.links[0].collect(data, None), valid=False),
         "answer": Parser([answer], lambda data: pir.unpack_answer(data, 3, signed.facts, True)),
         "update": Parser([update], lambda data: pir.unpack_update(data, signed.facts)),
         "update at a server": Parser([update], updated.update, valid=False),
-        "result": Parser([pir.pack_result(torch.arange(6).view(2, 3))], pir.unpack_result),
         "description": Parser([server.describe()], pir.Description.unpack),
         "statement's query": Parser([statement.query], changed("query")),
         "statement's answer": Parser([statement.answer], changed("answer")),

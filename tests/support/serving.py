@@ -108,9 +108,12 @@ class Foreign:
 
     def messages(self, images: Tensor, seconds: float = HANG, **changed: object) -> list[bytes]:
         """The parts of a good request; changed: fields that are others."""
-        fields = {"id": new_seed(), "claim": self.claim, "deadline": int(1e3 * (time.time() + seconds))}
-        fields |= {"images": len(images), **changed}
         bodies = split(ring.encode(images), self.service.bits, self.service.parties)
+        return self.of(bodies, seconds, **{"images": len(images), **changed})
+
+    def of(self, bodies: Sequence[bytes], seconds: float = HANG, **changed: object) -> list[bytes]:
+        """The parts of a request with these bodies; changed: fields that are others, "images" among them."""
+        fields = {"id": new_seed(), "claim": self.claim, "deadline": int(1e3 * (time.time() + seconds)), **changed}
         return [
             Request(body=body, **fields).to_bytes(self.service, rank)  # type: ignore[arg-type]
             for rank, body in enumerate(bodies)

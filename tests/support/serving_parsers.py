@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from hummingbird.serving import description as serving
-from hummingbird.serving.message import Request, joined, pack_answer, split
+from hummingbird.serving.message import Question, Request, joined, pack_answer, split
 from hummingbird.structure import TENSOR
 from hummingbird.version import VERSION
 from tests.support.parsers import Parser
@@ -22,14 +23,24 @@ def services() -> dict[str, Parser]:
     requests = [
         Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(known, rank) for rank, body in enumerate(bodies)
     ]
+    rows = serving.Part("indices", (2,), 600), serving.Part("weights", (2,))
+    looked = replace(known, inputs=rows)
+    asked = Question(torch.zeros(2, 2, dtype=torch.int64), torch.arange(4).view(2, 2)).bodies(looked)
+    keyed = [Request(bytes(16), bytes(16), 1 << 40, 2, body).to_bytes(looked, rank) for rank, body in enumerate(asked)]
+    described = [known.answer(1, 2.5), looked.answer(0, 2.5)]
     answer = pack_answer(torch.ones(2, 4, dtype=torch.int64), known.result_bits)
 
     def read(rank: int) -> Callable[[bytes], object]:
         return lambda data: Request.read(data, known, rank).words(known, rank)
 
+    def read_keyed(rank: int) -> Callable[[bytes], object]:
+        return lambda data: Request.read(data, looked, rank).keys(looked)
+
     return {
+        "asked party 0 with keys": Parser([keyed[0]], read_keyed(0)),
+        "asked party 1 with keys": Parser([keyed[1]], read_keyed(1)),
         "asked party 0": Parser([requests[0]], read(0)),
         "asked party 1": Parser([requests[1]], read(1)),
         "answer to ask": Parser([answer], lambda data: joined([data, answer], 2, known)),
-        "service's description": Parser([known.answer(1, 2.5)], lambda data: serving.Described.read(data, "test")),
+        "service's description": Parser(described, lambda data: serving.Described.read(data, "test")),
     }

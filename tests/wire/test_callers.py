@@ -47,6 +47,8 @@ def test_tokens_name_their_callers(tmp_path: Path) -> None:
         assert asked(address, "Name", token=alice) == b"'alice'" and asked(address, "Name", token=bob) == b"'bob'"
         with pytest.raises(AccessError, match="wants a token"):
             asked(address, "Name")
+        with pytest.raises(PeerError, match="no service of this kind"):  # a party's address for a server's, say
+            asked(address, "Nothing", token=alice)
         for wrong in (new_token(), alice[:-1], alice + "0", alice.upper(), "x"):
             with pytest.raises(AccessError, match="does not know the token"):
                 asked(address, "Name", token=wrong)

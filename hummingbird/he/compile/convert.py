@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.graph.at_hand import traced
 from hummingbird.graph.hints import SEVERAL
 from hummingbird.he.compile import magnitudes, placement
 from hummingbird.he.compile.client_aided import PRIMES, AidedBuilder
@@ -54,14 +56,14 @@ def convert_model(
 ) -> HEModel:
     """The net on encrypted images; the net itself is left as it is and used as in eval mode.
 
-    input_shape: of one image, (1, 28, 28). mode: "client-aided", the client computes everything but layers with
-    weights and sees their results, any net; or "polynomial", one exchange, the server computes everything, for nets of
-    layers, sums and products. packing: None for the best, or one of he.packing.PACKINGS. degree: of the ring, None for
-    the smallest that is secure and has room. input_range: bound on |input|, checked before anything is encrypted, 4.0
-    if not given; in client-aided mode only where given, as there the client fits each batch's range. samples: images
-    (2 or more, *input_shape) like those to come; they make predictions precise, and in polynomial mode replace bounds
-    that hold for all inputs by the largest values seen, with 2 bits of margin. device: where both roles then compute,
-    "cpu" or "cuda"; plans are made on the CPU.
+    input_shape: of one image, (1, 28, 28); forward() may ask for it. mode: "client-aided", the client computes
+    everything but layers with weights and sees their results, any net; or "polynomial", one exchange, the server
+    computes everything, for nets of layers, sums and products. packing: None for the best, or one of
+    he.packing.PACKINGS. degree: of the ring, None for the smallest that is secure and has room. input_range: bound on
+    |input|, checked before anything is encrypted, 4.0 if not given; in client-aided mode only where given, as there the
+    client fits each batch's range. samples: images (2 or more, *input_shape) like those to come; they make predictions
+    precise, and in polynomial mode replace bounds that hold for all inputs by the largest values seen, with 2 bits of
+    margin. device: where both roles then compute, "cpu" or "cuda"; plans are made on the CPU.
     Raises ModelError with all problems, ConfigError for options, InputError for shapes and samples.
     """
     return HEModel(make_plan(net, input_shape, mode, packing, degree, input_range, samples), device)
@@ -88,22 +90,22 @@ def make_plan(
         raise ConfigError(f"input_range={input_range!r}", where="input_range", hint=hint)
     bound = input_range or (RANGE if mode == "polynomial" else None)
     shape = _shape(input_shape)
-    traced = graph.trace(net, elementwise=True)
-    found = [Problem(step.name, "its weights have no values", "load them first") for step in traced if _is_meta(step)]
-    found += [Problem(step.name, *_REFUSED[step.op]) for step in traced if step.op in _REFUSED]
+    steps = traced(net, torch.zeros(()).expand(1, *shape), elementwise=True, secret=True)
+    found = [Problem(step.name, "its weights have no values", "load them first") for step in steps if _is_meta(step)]
+    found += [Problem(step.name, *_REFUSED[step.op]) for step in steps if step.op in _REFUSED]
     if found:
         raise ModelError(found)
-    _check_memory(magnitudes.planning_bytes(traced, shape, magnitudes.PATTERN if samples is None else len(samples)))
+    _check_memory(magnitudes.planning_bytes(steps, shape, magnitudes.PATTERN if samples is None else len(samples)))
     inputs, basis = _inputs(shape, bound, samples)
-    shapes, found = magnitudes.shapes(traced, inputs)
+    shapes, found = magnitudes.shapes(steps, inputs)
     found += [
         Problem(step.name, "holds no values", "its shape has a zero: look at input_shape, kernels and layers' sizes")
-        for step, made in zip(traced, shapes, strict=True)
+        for step, made in zip(steps, shapes, strict=True)
         if made is not None and 0 in made
     ]
     if found:
         raise ModelError(found)
-    steps = placement.prepared(traced, shapes, mode)
+    steps = placement.prepared(steps, shapes, mode)
     shapes, _ = magnitudes.shapes(steps, inputs)
     placed, found = placement.place(steps, shapes, mode)
     if found:

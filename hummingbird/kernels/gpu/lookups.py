@@ -40,7 +40,7 @@ class SignedRows(Store):
 
     def accept(self, keys: Tensor, width: int) -> None:
         if not width or not (keys[:, NUMBER] == CHACHA12).all():
-            hint = 'ask with decoder="sum", or for shares, and prf="chacha12"'
+            hint = 'ask with decoder="sum" and prf="chacha12"'
             raise InputError("a table on a GPU answers sums to ChaCha12 keys only", hint=hint)
 
     def answer(self, keys: Tensor, width: int, leaf: int) -> Tensor:

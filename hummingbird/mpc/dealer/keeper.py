@@ -38,6 +38,7 @@ class Keeper:
 
     def __init__(self, root: Path, **what: Any) -> None:
         self.root, self._what = root, what
+        self._last = 0  # set
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (root / DESCRIPTION).exists() and any(root.iterdir()):
             raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
@@ -107,10 +108,10 @@ class Keeper:
         except BaseException:
             shutil.rmtree(dealing, ignore_errors=True)
             raise
-        number = max(numbers(self.root), default=0) + 1
-        dealing.rename(set_folder(self.root, number))
+        self._last = max([self._last, *numbers(self.root)]) + 1
+        dealing.rename(set_folder(self.root, self._last))
         synchronise(self.root)
-        return number, seconds
+        return self._last, seconds
 
     def close(self) -> None:
         """Let another keeper go on."""

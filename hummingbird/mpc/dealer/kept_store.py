@@ -105,7 +105,10 @@ class KeptStore:
         """Numbers of the sets that this party has not come to."""
         opened = {store.number for store in (*self._sets, *self._leaving)}
         party, lane = self._place.party, self._place.lane
-        found = [number for number in numbers(self.folder) if number not in opened]
+        try:
+            found = [number for number in numbers(self.folder) if number not in opened]
+        except OSError as error:
+            raise DealerError(f"{error.strerror}", where=str(self.folder), hint="is the folder still there?") from None
         return [number for number in found if is_there(self.folder, number, party, lane)]
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:

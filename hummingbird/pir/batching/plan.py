@@ -117,7 +117,7 @@ class Plan:
 
     def table(self, bucket: Facts) -> Facts:
         """The facts of the whole table, from those of one bucket of any code; AgreementError for another plan's."""
-        if bucket.parts != self.parts or bucket.shares:
+        if bucket.parts != self.parts:
             what = f"a bucket holds {bucket.text()}, this plan's {self.parts} rows in one"
             raise AgreementError(what, where="Plan", hint="client and servers need the same plan")
         return replace(bucket, rows=self.full.rows, dim=bucket.dim // self.parts, parts=1)

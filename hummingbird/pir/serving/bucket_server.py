@@ -118,12 +118,9 @@ def plan_servers(
     table: a Source, plain or signed, a tensor (rows, dim), or an nn.Embedding or nn.EmbeddingBag. owner: public key of
     who may update rows; the last server, the full table's, takes updates for all. identity, journal: of `Server`; one
     journal for all. Memory: 3 times the table for a cuckoo code, and that times 1 + C with C companions; once more for
-    updates. InputError for rows for shares, and for a table of another number of rows than the plan's.
+    updates. InputError for a table of another number of rows than the plan's.
     """
     source = table if isinstance(table, Source) else Source.of(table)
-    if source.facts.shares:
-        hint = "lay plain or signed rows out"
-        raise InputError(f"{source.facts.text()}: a plan is of rows", where="pir.plan_servers", hint=hint)
     if source.facts.rows != plan.full.rows:
         what = f"the table has {source.facts.rows} rows, the plan {plan.full.rows}"
         raise InputError(what, where="pir.plan_servers", hint="make the plan for this table")

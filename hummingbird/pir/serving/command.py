@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{len(config.listen)} addresses, {len(servers)} tables", where="--listen", hint=hint)
         offered = list[Methods]()
         for server in servers:
-            offered.append(Methods(server, args.max_batch, args.max_wait / 1e3, config.limits))
+            offered.append(Methods(server, args.max_batch, args.max_wait / 1e3))
             ends.callback(offered[-1].close, config.grace)
         front.metrics.registry.register(_figures(offered))
         for methods, address in zip(offered, config.listen, strict=True):

@@ -11,27 +11,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from hummingbird.errors import HummingbirdError, InputError, PeerError
+from hummingbird.errors import InputError, PeerError
 from hummingbird.pir import integrity
-from hummingbird.pir.messages import (
-    TICKET_BYTES,
-    Description,
-    pack_answer,
-    pack_result,
-    unpack_deposit,
-    unpack_query,
-    unpack_version,
-)
-from hummingbird.pir.secret_shared.pending_shares import Deposits, Shares, name
+from hummingbird.pir.messages import Description, pack_answer, unpack_query, unpack_version
 from hummingbird.pir.serving.shards import Shard, opened
 from hummingbird.pir.serving.updates import Updates
 from hummingbird.pir.serving.workers import Workers
 from hummingbird.pir.table import Source, State, first_state
-
-COLLECT_SECONDS = 60.0  # for which a client in this process waits
 
 Answer = Callable[[Tensor, str], tuple[State, Tensor]]
 
@@ -41,7 +29,7 @@ class Server:
 
     table: a Source, a tensor (rows, dim), an nn.Embedding or nn.EmbeddingBag. owner: public key of who may update rows;
     without it nobody may. identity: 32 secret bytes, with which answers are signed. device: "cpu", or "cuda" for sums
-    and shares by ChaCha12 keys; several, "cuda:0,cuda:1", each hold a part. shard: its records made ready
+    by ChaCha12 keys; several, "cuda:0,cuda:1", each hold a part. shard: its records made ready
     (`workers.Workers`), by default in this process, on the device. journal: the file that keeps updates, made if there
     is none; those in it are made again; without one they last as long as this server. Methods may be called from any
     thread. InputError where there is no such device, EnvironmentProblem where its memory is too small, and the errors
@@ -68,7 +56,6 @@ class Server:
         self._state = first_state(self.facts, source.version, self._shard.digests)
         self._failed = False
         self.lock = threading.Lock()  # of who answers, or changes the table
-        self._deposits = Deposits()
         self.updates: Updates | None = None
         if owner is not None or journal is not None:
             self.updates = Updates(self.facts, [self], owner)
@@ -108,8 +95,6 @@ class Server:
         InputError for a malformed query; its text depends on the table alone.
         """
         decoder, keys = unpack_query(query, self.facts, self.party)
-        if decoder == "shares":
-            raise InputError("shares stay with their server", hint="use Client.deposit")
         self._shard.accept(keys, self._width(decoder))  # before it waits with others' queries, which would fail with it
         state, records = (answer or self.answer)(keys, decoder)
         signature = self._identity.sign(self.party, query, state, records) if self._identity else None
@@ -123,9 +108,7 @@ class Server:
             return lambda: self.update(message)
         if method == "PastUpdate":
             return lambda: self.past_update(message)
-        if method == "Collect":
-            return lambda: self.collect(message, COLLECT_SECONDS)
-        return lambda: self.deposit(message) if method == "Deposit" else self.handle(message)
+        return lambda: self.handle(message)
 
     def update(self, message: bytes) -> bytes:
         """Write the rows of an owner's signed update, which applies to this state only; returns the new description.
@@ -170,72 +153,6 @@ class Server:
         self._shard.close()
         if self.updates is not None:
             self.updates.close()
-
-    # Shares for MPC ---------------------------------------------------------------------------------------------------
-
-    def shares(self, keys: Tensor, answer: Answer | None = None) -> tuple[State, Tensor, Tensor]:
-        """State, and this party's additive shares in Z_2^64 of s, int64 (B,), and of s * row, int64 (B, dim).
-
-        s is +1 or -1, known to the client only, so that s * (s * row) = row takes one product of shares. The table is a
-        `Source.for_shares`: popcount(t_0) - popcount(t_1) = s is the selected sum of its last column, all ones.
-        """
-        self._shard.accept(keys, self._width("shares"))
-        state, records = (answer or self.answer)(keys, "shares")
-        words = records.view(torch.int64)
-        words = -words if self.party else words  # party 1 subtracts
-        return state, words[:, -1], words[:, :-1]
-
-    def deposit(self, message: bytes, answer: Answer | None = None) -> bytes:
-        """Keep the shares of a packed deposit until they are taken; returns an empty answer.
-
-        They are kept for ten minutes, and for 2^16 lookups in all; InputError beyond that, and as `handle`.
-        """
-        ticket, receipt, keys, factors = unpack_deposit(message, self.facts, self.party)
-        state, signs, rows = self.shares(keys, answer)
-        kept = Shares(signs, rows) if factors is None else Shares(factors, rows, weighted=True)
-        self._deposits.add(ticket, receipt, kept)
-        return pack_answer(state, torch.empty(len(keys), 0, dtype=torch.uint8))
-
-    def oldest(self, timeout: float) -> bytes | None:
-        """The ticket of the oldest deposit that nobody has taken; None if there is none in time."""
-        return self._deposits.oldest(timeout)
-
-    def take(self, ticket: bytes, timeout: float = 60.0) -> Shares:
-        """The shares that a client has deposited under this ticket, once; PeerError if none come in time."""
-        shares = self._deposits.take(ticket, timeout)
-        if shares is None:
-            hint = "does the client use this ticket, at both servers?"
-            raise PeerError(f"no shares were deposited within {timeout:g} s", where=self.name, hint=hint)
-        return shares
-
-    def publish(self, ticket: bytes, result: Tensor | HummingbirdError) -> None:
-        """This party's share of what was computed from a deposit, int64, for the deposit's client alone (`collect`).
-
-        An error in its place says why there is none. InputError for a share of another type, or too large.
-        """
-        self._deposits.publish(ticket, pack_result(result) if isinstance(result, Tensor) else result)
-
-    def collect(self, message: bytes, timeout: float | None, wanted: Callable[[], bool] = lambda: True) -> bytes:
-        """The packed share published under a ticket, once, for who shows its receipt: the message is both.
-
-        timeout: seconds to wait; None: not at all, and nothing is returned where there is none yet. wanted: asked every
-        second, is the client there? Raises InputError, at once, for others, PeerError if there is none in time, and the
-        error published.
-        """
-        ticket, receipt = message[:TICKET_BYTES], message[TICKET_BYTES:]
-        result = self._deposits.collect(ticket, receipt, timeout or 0.0, wanted)
-        if result is None and timeout is not None:
-            hint = "is the server's net running? A larger timeout may help"
-            raise PeerError(f"deposit {name(ticket)}: no result within {timeout:g} s", hint=hint)
-        return result or b""
-
-    def settle(self, timeout: float) -> None:
-        """Wait until what was published is collected."""
-        self._deposits.settle(timeout)
-
-    def stop_collecting(self) -> None:
-        """Clients wait no longer for what is not published yet."""
-        self._deposits.close()
 
 
 def open_server(

@@ -2,9 +2,7 @@
 
 A lone query reads the whole table, and so does a batch of hundreds; so `Batcher` lets queries wait for each other, up
 to `max_wait` seconds after the first or until `max_batch` keys are there. Who arrives during a pass is in the next.
-A result that is not there yet is waited for by `MAX_WAITING` clients at most; more are told to ask again.
-Methods: Describe, Answer (a query), Deposit (shares), Collect (a result), Update (signed by the owner),
-PastUpdate (one that was made), Metrics (JSON).
+Methods: Describe, Answer (a query), Update (signed by the owner), PastUpdate (one that was made), Metrics (JSON).
 """
 
 from __future__ import annotations
@@ -26,13 +24,11 @@ from hummingbird.pir.serving.metrics import Metrics
 from hummingbird.pir.serving.server import Answer, Server
 from hummingbird.pir.table import State
 from hummingbird.wire.gate import Gate, Limits
-from hummingbird.wire.service import WORKERS, Method, Tls, serve
+from hummingbird.wire.service import Method, Tls, serve
 
 MAX_BATCH = 192
 MAX_WAIT = 0.002
-MAX_WAITING = WORKERS // 2  # Collects; fewer where fewer calls may be at work
 _PATIENCE = 600.0  # seconds until a query that nobody answers is given up; clients have deadlines of their own
-_LATE = 0.2  # seconds before its client's deadline, a refusal can still arrive
 
 
 @dataclass(eq=False)
@@ -141,20 +137,15 @@ class Batcher:
 
 
 class Methods:
-    """The methods of a server on the wire, its queries collected. max_batch, max_wait: see `Batcher`.
-
-    limits: of its calls; at most half of those at work wait for results, so that others are served.
-    """
+    """The methods of a server on the wire, its queries collected. max_batch, max_wait: see `Batcher`."""
 
     def __init__(
         self,
         server: Server,
         max_batch: int = MAX_BATCH,
         max_wait: float = MAX_WAIT,
-        limits: Limits | None = None,
     ) -> None:
         self.server, self.metrics = server, Metrics()
-        self._waiting = threading.Semaphore(min(MAX_WAITING, (limits or Limits()).requests // 2))
         self._batcher = Batcher(server.answer, self.metrics, max_batch, max_wait)
 
     def handlers(self) -> dict[str, Method]:
@@ -163,17 +154,14 @@ class Methods:
         return {
             "Describe": lambda data, context: server.describe(),
             "Answer": lambda data, context: server.handle(data, self._collected(context)),
-            "Deposit": lambda data, context: server.deposit(data, self._collected(context)),
-            "Collect": self._collect,
             "Update": lambda data, context: server.update(data),
             "PastUpdate": lambda data, context: server.past_update(data),
             "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
         }
 
     def hurry(self) -> None:
-        """Let nobody wait for others, or for results that are not there, from now on."""
+        """Let nobody wait for others from now on."""
         self._batcher.hurry()
-        self.server.stop_collecting()
 
     def close(self, grace: float = 30.0) -> None:
         """Answer what is queued within `grace` seconds, and end; may be called twice."""
@@ -181,16 +169,6 @@ class Methods:
 
     def _collected(self, context: grpc.ServicerContext) -> Answer:
         return lambda keys, decoder: self._batcher.answer(keys, decoder, context.is_active)
-
-    def _collect(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        left = context.time_remaining()  # None without a deadline
-        timeout = _PATIENCE if left is None else max(0.0, min(left - _LATE, _PATIENCE))
-        if not self._waiting.acquire(blocking=False):
-            return self.server.collect(data, None)
-        try:
-            return self.server.collect(data, timeout, context.is_active)
-        finally:
-            self._waiting.release()
 
 
 class Service:
@@ -212,7 +190,7 @@ class Service:
         max_wait: float = MAX_WAIT,
         limits: Limits | None = None,
     ) -> None:
-        self._methods = Methods(server, max_batch, max_wait, limits)
+        self._methods = Methods(server, max_batch, max_wait)
         self.metrics = self._methods.metrics
         try:
             self._front = serve(self._methods.handlers(), address, tls, gate=Gate(limits))
@@ -223,6 +201,5 @@ class Service:
     def stop(self, grace: float = 30.0) -> None:
         """Refuse new queries, answer what is queued within `grace` seconds, and end; may be called twice."""
         ended = self._front.stop(grace)
-        self._methods.server.stop_collecting()
         self._methods.close(grace)
         ended.wait(grace + 1.0)

@@ -84,12 +84,11 @@ def secret(value: float | list[float]) -> nn.Parameter:
         (lambda s, x: torch.where(s.t.abs() < s.l(x), 1.0, 0.0), "a tensor that the net holds"),
         (lambda s, x: torch.where(s.l(x) > s.p[0], 1.0, 0.0), "a tensor that the net holds"),
         (lambda s, x: torch.cat([s.q.expand(x.shape[0], -1), s.l(x)], 1), "a tensor that the net holds"),
-        (lambda s, x: s.r(x.unsqueeze(1))[0], "LSTM is not in the vocabulary"),
     ],
 )
 def test_refused_with_the_conversion_that_takes_it(function: Function, what: str, mode: str) -> None:
     held = {"p": parameter(3), "q": parameter(1, 3), "t": secret(0.1234567)}
-    net = Fn(function, l=nn.Linear(6, 3), r=nn.LSTM(6, 3, batch_first=True), **held)  # type: ignore[arg-type]
+    net = Fn(function, l=nn.Linear(6, 3), **held)  # type: ignore[arg-type]
     with pytest.raises(ModelError) as caught:
         he.convert_model(net, (6,), mode)
     problem = caught.value.problems[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.keeper import keep
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, numbers, set_folder
 from tests.support.keeping import SLOTS, Parties, dealt, keeper
+from tests.support.pages import shell_lines
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
@@ -31,7 +33,7 @@ class Enough(Exception):
 
 
 def kept(root: Path, slots: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
-    """Return what a keeper says until there are so many slots."""
+    """Run a keeper until there are so many slots; the lines that it says."""
     said: list[str] = []
 
     def sleep(seconds: float) -> None:
@@ -150,15 +152,16 @@ OPTIONS = ["--model", "tests.support.serving_nets:doubled", "--input", "4x4", "-
 
 
 def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hummingbird", "deal", *OPTIONS, "--keep", "4", "--out", str(tmp_path / "kept")]
+    line = next(line for line in shell_lines() if "--keep" in line and "--weights" in line)
+    command = [sys.executable, *shlex.split(line)[1:-1], str(tmp_path / "kept")]
     with open(tmp_path / "said", "w") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=environment(0, 1, 1), stdout=out, stderr=out)
-    until(lambda: "6 slots unused" in (tmp_path / "said").read_text() or process.poll() is not None, "two sets")
+    until(lambda: "20 slots unused" in (tmp_path / "said").read_text() or process.poll() is not None, "two sets")
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG) == 0, (tmp_path / "said").read_text()
     said = (tmp_path / "said").read_text().splitlines()
-    assert said[0].startswith("sets of 3 slices of 4 images for 2 parties: 0.0 MB for party 0"), said
-    assert said[-1] == "stopped: 6 slots unused, no set half dealt"
+    assert said[0] == "sets of 10 slices of 8 images for 2 parties: 10.7 MB for party 0", said
+    assert said[-1] == "stopped: 20 slots unused, no set half dealt"
 
 
 @pytest.mark.parametrize("owner", [[], ["--private-weights"]])

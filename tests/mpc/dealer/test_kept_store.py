@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import threading
 import time
+import weakref
 from itertools import product
 from pathlib import Path
 
@@ -248,14 +250,18 @@ def test_a_party_that_says_nonsense_is_named(tmp_path: Path, word: list[int], mo
     parties.close()
 
 
-def test_open_files_and_threads_stay_as_sets_come_and_go(tmp_path: Path) -> None:
+def test_open_files_threads_and_memory_stay_as_sets_come_and_go(tmp_path: Path) -> None:
     parties, one = Parties(dealt(tmp_path, 1)), keeper(tmp_path)
+    opened: list[weakref.ref[Set]] = []
     seen = []
     for _ in range(20):
         one.add()
         parties.use(SLOTS)
+        opened += [weakref.ref(each) for store in parties.stores for each in store._sets]
         seen.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
     assert len(set(seen[1:])) == 1, seen
+    gc.collect()
+    assert len(opened) >= 40 and sum(each() is not None for each in opened) <= 4
     assert len(numbers(tmp_path)) <= 2
     parties.close()
     one.close()

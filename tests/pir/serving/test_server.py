@@ -1,4 +1,4 @@
-"""Tables, messages and servers in this process: files, fuzzed bytes, versions, shares."""
+"""Tables, messages and servers in this process: files, fuzzed bytes, versions, sums."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hummingbird.pir import Client, Owner, Server, Source, dpf, local_servers
 from hummingbird.pir.messages import (
     Description,
     keys_in_a_query,
-    pack_deposit,
     pack_query,
     unpack_answer,
     unpack_update,
 )
 from hummingbird.pir.table import Facts
+from hummingbird.wire.frame import pack_tensors
 
 
 def table(rows: int = 1500, dim: int = 4, seed: int = 0) -> torch.Tensor:
@@ -209,8 +209,8 @@ def test_queries_of_another_table_party_or_size():
         with pytest.raises(InputError, match="a key is not for party 0 and 1,500 rows"):
             server.handle(data)
     keys = dpf.generate(torch.arange(3), 1500)[0]
-    with pytest.raises(InputError, match="does not serve that decoder"):
-        server.handle(pack_query("shares", keys))
+    with pytest.raises(InputError, match="there is no such decoder"):
+        server.handle(pack_tensors([torch.tensor([2], dtype=torch.uint8), keys]))
     most = keys_in_a_query(server.facts)
     with pytest.raises(InputError, match=f"1 to {most} keys"):
         server.handle(pack_query("xor", keys[:1].expand(most + 1, -1)))
@@ -292,7 +292,7 @@ def test_servers_that_disagree():
         Client((zero, Server(table().view(torch.int32), 1)))
     with pytest.raises(AgreementError, match="different contents.*version 0, digest.*version 0, digest"):
         Client((zero, Server(table(seed=1), 1)), timeout=0.1)
-    for options in ({"decoder": "or"}, {"decoder": "shares"}, {"prf": "md5"}):
+    for options in ({"decoder": "or"}, {"prf": "md5"}):
         with pytest.raises(ConfigError, match="no such choice"):
             Client((zero, one), **options)
 
@@ -381,41 +381,12 @@ def test_a_replaced_table_is_noticed():
         client.rows(torch.tensor([1]))
 
 
-# Shares ---------------------------------------------------------------------------------------------------------------
-
-
-def test_shares_add_up_to_the_sign_and_the_row():
-    """s = popcount(t_0) - popcount(t_1), and s * (s * row) = row: what one product of shares makes of them."""
-    data = table(2100, 3)
-    servers = local_servers(Source.of(data).for_shares())
+def test_answers_to_sums_add_up_to_the_row_times_a_sign_that_the_client_knows():
+    """Shares of s * row, which parties of `hummingbird serve` keep for themselves (hummingbird/lookup.py)."""
+    code = ring.encode(table(2100, 3))
+    servers = local_servers(code)
     indices = torch.tensor([0, 1, 1023, 1024, 2099, 5, 5, 5])
     keys0, keys1, signs = dpf.generate(indices, 2100)
-    (_, sign0, row0), (_, sign1, row1) = servers[0].shares(keys0), servers[1].shares(keys1)
-    assert torch.equal(sign0 + sign1, signs)
-    assert torch.equal(row0 + row1, signs[:, None] * ring.encode(data[indices]))
-    assert torch.equal((sign0 + sign1)[:, None] * (row0 + row1), ring.encode(data[indices]))
-    assert not torch.equal(sign0 - sign1, signs)  # it can fail
-
-
-def test_deposits():
-    data = table(1200, 2)
-    servers = local_servers(Source.of(data.half()).for_shares())
-    client = Client(servers)
-    indices = torch.tensor([1100, 3])
-    ticket = client.deposit(indices)
-    (sign0, row0, _), (sign1, row1, _) = (server.take(ticket, 1) for server in servers)
-    assert torch.equal((sign0 + sign1)[:, None] * (row0 + row1), ring.encode(data.half()[indices]))
-    with pytest.raises(PeerError, match="no shares were deposited"):  # they are for one use
-        servers[0].take(ticket, 0.01)
-    with pytest.raises(InputError, match="made for shares"):
-        client.rows(indices)
-    with pytest.raises(InputError, match="outside of the table"):
-        client.deposit(torch.tensor([1200]))
-    with pytest.raises(InputError, match="not made for shares"):
-        Client(local_servers(data)).deposit(indices)
-    used = pack_deposit(bytes(16), bytes(16), dpf.generate(indices, 1200)[0])
-    servers[0].deposit(used)
-    with pytest.raises(InputError, match="for one use"):
-        servers[0].deposit(used)
-    with pytest.raises(InputError, match="NaN"):
-        Source.of(torch.tensor([[float("nan")]])).for_shares()
+    zero, one = (servers[party].answer(keys, "sum")[1].view(torch.int64) for party, keys in enumerate((keys0, keys1)))
+    assert torch.equal(zero - one, signs[:, None] * code[indices]) and set(signs.tolist()) == {1, -1}
+    assert not torch.equal(zero + one, signs[:, None] * code[indices])  # it can fail

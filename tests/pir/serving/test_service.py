@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import torch
 
-from hummingbird import ring
 from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers, pair
@@ -112,7 +111,7 @@ def test_fuzzed_requests_leave_the_programs_at_work(programs):
     generator = random.Random(0)
     query = pack_query("xor", dpf.generate(torch.arange(2), 5000)[0])
     channel = wire.connect(programs[0].address, timeout=HANG)
-    for method in ("Answer", "Deposit", "Update"):
+    for method in ("Answer", "Update"):
         for number in range(40):
             data = bytearray(query)
             data[generator.randrange(60)] ^= 1 << generator.randrange(8)  # headers; further on are seeds
@@ -256,7 +255,7 @@ def test_servers_that_disagree_over_the_wire(monkeypatch):
         assert all(address in str(caught.value) for address in addresses[1:])
 
 
-def test_signed_answers_and_shares_over_the_wire():
+def test_signed_answers_over_the_wire():
     identities = [os.urandom(32), os.urandom(32)]
     signed = OWNER.sign(Source.of(TABLE[:50]))
     servers = [Server(signed, party, identity=secret) for party, secret in enumerate(identities)]
@@ -264,13 +263,6 @@ def test_signed_answers_and_shares_over_the_wire():
         client = Client(addresses, owner=OWNER.public)
         assert torch.equal(client.rows(torch.tensor([3, 4])), TABLE[3:5])
         client.close()
-    servers = list(local_servers(Source.of(TABLE[:50]).for_shares()))
-    with served(*servers) as addresses:
-        client = Client(addresses)
-        ticket = client.deposit(torch.tensor([7]))
-        client.close()
-    (sign0, row0, _), (sign1, row1, _) = (server.take(ticket, 1) for server in servers)
-    assert torch.equal((sign0 + sign1)[:, None] * (row0 + row1), ring.encode(TABLE[7:8]))
 
 
 def test_more_than_a_message_holds():

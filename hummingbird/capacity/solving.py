@@ -1,0 +1,380 @@
+"""The least, or the most, of one input with which a service meets a goal: bisection under common random numbers.
+
+Latency is monotone, run by run, in the rate, in seconds, in tokens, slots, workers and replicas (F. Baccelli et al.,
+1992); with the same draws at every trial so are its quantiles. Elasticities say what would help at the answer:
+(change of the goal's figure in percent) / (change of an input in percent). No load is tried so near to the limit that
+the requests of a trial would not show how it goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hummingbird.capacity import running
+from hummingbird.capacity.arrivals import Arrivals, Gaps, poisson
+from hummingbird.capacity.pricing import Cost, cost_of
+from hummingbird.capacity.running import Run
+from hummingbird.capacity.service import Compute, Hosts, Service, check_number
+from hummingbird.errors import ConfigError
+
+GOALS = {"mean": None, "p50": 0.5, "p95": 0.95, "p99": 0.99}
+VARIED = ("rate", "store", "bandwidth", "split", "cores", "replicas")
+REQUESTS, RUNS = 3000, 2  # of each trial
+_CLOSE = 1.005  # of the answer: the ratio of what meets the goal and what does not
+_FAR = 2.0**20  # of a search for something large enough
+_STEP = 1.1  # of an input, for elasticities
+_USED = 0.05  # of a core or link: less cannot matter much
+_SPLIT = 0.004  # of a link: how near its best part is found
+_MOST_CORES, _MOST_REPLICAS = 1 << 12, 1 << 14
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The answer: `value` of the input `varied` (requests/s, bytes, bits/s, cores, replicas; of a split: bits/s up).
+
+    run: at the answer. figure: its latency of the goal. heaviest: the load beyond which nothing was tried; at_limit: a
+    larger rate might meet the goal, too. trials: simulations. elasticities: of the figure, by input. next_token: bytes
+    of store with which one more token fits, 0 where none is stored. cost: by the hosts' prices.
+    """
+
+    varied: str
+    value: float
+    goal: str
+    most: float
+    figure: float
+    run: Run
+    heaviest: float
+    at_limit: bool
+    trials: int
+    elasticities: Mapping[str, float]
+    next_token: int
+    cost: Cost
+
+
+class Trial(NamedTuple):
+    """The goal's figure, seconds, and the run that it is of; inf and none above the heaviest load."""
+
+    figure: float
+    run: Run | None
+
+
+@dataclass
+class _Search:
+    """Trials of one search, which keep the draws."""
+
+    service: Service
+    arrivals: Arrivals
+    goal: str
+    most: float
+    options: dict[str, Any]
+    told: Callable[[], object]
+    trials: int = 0
+
+    @property
+    def heaviest(self) -> float:
+        return running.heaviest(self.options["requests"])
+
+    def try_out(self, service: Service, arrivals: Arrivals, replicas: int = 1) -> Trial:
+        if running.load_of(service, arrivals) / replicas > self.heaviest:
+            return Trial(math.inf, None)
+        self.trials += 1
+        self.told()
+        run = running.run(service, None, arrivals, replicas=replicas, **self.options)
+        return Trial(figure(run, self.goal), run)
+
+    def meets(self, trial: Trial) -> bool:
+        return trial.figure <= self.most
+
+
+def figure(run: Run, goal: str) -> float:
+    """The goal's figure of a run, seconds; inf above the limit."""
+    q = GOALS[goal]
+    if not run.stable:
+        return math.inf
+    return (run.mean() if q is None else run.quantile(q)).value
+
+
+def solve(
+    service: Service,
+    at: Hosts | None,
+    *,
+    vary: str,
+    p99: float | None = None,
+    p95: float | None = None,
+    p50: float | None = None,
+    mean: float | None = None,
+    arrivals: Arrivals | None = None,
+    seed: int = 0,
+    requests: int = REQUESTS,
+    runs: int = RUNS,
+    engine: str = "auto",
+    told: Callable[[], object] = lambda: None,
+) -> Solution:
+    """The largest rate, or the least store, bandwidth, cores or replicas, with which one goal in seconds is met.
+
+    vary "split": the best part of the links' sum, up and down, of the hosts that have limits. arrivals: needed but for
+    the rate, whose arrivals may be given for their burstiness. requests, runs: of each trial; to show a load takes 10 /
+    (1 - load)^2 requests. told: called at each trial. Raises ConfigError for a goal below what an idle service takes,
+    and for one that nothing meets.
+
+        capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
+    """
+    given = {"p99": p99, "p95": p95, "p50": p50, "mean": mean}
+    goals = {name: value for name, value in given.items() if value is not None}
+    if len(goals) != 1:
+        raise ConfigError(f"{len(goals)} goals", where="goal", hint=f"one of {', '.join(GOALS)}, in seconds: p99=2.0")
+    if vary not in VARIED:
+        raise ConfigError(f"vary={vary!r}", where="vary", hint=f"one of {', '.join(VARIED)}")
+    ((goal, most),) = goals.items()
+    check_number(most, goal, 0, "seconds", above=True)
+    there = service if at is None else service.at(at)
+    if arrivals is None and vary != "rate":
+        raise ConfigError(f"{vary} for no rate", where="arrivals", hint="capacity.poisson(rate)")
+    asked = arrivals if arrivals is not None else poisson(1.0)
+    options = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
+    search = _Search(there, asked, goal, most, options, told)
+    run, value = _SOLVERS[vary](search)
+    changes = _elasticities(search, run)
+    size = max(run.service.token_bytes.values(), default=0)
+    return Solution(
+        varied=vary,
+        value=value,
+        goal=goal,
+        most=most,
+        figure=figure(run, goal),
+        run=run,
+        heaviest=search.heaviest,
+        at_limit=vary == "rate" and run.load > search.heaviest / _CLOSE,
+        trials=search.trials,
+        elasticities=changes,
+        next_token=(run.service.most_tokens + 1) * size,
+        cost=cost_of(run),
+    )
+
+
+def idle(service: Service, goal: str) -> float:
+    """The goal's figure of a service that nobody else asks, with its tokens made, or made on demand."""
+    phase = service.request
+    seconds = [service.seconds(phase, factor) for factor in phase.factors or (1.0,)]
+    if service.refill is not None and not service.most_tokens:
+        refill = -(-service.request_tokens // service.refill_tokens) * service.seconds(service.refill)
+        seconds = [each + refill for each in seconds]
+    q = GOALS[goal]
+    return float(np.mean(seconds) if q is None else np.quantile(seconds, q))
+
+
+def _check_idle(search: _Search, service: Service, instead: str) -> None:
+    """ConfigError for a goal that the service misses even when idle."""
+    least = idle(service, search.goal)
+    if search.most < least:
+        what = f"a {search.goal} of {search.most:g} s, below the {least:.4g} s that an idle service takes"
+        raise ConfigError(what, where="goal", hint=f"a goal above that{instead}")
+
+
+Solved = tuple[Run, float]
+
+
+def _rate(search: _Search) -> Solved:
+    gaps = search.arrivals
+    if not isinstance(gaps, Gaps):
+        hint = "capacity.poisson(rate), or another burstiness"
+        raise ConfigError("the rate of arrivals that have none", where="arrivals", hint=hint)
+    _check_idle(search, search.service, ", a faster link or more cores")
+    first = search.heaviest / running.load_of(search.service, dataclasses.replace(gaps, rate=1.0))
+    if not first:
+        hint = "simulate 1,000 requests or more"
+        raise ConfigError(f"{search.options['requests']} requests", where="requests", hint=hint)
+    return _bisect(
+        search,
+        lambda rate: search.try_out(search.service, dataclasses.replace(gaps, rate=rate)),
+        first * (1 - 1e-9),
+        up=False,
+    )
+
+
+def _bandwidth(search: _Search) -> Solved:
+    service = search.service
+    _check_idle(search, service.at(Hosts(bandwidth=1e18)), ", a shorter round trip or more cores")
+    rates = [rate for host in service.hosts.values() for rate in (host.up, host.down) if rate < math.inf]
+    if not rates:
+        raise ConfigError("no link with a limit", where="vary", hint="vary something else than the bandwidth")
+    return _bisect(
+        search, lambda rate: search.try_out(service.at(Hosts(bandwidth=rate)), search.arrivals), min(rates), up=True
+    )
+
+
+def _bisect(search: _Search, at: Callable[[float], Trial], first: float, *, up: bool) -> Solved:
+    """The value next to failure that meets the goal, from `first` on; up: more of it helps, else less."""
+    towards = 2.0 if up else 0.5  # what helps
+    good, bad, trial = first, math.nan, at(first)
+    if search.meets(trial) and up:
+        while search.meets(other := at(good / towards)) and good > first / _FAR:
+            good, trial = good / towards, other
+        bad = good / towards
+    while not search.meets(trial):
+        bad, good = good, good * towards
+        if not first / _FAR < good < first * _FAR:
+            raise _never(search, trial)
+        trial = at(good)
+    while max(good, bad) / min(good, bad) > _CLOSE:  # not with NaN: the first was the answer
+        middle = math.sqrt(good * bad)
+        other = at(middle)
+        if search.meets(other):
+            good, trial = middle, other
+        else:
+            bad = middle
+    return _run_of(trial), good
+
+
+def _run_of(trial: Trial) -> Run:
+    assert trial.run is not None  # it met a goal
+    return trial.run
+
+
+def _never(search: _Search, trial: Trial) -> ConfigError:
+    """The error of a goal that no amount meets; trial: with the largest."""
+    what = f"{search.goal}={search.most:g} s is not met, however much there is"
+    reached = f"the best has {trial.figure:.4g} s" if trial.run else "requests come faster than they can be served"
+    return ConfigError(what, where="goal", hint=f"{reached}: vary something else, or ask for less")
+
+
+def _store(search: _Search) -> Solved:
+    service = search.service
+    if not service.token_bytes:
+        raise ConfigError("a service without tokens", where="vary", hint="vary something else than the store")
+    size = max(service.token_bytes.values())
+    first = max(service.refill_tokens, service.request_tokens)
+
+    def with_tokens(tokens: int) -> Service:
+        return service.at(Hosts(store=tokens * size))
+
+    _check_idle(search, with_tokens(first), ", a faster link or more cores")
+    most = first + 4 * search.options["requests"] * service.request_tokens  # more than are ever taken
+    run, tokens = _least(search, lambda n: search.try_out(with_tokens(n), search.arrivals), first, most)
+    return run, tokens * size
+
+
+def _cores(search: _Search) -> Solved:
+    service = search.service
+    _check_idle(search, service.at(Hosts(cores=_MOST_CORES)), " or a faster link")
+    return _least(search, lambda n: search.try_out(service.at(Hosts(cores=n)), search.arrivals), 1, _MOST_CORES)
+
+
+def _replicas(search: _Search) -> Solved:
+    service, gaps = search.service, search.arrivals
+    _check_idle(search, service, ", a faster link or more cores")
+    if not isinstance(gaps, Gaps):
+        raise ConfigError("replicas for arrivals without a rate", where="arrivals", hint="capacity.poisson(rate)")
+    apart = bool(running.shared(service)) and search.options["engine"] != running.RECURRENCE
+
+    def at(count: int) -> Trial:
+        if apart:  # the event engine follows one, at its part of the requests
+            return search.try_out(service, dataclasses.replace(gaps, rate=gaps.rate / count))
+        return search.try_out(service, gaps, count)
+
+    return _least(search, at, 1, _MOST_REPLICAS)
+
+
+def _least(search: _Search, at: Callable[[int], Trial], first: int, most: int) -> Solved:
+    """The least whole number from `first` on that meets the goal."""
+    low, high, trial = first - 1, first, at(first)
+    while not search.meets(trial):
+        if high >= most:
+            raise _never(search, trial)
+        low, high = high, min(2 * high, most)
+        trial = at(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        other = at(middle)
+        if search.meets(other):
+            high, trial = middle, other
+        else:
+            low = middle
+    return _run_of(trial), float(high)
+
+
+def _split(search: _Search) -> Solved:
+    """Golden section over the part that goes up: latency has one valley there, as U/u + D/d has."""
+    service = search.service
+    limited = [host for host in service.hosts.values() if host.up < math.inf and host.down < math.inf]
+    if not limited:
+        raise ConfigError("no host whose link has limits", where="vary", hint="give --up and --down")
+    total = limited[0].up + limited[0].down
+
+    def at(part: float) -> tuple[float, Trial]:
+        there = service.at(Hosts(up=part * total, down=(1 - part) * total))
+        trial = search.try_out(there, search.arrivals)
+        return (trial.figure if trial.run else 1e18 * running.load_of(there, search.arrivals)), trial
+
+    golden = (math.sqrt(5) - 1) / 2
+    low, high = 0.005, 0.995
+    inner, outer = high - golden * (high - low), low + golden * (high - low)
+    first, second = at(inner), at(outer)
+    while high - low > _SPLIT:
+        if first[0] <= second[0]:
+            high, outer, second = outer, inner, first
+            inner = high - golden * (high - low)
+            first = at(inner)
+        else:
+            low, inner, first = inner, outer, second
+            outer = low + golden * (high - low)
+            second = at(outer)
+    part, (_, best) = (inner, first) if first[0] <= second[0] else (outer, second)
+    if not search.meets(best):
+        raise _never(search, best)
+    return _run_of(best), part * total
+
+
+_SOLVERS: dict[str, Callable[[_Search], Solved]] = {
+    "rate": _rate,
+    "store": _store,
+    "bandwidth": _bandwidth,
+    "split": _split,
+    "cores": _cores,
+    "replicas": _replicas,
+}
+
+
+def _elasticities(search: _Search, run: Run) -> dict[str, float]:
+    """Of the goal's figure at the answer, for 10 % more of each input that is used; nan where it cannot be shown."""
+    service, base, arrivals, replicas = run.service, figure(run, search.goal), run.arrivals, run.system.replicas
+
+    def change(other: Service, process: Arrivals = arrivals) -> float:
+        value = search.try_out(other, process, replicas).figure
+        return math.log(value / base) / math.log(_STEP) if 0 < value < math.inf and base else math.nan
+
+    found = {}
+    if isinstance(arrivals, Gaps):  # 10 % less, since 10 % more may be above the limit
+        found["rate"] = -change(service, dataclasses.replace(arrivals, rate=arrivals.rate / _STEP))
+    for (role, kind), used in sorted(run.utilisation.items(), key=lambda item: -item[1]):
+        if used < _USED:
+            continue
+        if kind == "cores":
+            found[f"{role}'s speed"] = change(_faster(service, role))
+        else:
+            host = service.hosts[role]
+            more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
+            found[f"{role}'s {kind}"] = change(dataclasses.replace(service, hosts={**service.hosts, role: more}))
+    if service.rtt:
+        found["round trip"] = change(dataclasses.replace(service, rtt=service.rtt * _STEP))
+    return found
+
+
+def _faster(service: Service, role: str) -> Service:
+    """The same service with cores of a host that need less time for everything."""
+    changed = {}
+    for name, phase in service.phases().items():
+        steps = []
+        for step in phase.steps:
+            work = step.work
+            if isinstance(work, Compute) and work.host == role:
+                work = dataclasses.replace(work, core_seconds=work.core_seconds / _STEP)
+            steps.append(dataclasses.replace(step, work=work))
+        changed[name] = dataclasses.replace(phase, steps=tuple(steps))
+    return dataclasses.replace(service, **changed)  # type: ignore[arg-type]

@@ -1,0 +1,241 @@
+"""`plan`: what a private-inference service can carry on given machines, and the least that meets a goal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hummingbird.capacity import solving
+from hummingbird.capacity.arrivals import Gaps
+from hummingbird.capacity.pricing import Cost, cost_of
+from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
+from hummingbird.capacity.running import REQUESTS, RUNS, run
+from hummingbird.capacity.service_json import to_text
+from hummingbird.commands import plan_show, plan_sweep, plots
+from hummingbird.commands.files import check_writable, write_json, write_together
+from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of
+from hummingbird.commands.plan_service import add_service, service_of
+from hummingbird.commands.program import add_command
+from hummingbird.table import text_table
+from hummingbird.wire.options import count
+
+HELP = "Plan a private-inference service: latencies, what limits them, and the least that meets a goal."
+_DESCRIPTION = """Plan a private-inference service before it is paid for.
+
+A service is a net and a protocol on machines over a link. Its bytes and rounds are the exact prices of the protocol,
+its seconds come from a profile of such a machine (python -m scripts.calibrate), machines and link are given here.
+Quantities are in words: 20/min, 64GB, 352mbit, 2s."""
+_SHOW = """Print a service: hosts, steps with their seconds, bytes of a token and how many the stores hold, and the
+largest rate of requests with what sets it. Nothing is simulated: these are closed forms on means."""
+_RUN = """Simulate a service under requests: latencies and their parts, percentiles with 95 % intervals, and what was
+used. The program says which engine it takes and why: a recurrence where every phase has its cores and links to itself,
+events where they are shared. Above the largest rate there are no percentiles: it prints how fast latency grows."""
+_SWEEP = """Simulate a service for several values of one input, all other things and all draws alike."""
+_SOLVE = """Find the largest rate, or the least store, bandwidth, cores or replicas, with which a goal is met, by
+bisection under common random numbers; or the best split of a link. Elasticities name what would help: -1 says that 10 %
+more of it takes about 10 % off the figure. With --prices it says what the answer costs."""
+_EXAMPLES = {
+    "run": """example:
+  python -m hummingbird plan run --service service.json --rate 4/s --bandwidth 352mbit --seed 1
+""",
+    "sweep": """example:
+  python -m hummingbird plan sweep --service service.json --rate 4/s --vary bandwidth \\
+      --values 300mbit 352mbit 500mbit 1gbit --plot sweep.png
+""",
+    "solve": """examples:
+  python -m hummingbird plan solve --service service.json --goal p99=2s --vary rate
+  python -m hummingbird plan solve --service service.json --goal p99=2s --vary cores --rate 4/s \\
+      --prices core-hour=0.0446 gb-sent=0.09
+""",
+    "show": """examples:
+  python -m hummingbird plan show --service asplos23/cg --net tinyimagenet/resnet18 --up 835mbit --down 165mbit \\
+      --threads 4 17 32 --store 16GB
+  python -m hummingbird plan show --service masked --model models:get_model resnet18 10 --input 1x3x32x32 \\
+      --profile profile.json --bandwidth 352mbit --store 64GB --save service.json
+""",
+}
+ACTIONS = tuple(_EXAMPLES)
+Run = Callable[[argparse.Namespace], int]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its actions to the command line."""
+    top = add_command(commands, "plan", HELP, _DESCRIPTION, "each action has its own --help\n")
+    actions = top.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = _action(actions, "show", "Print a service: steps, seconds, tokens, the largest rate.", _SHOW, _show)
+    show.add_argument("--save", type=Path, metavar="FILE", help="write the service, for --service")
+    running = _action(actions, "run", "Simulate requests: latencies, and what limits them.", _RUN, _run)
+    add_load(running, REQUESTS, RUNS)
+    running.add_argument("--queue", type=count, metavar="N", help="requests that may wait; one more is rejected")
+    running.add_argument("--replicas", type=count, default=1, metavar="N", help="of the service (default 1)")
+    running.add_argument("--empty", action="store_true", help="begin with an empty store in place of a full one")
+    sweep = _action(actions, "sweep", "Simulate for several values of one input.", _SWEEP, _sweep)
+    add_load(sweep, REQUESTS, RUNS)
+    sweep.add_argument("--vary", required=True, choices=tuple(plan_sweep.INPUTS), help="the input")
+    sweep.add_argument("--values", required=True, nargs="+", metavar="VALUE", help="its values")
+    sweep.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies (.png, .pdf, .svg)")
+    solve = _action(actions, "solve", "Find the least, or the largest rate, that meets a goal.", _SOLVE, _solve)
+    add_load(solve, solving.REQUESTS, solving.RUNS)
+    solve.add_argument("--goal", required=True, type=goal_of, metavar="FIGURE=TIME", help="as in p99=2s")
+    solve.add_argument("--vary", required=True, choices=solving.VARIED, help="what is looked for")
+
+
+def _action(actions: Any, name: str, line: str, description: str, run: Run) -> argparse.ArgumentParser:
+    made = add_command(actions, name, line, description, _EXAMPLES[name])
+    add_service(made)
+    made.add_argument("--json", metavar="FILE", help="write the figures; - prints them in place of the tables")
+    made.set_defaults(run=lambda args: _checked(args, run))
+    return made
+
+
+def _checked(args: argparse.Namespace, run: Run) -> int:
+    """Run an action whose files can be written."""
+    for option in ("json", "save", "plot"):
+        path = getattr(args, option, None)
+        if path is not None and str(path) != "-":
+            check_writable(Path(path), f"--{option}")
+    return run(args)
+
+
+def _out(args: argparse.Namespace, figures: Any, text: str) -> None:
+    """Print the tables, or figures alone for `--json -`; write those of --json FILE."""
+    if args.json == "-":
+        print(json.dumps(figures, indent=2))
+        return
+    print(text)
+    if args.json is not None:
+        write_json(Path(args.json), figures)
+
+
+def _show(args: argparse.Namespace) -> int:
+    service = service_of(args)
+    _out(args, plan_show.figures(service), plan_show.tables(service))
+    if args.save is not None:
+        write_together({args.save: to_text(service).encode()})
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    service = service_of(args)
+    arrivals = needed(arrivals_of(args, service.images))
+    with tqdm(total=args.requests * args.runs, unit="request", leave=False, disable=args.json == "-") as bar:
+        found = run(
+            service,
+            None,
+            arrivals,
+            **options_of(args),
+            full=not args.empty,
+            queue=args.queue,
+            replicas=args.replicas,
+            told=lambda done: bar.update(),
+        )
+    cost = cost_of(found)
+    figures = {**found.figures(), "cost_per_hour": cost.hour, "cost_per_1000_images": cost.per_thousand_images}
+    _out(args, figures, found.table() + (f"\n\n{_money(cost)}" if args.prices else ""))
+    return 0
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    plan_sweep.values_of(args)
+    if args.plot is not None:
+        plots.check(args.plot, "--plot")
+    service = service_of(args)
+    arrivals = needed(arrivals_of(args, service.images))
+    with tqdm(total=len(args.values), unit="value", leave=False, disable=args.json == "-") as bar:
+        found = []
+        for row in plan_sweep.rows(args, service, arrivals):
+            found.append(row)
+            bar.update()
+    _out(args, found, plan_sweep.table(args, found))
+    if args.plot is not None:
+        plan_sweep.plot(args, found, args.plot)
+    return 0
+
+
+def _solve(args: argparse.Namespace) -> int:
+    service = service_of(args)
+    goal, most = args.goal
+    arrivals = arrivals_of(args, service.images)
+    if arrivals is None and args.vary == "rate":
+        arrivals = Gaps(1.0, images=args.images or service.images)
+    with tqdm(unit="trial", leave=False, disable=args.json == "-") as bar:
+        found = solving.solve(
+            service,
+            None,
+            vary=args.vary,
+            arrivals=needed(arrivals),
+            told=bar.update,
+            **{goal: most},
+            **options_of(args),
+        )
+    _out(args, _solution(found), _answer(found, money=bool(args.prices)))
+    return 0
+
+
+def _solution(found: solving.Solution) -> dict[str, Any]:
+    return {
+        "varied": found.varied,
+        "value": found.value,
+        "goal": found.goal,
+        "goal_seconds": found.most,
+        f"{found.goal}_seconds": found.figure,
+        "engine": found.run.engine,
+        "why": found.run.why,
+        "load": found.run.load,
+        "heaviest_load_tried": found.heaviest,
+        "at_heaviest_load": found.at_limit,
+        "images_per_hour": found.run.arrivals.per_second() * found.run.arrivals.mean_images * 3600,
+        "limit_requests_per_second": found.run.limit.rate,
+        "limit_cause": found.run.limit.cause,
+        "trials": found.trials,
+        "elasticities": {name: None if math.isnan(value) else value for name, value in found.elasticities.items()},
+        "next_token_bytes": found.next_token,
+        "cost_per_hour": found.cost.hour,
+        "cost_per_1000_images": found.cost.per_thousand_images,
+        "run": found.run.figures(),
+    }
+
+
+_SHOWN: dict[str, Callable[[float], str]] = {
+    "rate": lambda value: f"{shown_rate(value)} at most",
+    "store": lambda value: f"{shown_bytes(value)} of store at least",
+    "bandwidth": lambda value: f"{value / 1e6:.4g} Mb/s at least",
+    "split": lambda value: f"{value / 1e6:.4g} Mb/s up, the rest down",
+    "cores": lambda value: f"{value:.0f} cores of every host at least",
+    "replicas": lambda value: f"{value:.0f} replicas at least",
+}
+
+
+def _answer(found: solving.Solution, *, money: bool) -> str:
+    per_hour = found.run.arrivals.per_second() * found.run.arrivals.mean_images * 3600
+    lines = [
+        f"{_SHOWN[found.varied](found.value)}: {per_hour:,.0f} images/h with a {found.goal} of "
+        f"{shown_seconds(found.figure)}, goal {shown_seconds(found.most)}",
+        f"engine: {found.run.engine}: {found.run.why}",
+        f"largest rate {shown_rate(found.run.limit.rate)}, set by {found.run.limit.cause}; this is "
+        f"{100 * found.run.load / found.run.system.replicas:.0f} % of it; {found.trials} trials",
+    ]
+    if found.at_limit:
+        wanted = 10 / (1 - 0.98) ** 2
+        lines.append(
+            f"no load above {100 * found.heaviest:.0f} % was tried, which takes longer runs\n"
+            f"hint: --requests {wanted:,.0f} goes up to 98 %"
+        )
+    if found.next_token and found.run.service.token_bytes:
+        lines.append(f"one more token fits from {shown_bytes(found.next_token)} on")
+    rows = [(name, "-" if math.isnan(value) else f"{value:+.2f}") for name, value in found.elasticities.items()]
+    table = text_table((f"what moves the {found.goal}", "elasticity"), rows)
+    return "\n".join(lines) + f"\n\n{table}" + (f"\n\n{_money(found.cost)}" if money else "")
+
+
+def _money(cost: Cost) -> str:
+    return (
+        f"{cost.hour:.4g} an hour: cores {cost.cores:.4g}, sent {cost.sent:.4g}, stored {cost.stored:.4g}; "
+        f"{cost.per_thousand_images:.4g} for 1,000 images"
+    )

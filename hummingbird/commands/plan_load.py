@@ -1,0 +1,104 @@
+"""The requests that `plan` puts to a service, and how they are simulated, as options name them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from hummingbird.capacity import quantities
+from hummingbird.capacity.arrivals import Arrivals, Gaps, Hourly, Users, trace
+from hummingbird.capacity.running import ENGINES
+from hummingbird.errors import InputError
+from hummingbird.wire.options import count
+
+
+def add_load(parser: argparse.ArgumentParser, requests: int, runs: int) -> None:
+    """--rate to --engine, which `arrivals_of` and `options_of` read; requests, runs: the defaults."""
+    group = parser.add_argument_group("requests")
+    kind = group.add_mutually_exclusive_group()
+    kind.add_argument("--rate", type=quantities.rate, metavar="RATE", help="of independent clients, as in 20/min")
+    text = "rates of the hours of a day, over and over"
+    kind.add_argument("--hourly", type=quantities.rate, nargs="+", metavar="RATE", help=text)
+    text = "a line for each request: its second, and its images if it likes"
+    kind.add_argument("--trace", type=Path, metavar="FILE", help=text)
+    text = "users who wait for an answer and think before they ask again"
+    kind.add_argument("--users", type=count, metavar="N", help=text)
+    group.add_argument("--think", type=quantities.seconds, metavar="TIME", help="of --users, on average, as in 30s")
+    text = "of --rate: 1 (default) Poisson, less: bursts, inf: equal gaps"
+    group.add_argument("--burstiness", type=float, metavar="FORM", help=text)
+    group.add_argument("--images", type=count, metavar="N", help="of each request (default: those of the service)")
+    text = "a request leaves that has not begun its online phase by then"
+    group.add_argument("--patience", type=quantities.seconds, metavar="TIME", help=text)
+    group = parser.add_argument_group("simulation")
+    group.add_argument("--requests", type=count, default=requests, metavar="N", help="of a run (default %(default)s)")
+    group.add_argument("--runs", type=count, default=runs, metavar="N", help="(default %(default)s)")
+    group.add_argument("--seed", type=int, default=0, help="the same seed gives the same figures (default 0)")
+    text = "recurrence: fast, each phase has its cores and links to itself; events: they are shared; auto: as needed"
+    group.add_argument("--engine", choices=ENGINES, default="auto", help=text)
+
+
+def arrivals_of(args: argparse.Namespace, images: int) -> Arrivals | None:
+    """The arrivals that the options name, None without; images: of a request where --images says nothing.
+
+    InputError for options that do not go together, and for a trace out of order.
+    """
+    other: dict[str, Any] = {"images": args.images or images}
+    if args.patience:
+        other["patience"] = args.patience
+    if args.think is not None and not args.users:
+        raise InputError("--think without --users", where="--think", hint="--users N, or leave it out")
+    if args.burstiness is not None and not args.rate:
+        raise InputError("--burstiness without --rate", where="--burstiness", hint="--rate RATE, or leave it out")
+    if args.trace:
+        return _trace(args, other)
+    if args.users:
+        if args.think is None:
+            raise InputError("--users without --think", where="--think", hint="how long a user thinks, as in 30s")
+        return Users(args.users, args.think, **other)
+    if args.hourly:
+        return Hourly(tuple(args.hourly), **other)
+    if args.rate:
+        return Gaps(args.rate, 1.0 if args.burstiness is None else args.burstiness, **other)
+    return None
+
+
+def _trace(args: argparse.Namespace, other: dict[str, Any]) -> Arrivals:
+    """The trace, of which --requests are followed at most, once: it is the same in every run."""
+    try:
+        found = trace(args.trace, **other)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where="--trace", hint="name a file") from None
+    args.requests = min(args.requests, len(found.due))
+    return found
+
+
+def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
+    """The same arrivals at another rate; InputError for those that have none."""
+    if not isinstance(arrivals, Gaps):
+        raise InputError("another rate of requests that have none", where="--vary", hint="give --rate")
+    return dataclasses.replace(arrivals, rate=rate)
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `capacity.run` and `capacity.solve` that say how to simulate."""
+    return {"seed": args.seed, "requests": args.requests, "runs": args.runs, "engine": args.engine}
+
+
+def needed(arrivals: Arrivals | None) -> Arrivals:
+    """The arrivals; InputError where no option names any."""
+    if arrivals is None:
+        hint = "--rate 20/min, --hourly, --trace or --users"
+        raise InputError("nobody asks", where="--rate", hint=hint)
+    return arrivals
+
+
+def goal_of(text: str) -> tuple[str, float]:
+    """A goal such as p99=2s: the figure, and its seconds."""
+    name, _, value = text.partition("=")
+    if name not in ("mean", "p50", "p95", "p99") or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is no goal such as p99=2s (of mean, p50, p95, p99)")
+    seconds = quantities.seconds(value)
+    return name, seconds if math.isfinite(seconds) else math.inf

@@ -1,0 +1,97 @@
+"""`plan sweep`: figures of a service while one input goes through values."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hummingbird.capacity import quantities
+from hummingbird.capacity.arrivals import Arrivals
+from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
+from hummingbird.capacity.running import run
+from hummingbird.capacity.service import Hosts, Service
+from hummingbird.commands.plan_load import options_of, scaled
+from hummingbird.commands.plots import drawing
+from hummingbird.errors import InputError
+from hummingbird.table import text_table
+from hummingbird.wire.options import count
+
+LATENCIES = ("mean", "p50", "p95", "p99")
+Change = Callable[[Service, Arrivals, Any], tuple[Service, Arrivals]]
+
+
+def _host(name: str) -> Change:
+    return lambda service, arrivals, value: (service.at(Hosts(**{name: value})), arrivals)
+
+
+def _own(name: str) -> Change:
+    return lambda service, arrivals, value: (dataclasses.replace(service, **{name: value}), arrivals)
+
+
+def _megabits(value: float) -> str:
+    return f"{value / 1e6:g} Mb/s"
+
+
+# How an input is written, shown and changed.
+INPUTS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str], Change]] = {
+    "rate": (quantities.rate, shown_rate, lambda service, arrivals, value: (service, scaled(arrivals, value))),
+    "store": (quantities.size, shown_bytes, _host("store")),
+    "bandwidth": (quantities.link, _megabits, _host("bandwidth")),
+    "up": (quantities.link, _megabits, _host("up")),
+    "down": (quantities.link, _megabits, _host("down")),
+    "rtt": (quantities.seconds, shown_seconds, _host("rtt")),
+    "cores": (count, str, _host("cores")),
+    "slots": (count, str, _own("slots")),
+    "workers": (count, str, _own("workers")),
+}
+
+
+def values_of(args: argparse.Namespace) -> list[Any]:
+    """The values of --values, in the input's words; InputError for what is none."""
+    parse, _, _ = INPUTS[args.vary]
+    try:
+        return [parse(text) for text in args.values]
+    except argparse.ArgumentTypeError as error:
+        raise InputError(str(error), where="--values", hint=f"values of {args.vary}") from None
+
+
+def rows(args: argparse.Namespace, service: Service, arrivals: Arrivals) -> Iterator[dict[str, Any]]:
+    """Figures for each value, of the same draws."""
+    _, _, change = INPUTS[args.vary]
+    for value in values_of(args):
+        there, asked = change(service, arrivals, value)
+        found = run(there, None, asked, **options_of(args)).figures()
+        used = found.pop("utilisation")
+        yield {"varied": args.vary, "value": value, **found, "busiest": max(used, key=used.__getitem__, default="")}
+
+
+def table(args: argparse.Namespace, found: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    _, shown, _ = INPUTS[args.vary]
+    cells = [
+        (
+            shown(row["value"]),
+            *(shown_seconds(row[f"{name}_seconds"]) if row["stable"] else "grows" for name in LATENCIES),
+            f"{row['goodput_images_per_second'] * 3600:,.0f}",
+            shown_rate(row["limit_requests_per_second"]),
+            row["limit_cause"],
+        )
+        for row in found
+    ]
+    return text_table((args.vary, *LATENCIES, "images/h", "largest rate", "set by"), cells)
+
+
+def plot(args: argparse.Namespace, found: list[dict[str, Any]], path: Path) -> None:
+    """Draw latencies against the input."""
+    pyplot = drawing()
+    figure, axes = pyplot.subplots(figsize=(6.0, 4.0))
+    stable = [row for row in found if row["stable"]]
+    for name in LATENCIES:
+        axes.plot([row["value"] for row in stable], [row[f"{name}_seconds"] for row in stable], marker="o", label=name)
+    axes.set(xlabel=args.vary, ylabel="latency, seconds", yscale="log")
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight", dpi=150)
+    pyplot.close(figure)

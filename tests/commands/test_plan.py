@@ -1,0 +1,253 @@
+"""`plan` as a user types it: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hummingbird.__main__ import main
+from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, to_text
+from hummingbird.capacity.profile import Profile, Row
+from hummingbird.commands.program import machine
+
+PAPER = ["--service", "asplos23/sg", "--net", "tinyimagenet/resnet18", "--up", "500mbit", "--down", "0.5gbit"]
+NET = ["--service", "masked", "--model", "models:get_model", "digits", "10", "--input", "2x1x8x8"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json", "-"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The error's text, of exit code 1 or of the parser's 2."""
+    try:
+        assert main(["plan", *words]) == 1
+    except SystemExit as ended:
+        assert ended.code == 2
+    return capsys.readouterr().err
+
+
+def tiny(tmp_path: Path) -> Path:
+    """A service of 0.5 s refills and 0.25 s requests, 4 tokens."""
+    hosts = {"client": Host(store=40, up=8e3, down=8e3), "server": Host(cores=4)}
+    steps = ("send", Send("client", "server", 200)), ("talk", Rounds(5)), ("evaluate", Compute("server", 0.16, 4))
+    service = Service(
+        "tiny",
+        hosts,
+        request=chain(*steps),
+        refill=chain(("make", Compute("client", 0.5))),
+        token_bytes={"client": 10},
+        rtt=0.004,
+    )
+    path = tmp_path / "tiny.json"
+    path.write_text(to_text(service))
+    return path
+
+
+def profile(tmp_path: Path, **changes: str) -> Path:
+    names = ("products", "values", "bits", "offline_bits", "share_bytes", "layers", "slices")
+    seconds = {part: (1e-3, 2e-3) for part in ("compute", "expand", "deal")}
+    rows = [
+        Row("mpc masked", f"{n}", "", {name: float(pow(n, at, 23)) for at, name in enumerate(names, 1)}, seconds)
+        for n in range(2, 12)
+    ]
+    path = tmp_path / "profile.json"
+    path.write_text(Profile({**machine(), **changes}, 1, tuple(rows)).to_text())
+    return path
+
+
+def test_show_a_measured_net(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, "show", *PAPER, "--threads", "4", "1", "32", "--store", "140GB")
+    assert found["client_bytes_per_token"] == 8 * 4444360 + 18248 * 2228224
+    assert found["tokens"] == 140 * 10**9 // found["client_bytes_per_token"] == 3
+    assert found["offline_seconds"] == pytest.approx(1809, rel=1e-3) and round(found["online_seconds"]) == 243
+    assert found["limit_cause"] == "1 refill at a time"
+    assert found["limit_requests_per_second"] == pytest.approx(1 / found["offline_seconds"])
+
+
+def test_show_a_net_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [
+        "show",
+        *NET,
+        "--profile",
+        str(profile(tmp_path)),
+        "--store",
+        "1MB",
+        "--bandwidth",
+        "1mbit",
+        "--rtt",
+        "2ms",
+    ]
+    assert main(["plan", *words, "--save", str(tmp_path / "service.json")]) == 0
+    text = capsys.readouterr().out
+    assert "the stores hold" in text and "composed of its layers" in text and "images/h" in text
+    found = figures(capsys, *words)
+    assert found["tokens"] == 10**6 // found["party-0_bytes_per_token"] and found["images_per_request"] == 2
+    again = figures(capsys, "show", "--service", str(tmp_path / "service.json"))
+    assert again == found
+    streamed = figures(capsys, *words, "--dealer", "stream")
+    assert streamed["offline_seconds"] == 0 and streamed["tokens"] == 0
+
+
+def test_show_a_file_on_other_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["show", "--service", str(tiny(tmp_path))]
+    found = figures(capsys, *words)
+    assert found["online_seconds"] == pytest.approx(0.2 + 0.01 + 0.04) and found["tokens"] == 4
+    assert found["limit_requests_per_second"] == pytest.approx(2.0)
+    words += ["--up", "16kbit", "--rtt", "40ms", "--store", "1kB", "--cores", "1"]
+    changed = figures(capsys, *words, "--workers", "2")
+    assert changed["online_seconds"] == pytest.approx(0.1 + 0.1 + 0.16) and changed["tokens"] == 100
+
+
+BAD = {
+    "a rate in words": (["--bandwidth", "fast"], "is not a link such as 352mbit"),
+    "a link of nothing": (["--bandwidth", "0mbit"], "is not above 0"),
+    "a time in the wrong unit": (["--rtt", "3GB"], "is not a time such as 2s"),
+    "a store below nothing": (["--store", "-1GB"], "--store"),
+    "more threads than the table": (["--threads", "4", "18", "32"], "18 HE threads, and tinyimagenet/resnet18 was"),
+    "no thread": (["--threads", "0", "1", "1"], "whole number from 1"),
+    "a price of nothing known": (["--prices", "tea=1"], "'tea=1' is no price"),
+    "a price in words": (["--prices", "gb-sent=cheap"], "is no price"),
+    "a net beside another": (["--model", "models:get_model"], "--model beside --service asplos23/sg"),
+    "no folder": (["--json", "nowhere/x.json"], "there is no folder nowhere"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_options(capsys: pytest.CaptureFixture[str], case: str) -> None:
+    words, says = BAD[case]
+    assert says in refused(capsys, "show", *PAPER, *words)
+
+
+def test_bad_services(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "no service 'nowhere.json'" in refused(capsys, "show", "--service", "nowhere.json")
+    assert "no measured net 'tea'" in refused(capsys, "show", *PAPER[:2], "--net", "tea", *PAPER[4:])
+    assert "without --up" in refused(capsys, "show", *PAPER[:4])
+    assert "without --profile" in refused(capsys, "show", *NET)
+    assert "without a net" in refused(capsys, "show", *NET[:2], *NET[6:], "--profile", "x")
+    assert "no service 'xx'" in refused(capsys, "show", "--service", "asplos23/xx", *PAPER[2:])
+    edited = json.loads(tiny(tmp_path).read_text())
+    (tmp_path / "bad.json").write_text(json.dumps({**edited, "request_tokens": 5}))
+    assert "5 tokens, and the stores hold 4" in refused(capsys, "show", "--service", str(tmp_path / "bad.json"))
+
+
+ELSEWHERE = [({"hummingbird": "0.1"}, "release 0.1"), ({"kernels": "abacus"}, "kernels abacus")]
+
+
+@pytest.mark.parametrize(("changes", "says"), ELSEWHERE)
+def test_profiles_of_elsewhere(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changes: dict[str, str], says: str
+) -> None:
+    said = refused(capsys, "show", *NET, "--profile", str(profile(tmp_path, **changes)))
+    assert f"measured with {says}" in said
+    assert "hint: calibrate again" in said
+
+
+def test_a_damaged_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    whole = profile(tmp_path).read_text()
+    for text in ("", "{}", whole.replace('"version": 1', '"version": 2'), whole.replace("0.001", "0"), whole[:-20]):
+        (tmp_path / "bad.json").write_text(text)
+        assert "bad.json" in refused(capsys, "show", *NET, "--profile", str(tmp_path / "bad.json"))
+    assert "cannot be read" in refused(capsys, "show", *NET, "--profile", "nowhere.json")
+
+
+def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "60/min", "--requests", "400", "--runs", "3"]
+    found = figures(capsys, *words)
+    assert found["engine"] == "recurrence" and found["requests_per_second"] == pytest.approx(1.0)
+    assert found["p50_low"] <= found["p50_seconds"] <= found["p95_seconds"] <= found["p99_seconds"] <= found["p99_high"]
+    assert found["load"] == pytest.approx(0.5) and found["tokens_in_store"] <= 4
+    assert figures(capsys, *words, "--seed", "0") == found != figures(capsys, *words, "--seed", "1")
+    assert main(["plan", *words, "--prices", "core-hour=1", "--json", str(tmp_path / "run.json")]) == 0
+    text = capsys.readouterr().out
+    assert "95 % interval" in text and "every phase has its cores and links to itself" in text and "5 an hour" in text
+    assert json.loads((tmp_path / "run.json").read_text())["cost_per_hour"] == pytest.approx(5.0)
+    assert main(["plan", *words[:3], "--rate", "3/s"]) == 0
+    assert "above the largest rate: 150 % of it" in capsys.readouterr().out
+    assert "events" in figures(capsys, *words, "--engine", "events")["engine"]
+
+
+def test_run_other_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["run", "--service", str(tiny(tmp_path)), "--runs", "2"]
+    (tmp_path / "trace.txt").write_text("".join(f"{2 * n} 1\n" for n in range(600)))
+    traced = figures(capsys, *words, "--trace", str(tmp_path / "trace.txt"))
+    assert traced["requests"] == 600 and traced["p99_seconds"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--users", "3", "--think", "5s")["stable"]
+    assert figures(capsys, *words, "--hourly", "30/min", "90/min")["requests_per_second"] == pytest.approx(1.0)
+    assert figures(capsys, *words, "--rate", "1/s", "--burstiness", "inf")["p99_seconds"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--rate", "9/s", "--queue", "2")["rejected"] > 0.5
+    assert figures(capsys, *words, "--rate", "9/s", "--patience", "2s")["gave_up"] > 0.5
+
+
+def test_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sweep", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--requests", "400", "--runs", "3"]
+    plot = ["--plot", str(tmp_path / "x.svg")]
+    rows = figures(capsys, *words, "--vary", "rate", "--values", "30/min", "1/s", "3/s", *plot)
+    assert [row["value"] for row in rows] == [0.5, 1.0, 3.0] and [row["stable"] for row in rows] == [True, True, False]
+    assert rows[0]["mean_seconds"] < rows[1]["mean_seconds"] and (tmp_path / "x.svg").stat().st_size > 1000
+    links = ("up", "8kbit", "1mbit"), ("rtt", "100ms", "1ms")
+    for name, *values in (("store", "10B", "1kB"), *links, ("cores", "1", "4")):
+        first, second = figures(capsys, *words, "--vary", name, "--values", *values)
+        assert first["mean_seconds"] > second["mean_seconds"]
+
+
+def test_solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["solve", "--service", str(tiny(tmp_path)), "--goal", "p99=1s", "--requests", "1000", "--seed", "3"]
+    found = figures(capsys, *words, "--vary", "rate")
+    assert found["p99_seconds"] <= 1.0 and found["value"] < found["limit_requests_per_second"]
+    at = figures(capsys, "run", *words[1:3], "--rate", f"{found['value']!r}/s", "--runs", "2", *words[5:])
+    assert at["p99_seconds"] == pytest.approx(found["p99_seconds"])
+    store = figures(capsys, *words, "--vary", "store", "--rate", "1/s")
+    assert store["value"] % 10 == 0 and store["next_token_bytes"] == store["value"] + 10
+    assert main(["plan", *words, "--vary", "rate"]) == 0
+    text = capsys.readouterr().out
+    assert "images/h with a p99 of" in text and "what moves the p99" in text
+
+
+LOADS = {
+    "nobody": ([], "nobody asks"),
+    "a rate of nothing": (["--rate", "0/s"], "is not above 0"),
+    "a rate in seconds": (["--rate", "5s"], "is not a rate such as 20/min"),
+    "users who do not think": (["--users", "3"], "--users without --think"),
+    "thinking nobody": (["--rate", "1/s", "--think", "3s"], "--think without --users"),
+    "bursts of nothing": (["--users", "3", "--think", "3s", "--burstiness", "2"], "--burstiness without --rate"),
+    "a burstiness of nothing": (["--rate", "1/s", "--burstiness", "0"], "burstiness"),
+    "too few requests": (["--rate", "1/s", "--requests", "40", "--runs", "2"], "the quantile 0.99 of 80 requests"),
+    "no trace": (["--trace", "nowhere.txt"], "cannot be read"),
+    "a trace out of order": (["--trace", "TRACE"], "line 3"),
+}
+
+
+@pytest.mark.parametrize("case", LOADS)
+def test_bad_loads(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str) -> None:
+    words, says = LOADS[case]
+    (tmp_path / "trace.txt").write_text("1\n5\n4\n")
+    words = [str(tmp_path / "trace.txt") if word == "TRACE" else word for word in words]
+    assert says in refused(capsys, "run", "--service", str(tiny(tmp_path)), *words)
+
+
+GOALS = {
+    "a goal in words": (["--goal", "fast"], "is no goal such as p99=2s"),
+    "a goal below idle": (["--goal", "p99=0.2s"], "below the 0.25 s that an idle service takes"),
+    "two workers who want a rate": (["--goal", "p99=1s", "--vary", "cores"], "nobody asks"),
+    "what cannot vary": (["--goal", "p99=1s", "--vary", "tea"], "invalid choice"),
+}
+
+
+@pytest.mark.parametrize("case", GOALS)
+def test_bad_goals(capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str) -> None:
+    words, says = GOALS[case]
+    vary = [] if "--vary" in words else ["--vary", "rate"]
+    assert says in refused(capsys, "solve", "--service", str(tiny(tmp_path)), *vary, *words)
+
+
+def test_bad_sweeps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["sweep", "--service", str(tiny(tmp_path)), "--users", "2", "--think", "9s"]
+    assert "is not a size such as" in refused(capsys, *words, "--vary", "store", "--values", "big")
+    assert "requests that have none" in refused(capsys, *words, "--vary", "rate", "--values", "1/s")
+    assert "names no format" in refused(capsys, *words, "--vary", "slots", "--values", "1", "--plot", "x.tea")

@@ -1,0 +1,94 @@
+"""Numbers that forward() reads from weights: refused where the steps go to those who must not have the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hummingbird import he, hybrid
+from hummingbird.bits import BitWindow
+from hummingbird.convert import build
+from hummingbird.errors import ModelError
+from hummingbird.graph import SavedNet, trace
+from hummingbird.graph.at_hand import settled
+
+
+class Net(nn.Module):
+    """A layer, and a function of its result and of the net's tensors."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function, self.fc = function, nn.Linear(4, 3)
+        self.t, self.v = nn.Parameter(torch.tensor(0.375)), nn.Parameter(torch.tensor([0.25, 0.5, 1.0]))
+        self.register_buffer("mean", torch.tensor(0.625))
+        self.register_buffer("places", torch.tensor([2, 0, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, self.fc(x))
+
+
+READ: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "a bound": lambda s, x: x.clamp(max=s.t.item()),
+    "a factor": lambda s, x: x * s.t.item(),
+    "a slope": lambda s, x: F.leaky_relu(x, s.t.item()),
+    "computed before": lambda s, x: x.clamp(max=(s.t.detach() * 2).sum().item()),
+    "computed after": lambda s, x: x.clamp(max=s.t.item() * 2 + 1),
+    "a norm of a layer": lambda s, x: x / s.fc.weight.norm().item(),
+    "a list": lambda s, x: x.clamp(max=s.v.tolist()[1]),
+    "a buffer": lambda s, x: x.clamp(max=s.mean.item()),
+    "a buffer as float": lambda s, x: x.clamp(max=float(s.mean.sqrt())),
+    "a place": lambda s, x: x + int((s.mean * 4).round()),
+}
+FREE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "tensors": lambda s, x: (x * s.t + s.v - s.mean).relu(),
+    "sizes": lambda s, x: x.reshape(-1, s.v.shape[0], s.v.numel() // s.v.size(0)).flatten(1) / s.v.dim(),
+    "whole numbers": lambda s, x: x[:, s.places.tolist()[0] :],
+    "numbers in the code": lambda s, x: x.clamp(max=torch.tensor(0.5).item()),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_number_of_the_weights_is_refused(name: str) -> None:
+    net = Net(READ[name]).eval()
+    for convert in (lambda: trace(net, elementwise=True, secret=True), lambda: he.convert_model(net, (4,))):
+        with pytest.raises(ModelError, match=r"\(\) of a parameter or buffer: the number would be told") as caught:
+            convert()
+        assert any("keep it a tensor" in problem.hint for problem in caught.value.problems)
+    assert trace(net, elementwise=True)[-1].op == "output"  # where everybody may know it
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_sizes_tensors_and_public_numbers_are_not(name: str) -> None:
+    net = Net(FREE[name]).eval()
+    assert [step.op for step in trace(net, secret=True)] == [step.op for step in trace(net)]
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        assert torch.allclose(he.convert_model(net, (4,))(x), net(x), atol=1e-3)
+
+
+def test_private_weights_on_shares_and_two_parties() -> None:
+    net = Net(READ["a bound"]).eval()
+    assert build(net).plan and build(net, weights="public")
+    with pytest.raises(ModelError, match="item"):
+        build(net, weights=0)
+    buffer = nn.Sequential(Net(READ["a buffer"]), nn.ReLU(), nn.Linear(3, 2)).eval()
+    with pytest.raises(ModelError, match="item"):
+        hybrid.convert_model(buffer, (4,), BitWindow(18, 6))
+
+
+def test_with_an_example_too() -> None:
+    """A net that asks for shapes, and is then known by its steps alone."""
+
+    def asking(s: Any, x: Tensor) -> Tensor:
+        return x.clamp(max=s.mean.item()) if x.shape[1] == 3 else x
+
+    net, x = Net(asking).eval(), torch.zeros(2, 4)
+    assert isinstance(settled(net, x), SavedNet)
+    with pytest.raises(ModelError, match="item"):
+        settled(net, x, secret=True)
