@@ -113,7 +113,6 @@ class Party:
     def close(self, reason: HummingbirdError | None = None) -> None:
         """Refuse what waits, and close the second channel; may be called twice."""
         self._desk.close(reason)
-        self._worker.close()
 
     def run(self) -> None:
         """Run batches until `end`. Raises what a run of the net does, and PeerError; what waits is then refused."""
@@ -143,7 +142,6 @@ class Lane:
     def close(self, reason: HummingbirdError | None = None) -> None:
         """Leave; may be called twice."""
         self._desk.fail(reason or PeerError("it ended"))
-        self._worker.close()
 
     def run(self) -> None:
         """As `Party.run`."""
@@ -153,5 +151,3 @@ class Lane:
         except BaseException as error:
             self._desk.fail(error)
             raise
-        finally:
-            self._worker.close()

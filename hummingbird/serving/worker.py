@@ -30,15 +30,15 @@ _BEAT = 5.0  # seconds between lists while there is nothing to do
 class Worker:
     """One lane of a party, from a private net that is set up in its session. 2 rounds, with the others' same lane.
 
-    rows: the table of a net that clients look rows up for. Raises AgreementError where these have another service,
-    DealerError for a store of another net.
+    Raises AgreementError where these have another service, DealerError for a store of another net.
     """
 
-    def __init__(self, private: PrivateNet, service: Description, session: Session, rows: Rows | None = None) -> None:
-        self._session, self._service, self._lane, self._rows = session, service, session.lane, rows
+    def __init__(self, private: PrivateNet, service: Description, session: Session, rows: Rows | None) -> None:
+        self._session, self._service, self._lane = session, service, session.lane
         self.beat = min(_BEAT, session.channel.timeout / 4)
-        facts = {"service": service.digest.hex(), "input": str(service.shape), "max batch": str(service.most)}
-        session.agree("serve", facts | {"table": rows.digest if rows else "none"})
+        self._rows = rows
+        facts = {"table": rows.digest if rows else "none", "input": str(service.shape), "max batch": str(service.most)}
+        session.agree("serve", facts | {"service": service.digest.hex()})
         self._store = session.dealer if isinstance(session.dealer, STORES) else None
         slot = session.dealer.slice_shape
         # A lane whose material is used up leaves the batches to the others.
@@ -60,18 +60,17 @@ class Worker:
         """Material that is left in this lane's store; NaN for a dealer's."""
         return math.nan if self._store is None else self._store.slots_left
 
-    def close(self) -> None:
-        """Let go of the table; may be called twice."""
-        if self._rows is not None:
-            self._rows.close()
-
     def run(self, desk: Desk) -> None:
         """Run batches until party 0's last list. Raises what a run of the net and the desk do, and PeerError."""
         self._desk = desk
-        while not self._last:
-            if not self._list(self.beat):
-                self._session.dealer.stay()
-            self._batches.run()
+        try:
+            while not self._last:
+                if not self._list(self.beat):
+                    self._session.dealer.stay()
+                self._batches.run()
+        finally:
+            if self._rows is not None:
+                self._rows.close()
 
     def _list(self, idle: float = 0.0) -> int:
         """Party 0's next list, sent or received and carried out; its length. idle: seconds to wait for one."""

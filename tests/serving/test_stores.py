@@ -61,6 +61,27 @@ def test_batches_fill_slots_and_a_store_that_is_used_up_refuses(tmp_path: Path) 
         assert "3 images of padding" in ended_parties[0].out
 
 
+@pytest.mark.slow
+def test_a_lane_whose_store_is_used_up_leaves_the_batches_to_the_others(tmp_path: Path) -> None:
+    """Two lanes with three slots of four rows each; which of them is the first to take a batch is chance."""
+    options = dealt(tmp_path, 24, "--lanes", "2")
+    with Service(*options, lanes=2, metrics=True) as service, service.client() as client:
+        right(client, 8)  # leaves 1 and 3
+        right(client, 8)  # 1 and 1, as only one lane has the slots for it
+        with pytest.raises(OverloadError, match="too little"):
+            client(torch.rand(8, 4))
+        right(client, 4)  # 0 and 1
+        until(lambda: service.figures(0)["hummingbird_serving_slices_left"] == 1.0, "the lanes to tell what is left")
+        figures = service.figures(1)
+        assert sorted(figures[f'hummingbird_serving_batches_total{{lane="{lane}"}}'] for lane in range(2)) == [1, 2]
+        assert served(service.stop()) == (20, 3)
+    with Service(*options, lanes=2) as service, service.client() as client:
+        right(client, 3)  # though one lane has nothing from the beginning
+        with pytest.raises(OverloadError, match="too little"):
+            client(torch.rand(1, 4))
+        assert served(service.stop()) == (3, 1)
+
+
 class Keeper:
     """`deal --keep 6` of sets of three slots of four rows, as a process that can be killed and started again."""
 
@@ -146,24 +167,3 @@ def test_a_service_on_a_kept_store_goes_from_set_to_set(tmp_path: Path) -> None:
         assert len(numbers(tmp_path / "kept")) <= 4
     finally:
         keeper.kill()
-
-
-@pytest.mark.slow
-def test_a_lane_whose_store_is_used_up_leaves_the_batches_to_the_others(tmp_path: Path) -> None:
-    """Two lanes with three slots of four rows each; which of them is the first to take a batch is chance."""
-    options = dealt(tmp_path, 24, "--lanes", "2")
-    with Service(*options, lanes=2, metrics=True) as service, service.client() as client:
-        right(client, 8)  # leaves 1 and 3
-        right(client, 8)  # 1 and 1, as only one lane has the slots for it
-        with pytest.raises(OverloadError, match="too little"):
-            client(torch.rand(8, 4))
-        right(client, 4)  # 0 and 1
-        until(lambda: service.figures(0)["hummingbird_serving_slices_left"] == 1.0, "the lanes to tell what is left")
-        figures = service.figures(1)
-        assert sorted(figures[f'hummingbird_serving_batches_total{{lane="{lane}"}}'] for lane in range(2)) == [1, 2]
-        assert served(service.stop()) == (20, 3)
-    with Service(*options, lanes=2) as service, service.client() as client:
-        right(client, 3)  # though one lane has nothing from the beginning
-        with pytest.raises(OverloadError, match="too little"):
-            client(torch.rand(1, 4))
-        assert served(service.stop()) == (3, 1)
