@@ -94,8 +94,8 @@ def test_the_two_party_commands_run(tmp_path: Path) -> None:
 
 
 def test_the_lookup_example_and_servers_run(tmp_path: Path) -> None:
-    (snippet,) = blocks(LOOKUP, "python")
-    exec(snippet, {})  # noqa: S102 - a snippet of this repository
+    for snippet in blocks(LOOKUP, "python"):
+        exec(snippet, {})  # noqa: S102 - a snippet of this repository
     rows = torch.rand(3000, 8)
     np.save(tmp_path / "table.npy", rows.numpy())
     servers = [started(line, tmp_path) for line in blocks(LOOKUP, "sh")[0].splitlines()]
