@@ -69,13 +69,15 @@ class Sample(NamedTuple):
 
 
 @contextlib.contextmanager
-def programs(args: argparse.Namespace, folder: str) -> Iterator[tuple[list[str], dict[str, int]]]:
-    """Addresses of two parties, and the ids of all processes by name."""
+def programs(args: argparse.Namespace, net: torch.nn.Module, folder: str) -> Iterator[tuple[list[str], dict[str, int]]]:
+    """Addresses of two parties, which have the weights of `net`, and the ids of all processes by name."""
+    weights = f"{folder}/weights.pt"
+    torch.save(net.state_dict(), weights)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    net = ["--model", *args.model, *(["--weights", str(args.weights)] if args.weights else [])]
     size = "x".join(map(str, args.input))
-    serve = ["serve", *net, "--input", size, "--listen", f"unix:{folder}/{{rank}}", "--dealer", f"unix:{folder}/d"]
+    serve = ["serve", "--model", *args.model, "--weights", weights, "--input", size]
+    serve += ["--listen", f"unix:{folder}/{{rank}}", "--dealer", f"unix:{folder}/d"]
     commands = {"dealer": ["dealer", "--listen", f"unix:{folder}/d"]} | dict.fromkeys(("party 0", "party 1"), serve)
     started = {}
     for name, words in commands.items():
@@ -146,7 +148,7 @@ def growth(samples: list[Sample]) -> dict[str, float]:
 def measure(args: argparse.Namespace) -> tuple[float, Counter[str], dict[str, list[Sample]]]:
     """The rate, outcomes of requests, and samples of every process."""
     net = net_of(args)
-    with tempfile.TemporaryDirectory(prefix="hb") as folder, programs(args, folder) as (addresses, pids):
+    with tempfile.TemporaryDirectory(prefix="hb") as folder, programs(args, net, folder) as (addresses, pids):
         samples: dict[str, list[Sample]] = {name: [] for name in (*pids, "client")}
         with Client(addresses, timeout=120.0) as client, tqdm(total=round(60 * args.minutes), unit="s") as bar:
             load = Load(client, net, args.images)
