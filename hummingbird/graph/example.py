@@ -114,6 +114,9 @@ def given(net: nn.Module, example: Any) -> Example:
         raise InputError(
             f"forward() {error}", where="example", hint="give the arguments that forward() takes"
         ) from None
+    except ValueError:  # a compiled forward() has no signature
+        hint = "pass the nn.Module that it was made from: a compiled program does not say what its arguments are"
+        raise InputError(f"{type(net).__name__} is no program of Python", where="example", hint=hint) from None
     # In the order of the structure, which is that of the call.
     found = {id(x): name for name, value in bound.arguments.items() for x in flatten(value, is_private, is_public)[1]}
     call = Example(structure, [x.detach() for x in leaves], [found[id(x)] for x in leaves])
