@@ -95,7 +95,9 @@ class Party:
         """
         request = Request.read(message, self.service, self.rank)
         entry = self._desk.inbox.put(caller_name(context) or request.claim.hex(), message, request)
-        context.add_callback(lambda: self._desk.left(request.id, entry))
+        if not context.add_callback(lambda: self._desk.left(request.id, entry)):  # the call has ended meanwhile
+            self._desk.left(request.id, entry)
+            return b""
         while not entry.done.wait(_LOOK):
             if not context.is_active():
                 return b""
