@@ -22,6 +22,6 @@ def test_requests_of_several_clients_do_not_mix() -> None:
     with Service("--model", "tests.support.serving_nets:centred", "--input", "4", "--max-batch", "8") as service:
         with ThreadPoolExecutor(4) as pool:
             assert max(pool.map(ask, range(16))) < 1e-3
-        with service.client() as client, pytest.raises(InputError, match="computes images together, 8 at most"):
+        with service.client() as client, pytest.raises(InputError, match="together, of which a request holds 8"):
             client(torch.rand(9, 4))
         assert served(service.stop()) == (72, 16)
