@@ -25,7 +25,12 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     text = "masked or gmw (a net of --model or --saved, with --input and --profile), asplos23/sg or asplos23/cg (a "
     text += "net of --net), or a file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
-    add_arguments(parser, "shape of a request: one slice of images", required=False)
+    add_arguments(
+        parser,
+        "shape of a request: one slice of images",
+        required=False,
+        aim="latency, throughput with --dealer stream",
+    )
     group = parser.add_argument_group("masked, gmw")
     text = "this kind of machine's speed, by `python -m scripts.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
@@ -78,6 +83,7 @@ def _of_net(name: str, args: argparse.Namespace) -> Service:
     if args.protocol not in (None, name):
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
     args.protocol = None if args.saved else name
+    args.aim = args.aim or ("throughput" if args.dealer == "stream" else "latency")
     speed = profile.load(args.profile)
     return _NETS[name](private_net(args), args.input, speed, args.dealer, args.parties, args.lanes)
 

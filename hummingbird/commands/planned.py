@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hummingbird.bits import BitConfig
-from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
+from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.graph.at_hand import settled
 from hummingbird.mpc.builders import CUSTOM
@@ -19,14 +19,17 @@ from hummingbird.saving.folder import description
 from hummingbird.wire.options import count, shape
 
 
-def add_arguments(parser: argparse.ArgumentParser, shape_help: str, *, required: bool = True) -> None:
-    """--model to --protocol, which `private_net` reads; required: whether there must be a net."""
+def add_arguments(
+    parser: argparse.ArgumentParser, shape_help: str, *, required: bool = True, aim: str = "latency"
+) -> None:
+    """--model to --aim, which `private_net` reads; required: whether there must be a net. aim: its default."""
     add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
     parser.add_argument("--input", required=required, type=shape, metavar="BxCxHxW", help=shape_help)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
     parser.add_argument("--protocol", help="masked (default) or gmw")
+    add_aim_argument(parser, aim)
 
 
 Planned = tuple[nn.Module, BitConfig | None, str | int, str]
@@ -48,4 +51,4 @@ def planned(args: argparse.Namespace) -> Planned:
 
 def private_net(args: argparse.Namespace) -> PrivateNet:
     """The net that the options describe, converted; errors of `planned` and `convert_model`."""
-    return convert_model(*planned(args))
+    return convert_model(*planned(args), aim=args.aim)

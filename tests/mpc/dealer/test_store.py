@@ -28,7 +28,7 @@ from tests.support.nursery import Nursery, all_fail
 SLOTS = 3
 KINDS = [case for case in CASES if case[0].kind not in ("fixed", "linear")]
 BATCH = [request for request, _ in KINDS]
-FACTS = {"architecture": "a", "bits": "b", "plan": "p", "protocol": "gmw", "weights": "public"}
+FACTS = {"architecture": "a", "bits": "b", "plan": "p", "aim": "latency", "protocol": "gmw", "weights": "public"}
 
 
 def dealt(out: Path, parties: int = 2, slots: int = SLOTS, **options: Any) -> Path:
