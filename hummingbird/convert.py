@@ -22,6 +22,7 @@ from hummingbird.graph import Step, whole
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder
+from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.registry import named
@@ -163,7 +164,8 @@ def build(
     config.check_names([step.name for step in steps if step.op in COMPARING])
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
         config.check_use(lambda: graph.fingerprint(steps), protocol, parties)
-    plan = Planner(builder(protocol, config, owner, chosen), protocol).plan(steps)
+    order = Exchanged.of(steps, protocol)
+    plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = {
         "architecture": graph.fingerprint([bare(step) for step in steps], weights=False),
         "net": graph.fingerprint([bare(step) for step in steps] if owner is not None else steps, weights=owner is None),
@@ -174,7 +176,7 @@ def build(
         "weights": "public" if owner is None else f"private to party {owner}",
     }
     settings = f"protocol {protocol}, aim {chosen}, weights {facts['weights']}"
-    return PrivateNet(plan, [bare(step) for step in steps], facts, settings, config.input_range)
+    return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
 
 
 def owner_of(weights: str | int) -> int | None:

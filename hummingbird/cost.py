@@ -143,7 +143,7 @@ def relu(n: int, w: int, shift: int, parties: int) -> Cost:
 # The masked opening (protocols/masked.py) -----------------------------------------------------------------------------
 
 TABLE_BITS = 256  # of all step tables of one ReLU: what one table for a window of 8 bits takes
-ROUND_BITS = 8  # that a further round must save of a value's bits in all: it sends frames, and is computed, too
+ROUND_BITS = 8  # of a value, that a round counts for beside its bits: 0.1 ms at 10 Gb/s, for 125,000 values at once
 
 
 def chunks(w: int, tables: int) -> list[int]:
