@@ -28,7 +28,7 @@ MANY = 1 << 20  # values: the headers of frames decide nothing
 
 
 def in_all(price: Cost, parties: int, dealer: float = 1) -> float:
-    """What a value counts for in `cost.thrifty_tables`."""
+    """Bits that a value counts for in `cost.thrifty_tables`."""
     return (parties * price.bits + dealer * price.offline_bits) / MANY + cost.ROUND_BITS * price.rounds
 
 
@@ -62,7 +62,7 @@ def test_no_other_tables_are_thriftier(parties: int, dealer: float) -> None:
 
 
 def test_the_tables_of_a_window_of_eight_bits() -> None:
-    """Of a ReLU of 20 bits before a linear layer and another: 404 bits in all by one table, 190 by two."""
+    """One table takes 404 bits in all, two take 190, for a ReLU whose result is read mod 2^36."""
     one, two = (cost.masked_relu(MANY, 20, 12, 36, 2, count) for count in (1, 2))
     each = [(price.rounds, price.bits // MANY, price.offline_bits // MANY) for price in (one, two)]
     assert each == [(2, 22, 360), (3, 26, 138)]
