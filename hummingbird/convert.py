@@ -175,7 +175,7 @@ def build(
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }
-    settings = f"protocol {protocol}, aim {chosen}, weights {facts['weights']}"
+    settings = f"protocol {protocol}, weights {facts['weights']}"
     return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
 
 

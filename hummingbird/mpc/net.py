@@ -117,6 +117,9 @@ class PrivateNet(nn.Module):
 
     def with_aim(self, aim: str) -> PrivateNet:
         """A copy that is not set up, with tables chosen for another aim (`convert_model`); tensors are the same."""
+        if self._set_up_for is not None and "private" in self.facts["weights"]:
+            hint = f"convert the net again: convert_model(net, aim={aim!r})"
+            raise InputError("the weights are shared already", where="with_aim", hint=hint)
         chosen = Aim.of(aim)
         twin = copy.deepcopy(self, {id(x): x for x in (*self.parameters(), *self.buffers())})
         twin._set_up_for, twin._requests, twin._costs = None, {}, {}
@@ -393,7 +396,8 @@ class PrivateNet(nn.Module):
 
     def extra_repr(self) -> str:
         known = "" if self.input_range is None else f", inputs within +-{self.input_range:g}"
-        return f"private inference: {self._settings}, {len(self.comparing_layers)} layers with a window{known}"
+        settings = f"{self._settings}, aim {self.facts['aim']}"
+        return f"private inference: {settings}, {len(self.comparing_layers)} layers with a window{known}"
 
 
 @contextlib.contextmanager

@@ -150,7 +150,9 @@ def dry_runs() -> None:
         return correlation(self, request)
 
     plans = [
-        dry_run(hummingbird.convert_model(model.eval(), **options), shape, int(os.environ["WORLD_SIZE"]))
+        dry_run(
+            hummingbird.convert_model(model.eval(), **options, aim="throughput"), shape, int(os.environ["WORLD_SIZE"])
+        )
         for model, shape, options in _nets()
     ]
     sessions.Session.correlation = noted  # type: ignore[method-assign]

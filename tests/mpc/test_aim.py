@@ -12,11 +12,12 @@ import hummingbird
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
-from hummingbird.errors import ConfigError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.protocols.masked import Masked
+from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 from tests.jobs import aims
 from tests.mpc.protocols.test_masked import check, every_pair, opened_sum, wrong_results
@@ -121,6 +122,13 @@ def test_a_net_of_another_aim_is_another_net_of_the_same_tensors() -> None:
     assert thrifty.costs(shape, 2) == again.costs(shape, 2) != fast.costs(shape, 2)
     assert thrifty.with_aim("latency").costs(shape, 2) == fast.costs(shape, 2)
     assert {x.data_ptr() for x in fast.buffers()} == {x.data_ptr() for x in thrifty.buffers()}
+
+
+def test_weights_that_are_shared_are_not_shared_again(alone: Session) -> None:
+    private = hummingbird.convert_model(aims.net(), BitWindow(20, 12), weights=0)
+    assert private.facts["aim"] == "latency" and "aim latency" in repr(private)  # one party: nobody streams
+    with pytest.raises(InputError, match="the weights are shared already"):
+        private.with_aim("throughput")
 
 
 def test_both_aims_stand_side_by_side() -> None:
