@@ -27,7 +27,8 @@ ENGINES = (RECURRENCE, EVENTS)
 TOLERANCE = 0.05
 _THREADS = 128
 _SETTLED = 0.2
-_RUNS = {RECURRENCE: 100, EVENTS: 5}  # of each prediction
+_RUNS = {RECURRENCE: 100, EVENTS: 5}  # of each prediction, or more for so many requests in all:
+_LEAST = 1000
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def predicted(calibrated: Calibrated, kept: int, cores: int, due: Floats, engine
     """The figures that `capacity.run` predicts for requests at these times."""
     times = due - due[0]
     service = calibrated.service("a service on this host", kept, cores)
-    count = {"runs": _RUNS[engine], "requests": len(times)}
+    count = {"runs": max(_RUNS[engine], -(-_LEAST // len(times))), "requests": len(times)}
     result = run(service, None, Trace(tuple(times.tolist())), seed=seed, engine=engine, **count)
     throughput = len(due) / (result.outcome.left.max(1) + calibrated.beside)
     quantiles = [result.quantile(q).value + calibrated.beside for q in QUANTILES]
