@@ -132,7 +132,8 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
     assert request is not None
     refills = (runs * system.replicas, -(-tokens // system.per_refill))
     refill = draw(service.refill, refills, "refill") if system.tokens is not None else None
-    return Draws(request, refill, draw(service.session, load.shape, "session"))
+    sessions = service.session if load.first is None or load.first.any() else None  # nobody begins one
+    return Draws(request, refill, draw(sessions, load.shape, "session"))
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:

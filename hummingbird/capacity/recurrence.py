@@ -47,10 +47,7 @@ def _check(system: System, load: Load, seconds: Draws) -> None:
     if system.kept and system.slots > 1 and varied:
         hint = "use the event engine, one slot, or a constant online phase"
         raise ConfigError("tokens kept until requests end, which end out of order", where="kept", hint=hint)
-    turned_away = system.queue is not None or load.patience is not None
-    if system.batch > 1 and (turned_away or system.replicas > 1 or load.due is None or seconds.session is not None):
-        hint = "serve requests one at a time"
-        raise ConfigError("batches go with open arrivals at one queue only", where="batch", hint=hint)
+    system.check_batches(load, seconds)
 
 
 class _Walk:
