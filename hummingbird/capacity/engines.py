@@ -53,7 +53,8 @@ def run(
         total = shape[0] * shape[1]
         told = None if progress is None else lambda done: progress(done, total)
         outcome = events.simulate(service, system, load, factors, told)
-    return Result(service, system, arrivals, load, outcome, engine, why, limits(service))
+    each = system.each / float(load.sizes().mean())  # limits are in requests of the service's own
+    return Result(service, system, arrivals, load, outcome, engine, why, limits(service, system.batch, each))
 
 
 def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | None) -> tuple[int, int]:

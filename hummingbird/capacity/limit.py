@@ -30,12 +30,12 @@ def mean_seconds(service: Service, phase: Phase) -> float:
     return statistics.fmean(service.seconds(phase, factor) for factor in phase.factors or (1.0,))
 
 
-def refills_per_request(service: Service) -> float:
-    """Refills that a request uses up: made on demand, whole ones."""
+def refills_per_request(service: Service, batch: int = 1) -> float:
+    """Refills that a request of a batch uses up: made on demand, whole ones for all of them."""
     if service.refill is None:
         return 0.0
     share = service.request_tokens / service.refill_tokens
-    return share if service.most_tokens else float(math.ceil(share))
+    return share if service.most_tokens else math.ceil(batch * share) / batch
 
 
 def loads(service: Service, phase: Phase) -> dict[Resource, float]:
@@ -58,19 +58,20 @@ def capacity_of(service: Service, resource: Resource) -> float:
     return float(getattr(service.hosts[role], kind))
 
 
-def limits(service: Service) -> list[Limit]:
-    """All bounds, the least first."""
-    online, refills = mean_seconds(service, service.request), refills_per_request(service)
+def limits(service: Service, batch: int = 1, each: float = 0.0) -> list[Limit]:
+    """All bounds, the least first. batch: requests served as one, which takes `each` seconds more for all but one."""
+    online, refills = mean_seconds(service, service.request), refills_per_request(service, batch)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0
     ahead = service.refill is not None and service.most_tokens > 0
-    held = online if ahead else online + refills * offline
+    held = (online + each * (batch - 1)) / batch + (0.0 if ahead else refills * offline)
     on_demand = "" if ahead or not refills else ", tokens made on demand"
-    found = [Limit(_over(service.slots, held), f"{_count(service.slots, 'request')} at a time{on_demand}")]
+    what = _count(service.slots, "request") if batch == 1 else f"{_count(service.slots, 'batch', 'es')} of {batch}"
+    found = [Limit(_over(service.slots, held), f"{what} at a time{on_demand}")]
     if ahead:
         at_once = min(service.workers, service.most_tokens // service.refill_tokens)
         found.append(Limit(_over(at_once, refills * offline), f"{_count(at_once, 'refill')} at a time"))
     asked: dict[Resource, float] = defaultdict(float)
-    for phase, times in ((service.request, 1.0), (service.refill, refills)):
+    for phase, times in ((service.request, 1 / batch), (service.refill, refills)):
         for resource, amount in loads(service, phase).items() if phase else ():
             asked[resource] += times * amount
     names = {"cores": "cores of {}", "up": "the link up from {}", "down": "the link down to {}"}
@@ -85,5 +86,5 @@ def _over(capacity: float, amount: float) -> float:
     return capacity / amount if amount else math.inf
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' if number != 1 else ''}"
+def _count(number: int, word: str, ending: str = "s") -> str:
+    return f"{number} {word}{ending if number != 1 else ''}"

@@ -38,12 +38,10 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals in closed form, and what sets it; inf for batches, which it does not know.
+        """The largest rate of arrivals in closed form, and what sets it.
 
         The recurrence's own: without the cores and links that it takes for unshared.
         """
-        if self.system.batch > 1:
-            return Limit(math.inf, "not known of batches")
         least = next(limit for limit in self.limits if limit.resource is None or self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
@@ -143,13 +141,29 @@ class Result:
         service, found = self.service, {"slots": self.levels["in slots"] / (self.system.slots * self.system.replicas)}
         rate = self.goodput * float(self.load.sizes().mean()) / self.system.replicas
         asked: dict[Resource, float] = {}
-        for phase, times in ((service.request, 1.0), (service.refill, refills_per_request(service))):
+        refills = refills_per_request(service, self.system.batch)
+        for phase, times in ((service.request, 1 / self._together), (service.refill, refills)):
             for resource, amount in loads(service, phase).items() if phase is not None else ():
                 asked[resource] = asked.get(resource, 0.0) + times * amount
         for (role, kind), amount in asked.items():
             if capacity_of(service, (role, kind)) < math.inf:
                 found[f"{role} {kind}"] = rate * amount / capacity_of(service, (role, kind))
         return found
+
+    @cached_property
+    def _together(self) -> float:
+        """Requests that were served as one, on average."""
+        b, served = self.system.batch, self.outcome.served
+        if b == 1 or not served.any():
+            return 1.0
+        counts = [np.unique(run[ok], return_counts=True)[1] for run, ok in zip(self.outcome.began, served, strict=True)]
+        return float(served.sum() / sum(np.ceil(found / b).sum() for found in counts))
+
+    @cached_property
+    def latencies(self) -> Floats:
+        """Latencies of all requests that count, seconds, in ascending order."""
+        values = self._steady(self.outcome.latency)
+        return np.sort(values[np.isfinite(values)])
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:

@@ -86,7 +86,7 @@ class _Search:
         return heaviest(self.options["requests"])
 
     def load(self, service: Service, arrivals: Arrivals) -> float:
-        return load_of(service, arrivals, self.options["engine"])
+        return load_of(service, arrivals, self.options["engine"], self.options["batch"], self.options["each"])
 
     def try_out(self, service: Service, arrivals: Arrivals, replicas: int = 1) -> Trial:
         if self.load(service, arrivals) / replicas > self.heaviest:
@@ -108,15 +108,19 @@ def figure(run: Result, goal: str) -> float:
     return (run.means["latency"] if q is None else run.quantile(q)).value
 
 
-def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
+def load_of(
+    service: Service, arrivals: Arrivals, engine: str | None = None, batch: int = 1, each: float = 0.0
+) -> float:
     """Requests of the service per second over the largest rate; 0 for users, who wait for their answers.
 
-    engine: "recurrence" leaves out what it takes for unshared.
+    engine: "recurrence" leaves out what it takes for unshared. batch, each: as of `System`.
     """
     if isinstance(arrivals, Users):
         return 0.0
-    least = next(limit for limit in limits(service) if limit.resource is None or engine != RECURRENCE)
-    return arrivals.per_second() * math.ceil(arrivals.mean_images / service.images) / least.rate
+    size = math.ceil(arrivals.mean_images / service.images)
+    bounds = limits(service, batch, each / size)
+    least = next(limit for limit in bounds if limit.resource is None or engine != RECURRENCE)
+    return arrivals.per_second() * size / least.rate
 
 
 def heaviest(requests: int) -> float:
@@ -138,14 +142,17 @@ def solve(
     requests: int = REQUESTS,
     runs: int = RUNS,
     engine: str | None = None,
+    batch: int = 1,
+    hold: float = 0.0,
+    each: float = 0.0,
     told: Callable[[], object] = lambda: None,
 ) -> Solution:
     """The largest rate, or the least store, bandwidth, cores or replicas, with which one goal in seconds is met.
 
     vary "split": the best part of the links' sum, up and down, of the hosts that have limits. arrivals: needed but for
     the rate, whose arrivals may be given for their burstiness. requests, runs: of each trial; to show a load takes 10 /
-    (1 - load)^2 requests. told: called at each trial. Raises ConfigError for a goal below what an idle service takes,
-    and for one that nothing meets.
+    (1 - load)^2 requests. batch, hold, each: as of `System`. told: called at each trial. Raises ConfigError for a goal
+    below what an idle service takes, and for one that nothing meets.
 
         capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
     """
@@ -161,7 +168,10 @@ def solve(
     if arrivals is None and vary != "rate":
         raise ConfigError(f"{vary} for no rate", where="arrivals", hint="capacity.poisson(rate)")
     asked = arrivals if arrivals is not None else poisson(1.0)
-    options = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
+    options: dict[str, Any] = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
+    options |= {"batch": batch, "hold": hold, "each": each}
+    check_count(batch, "batch", 1, "requests served as one")
+    check_number(each, "each", 0, "seconds")
     check_count(requests, "requests", 1, "requests")
     check_count(runs, "runs", 1, "runs")
     search = _Search(there, asked, goal, most, options, told)
@@ -277,7 +287,7 @@ def _store(search: _Search) -> Solved:
     if not service.token_bytes:
         raise ConfigError("a service without tokens", where="vary", hint="vary something else than the store")
     size = max(service.token_bytes.values())
-    first = max(service.refill_tokens, service.request_tokens)
+    first = max(service.refill_tokens, service.request_tokens * search.options["batch"])
 
     def with_tokens(tokens: int) -> Service:
         return service.at(Hosts(store=tokens * size))
