@@ -1,6 +1,7 @@
 """Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
 
 from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, poisson, trace
+from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.limit import limits
 from hummingbird.capacity.nets import gmw, masked
@@ -30,6 +31,7 @@ __all__ = [
     "constant",
     "from_text",
     "gmw",
+    "he",
     "limits",
     "load_profile",
     "masked",

@@ -98,8 +98,11 @@ class Profile:
         return Compute(host, seconds.mean * self.threads, self.threads)
 
     def origin(self, *parts: Seconds) -> str:
-        """A note in words: on which machine these seconds were measured, or of what they are composed."""
-        error = max((part.error for part in parts), default=0.0)
+        """A note in words: on which machine these seconds were measured, or of what they are composed.
+
+        The error is that of the parts' sum, if all are wrong the same way.
+        """
+        error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
         how = composed if error else "measured"
         return f"seconds {how}: {self.machine.get('cpu', 'an unnamed CPU')}, {self.threads} thread(s)"

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from hummingbird.capacity import paper, profile
 from hummingbird.capacity.compose import composed, garbled_here
+from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.nets import DEALERS, gmw, masked
 from hummingbird.capacity.published import Net, asplos23
 from hummingbird.capacity.published import Profile as Published
 from hummingbird.capacity.service import Service
-from hummingbird.commands.planned import private_net
+from hummingbird.commands.planned import encrypted_net, private_net
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import ConfigError, InputError
 
@@ -40,7 +41,7 @@ def _need(args: argparse.Namespace, *options: str) -> None:
 def _of_net(args: argparse.Namespace) -> Service:
     """A service between parties."""
     name = args.service
-    refuse(args, "net", "threads")
+    refuse(args, "net", "threads", "mode")
     _need(args, "input", "profile", "model")
     if args.protocol not in (None, name):
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
@@ -49,16 +50,24 @@ def _of_net(args: argparse.Namespace) -> Service:
     return _NETS[name](private_net(args), args.input, speed, args.dealer, args.parties, args.lanes)
 
 
+def _encrypted(args: argparse.Namespace) -> Service:
+    """A net on ciphertexts."""
+    refuse(args, "net", "threads", "protocol", *_DEFAULTS)
+    _need(args, "input", "profile", "model")
+    speed = profile.load(args.profile)
+    return he(encrypted_net(args), args.input[0], speed)
+
+
 def measured(kind: str, args: argparse.Namespace) -> Service:
     """SG or CG for one of the measured nets."""
-    refuse(args, "model", "saved", "profile", "input")
+    refuse(args, "model", "saved", "mode", "profile", "input")
     _need(args, "net", *_links(args))
     return _garbled(kind, asplos23().net(args.net), args)
 
 
 def _composed(args: argparse.Namespace) -> Service:
     """SG or CG for a net of the user's own; garbling as --profile measured it, where it is given."""
-    refuse(args, "net", "saved", "bits", "private_weights", *_DEFAULTS)
+    refuse(args, "net", "mode", "saved", "bits", "private_weights", *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
     if args.input[0] != 1:
         raise InputError(f"a request of {args.input[0]} images", where="--input", hint="one at a time: 1xCxHxW")
@@ -95,5 +104,6 @@ def refuse(args: argparse.Namespace, *options: str) -> None:
 
 BUILDERS: dict[str, Callable[[argparse.Namespace], Service]] = {
     **dict.fromkeys(_NETS, _of_net),
+    "he": _encrypted,
     **dict.fromkeys(paper.KINDS, _composed),
 }

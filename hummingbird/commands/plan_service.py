@@ -20,14 +20,12 @@ _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fie
 
 def add_service(parser: argparse.ArgumentParser) -> None:
     """--service to --workers, which `service_of` reads."""
-    text = "masked or gmw (a net of --model or --saved, with --input and --profile); sg or cg (a net of --model, with "
-    text += (
-        "--input, --up and --down; --profile: garbling measured here); asplos23/sg or asplos23/cg (a net of --net); "
-    )
-    text += "or a file that `plan show --save` wrote"
+    text = "masked, gmw or he (a net of --model, with --input and --profile); sg or cg (a net of --model, with "
+    text += "--input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); or a "
+    text += "file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
-    add_arguments(parser, "shape of a request: one slice of images", required=False)
-    group = parser.add_argument_group("masked, gmw")
+    add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True)
+    group = parser.add_argument_group("masked, gmw, he")
     text = "this kind of machine's speed, by `python -m scripts.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
     text = "slots dealt into a store (default), or made during the request"
@@ -58,7 +56,7 @@ def service_of(args: argparse.Namespace) -> Service:
     elif name.startswith(MEASURED):
         found = measured(name.removeprefix(MEASURED), args)
     else:
-        refuse(args, "net", "threads", "model", "saved", "profile")
+        refuse(args, "net", "mode", "threads", "model", "saved", "profile")
         found = service_json.from_text(_read(Path(name)), name)
     machines = Hosts(args.cores, args.store, args.bandwidth, args.rtt, args.up, args.down, prices_of(args))
     given = {key: getattr(args, key) for key in ("slots", "workers") if getattr(args, key)}
