@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from hummingbird import convert_model
 from hummingbird.bits import EXACT, BitWindow
-from hummingbird.capacity import turns
+from hummingbird.capacity import lookups, turns
 from hummingbird.capacity.measure import measure, samples
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.commands.files import check_outputs, write_together
@@ -94,14 +94,14 @@ def _gc(repeats: int) -> Iterator[Row]:
 
 def _pir(repeats: int) -> Iterator[Row]:
     """Seconds of an inference in a server's passes over tables, for one client and for several."""
-    for size, width, clients in itertools.product((1 << 12, 1 << 16), (64, 256), (1, 8)):
+    for size, width, clients in itertools.product((1 << 12, 1 << 16, 1 << 20), (64, 256), (1, 8)):
         for buckets, keys in ((1, 8), (8, 2), (32, 1)):
             code = BatchCode(size, buckets, 1, keys)
             server, queries = asked(code, width, clients, "aes")
             times = samples(partial(answer_together, server, queries), repeats)
             name = f"{size} rows of {width} B, {code.keys} keys, {clients} client(s)"
-            work = {**price([code], width).work, "passes": 1 / clients}
-            yield Row("pir", name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
+            work = lookups.amounts(price([code], width), clients)
+            yield Row(lookups.KIND, name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:

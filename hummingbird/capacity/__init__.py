@@ -4,6 +4,7 @@ from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, 
 from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.limit import limits
+from hummingbird.capacity.lookups import pir
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.result import Result
@@ -35,6 +36,7 @@ __all__ = [
     "limits",
     "load_profile",
     "masked",
+    "pir",
     "poisson",
     "run",
     "solve",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hummingbird.capacity import paper, profile
 from hummingbird.capacity.compose import composed, garbled_here
 from hummingbird.capacity.encrypted import he
+from hummingbird.capacity.lookups import pir
 from hummingbird.capacity.nets import DEALERS, gmw, masked
 from hummingbird.capacity.published import Net, asplos23
 from hummingbird.capacity.published import Profile as Published
@@ -16,14 +17,20 @@ from hummingbird.capacity.service import Service
 from hummingbird.commands.planned import encrypted_net, private_net
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.plan import Plan
 
 MEASURED = "asplos23/"
 _NETS = {"masked": masked, "gmw": gmw}
 _DEFAULTS = {"dealer": DEALERS[0], "lanes": 1, "parties": 2}
+_NET = ("model", "weights", "saved", "input", "bits", "private_weights", "protocol", "mode")
+_LOOKUPS = ("table", "plan", "lookups")
+OTHERS = (*_NET, *_LOOKUPS, "net", "threads", "profile", *_DEFAULTS)  # beside a file
 _HINTS = {
     "input": "the shape of a request, as in 1x3x32x32",
     "profile": "python -m scripts.calibrate --json profile.json makes one",
     "model": "--model MODULE:FUNCTION, or --saved DIR",
+    "table": "rows and bytes of a row, as in 1048576x256",
     "net": f"one of {', '.join(asplos23().nets)}",
     "up": "the client's link up, as in 500mbit",
     "down": "the client's link down, as in 500mbit",
@@ -41,7 +48,7 @@ def _need(args: argparse.Namespace, *options: str) -> None:
 def _of_net(args: argparse.Namespace) -> Service:
     """A service between parties."""
     name = args.service
-    refuse(args, "net", "threads", "mode")
+    refuse(args, "net", "threads", "mode", *_LOOKUPS)
     _need(args, "input", "profile", "model")
     if args.protocol not in (None, name):
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
@@ -52,22 +59,39 @@ def _of_net(args: argparse.Namespace) -> Service:
 
 def _encrypted(args: argparse.Namespace) -> Service:
     """A net on ciphertexts."""
-    refuse(args, "net", "threads", "protocol", *_DEFAULTS)
+    refuse(args, "net", "threads", "protocol", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
     return he(encrypted_net(args), args.input[0], speed)
 
 
+def _lookups(args: argparse.Namespace) -> Service:
+    """Private lookups, of single rows or by a plan."""
+    refuse(args, *_NET, "net", "threads", *_DEFAULTS)
+    _need(args, "table", "profile")
+    rows, width = args.table
+    if args.plan is not None and args.lookups is not None:
+        raise InputError("--lookups beside --plan, which says how many", where="--lookups", hint="leave it out")
+    speed = profile.load(args.profile)
+    if args.plan is None:
+        return pir([BatchCode(rows, 1, 1, args.lookups or 1)], width, speed)
+    plan = Plan.load(args.plan)
+    if plan.full.rows != rows:
+        what = f"a table of {rows} rows, and a plan for {plan.full.rows}"
+        raise InputError(what, where="--table", hint="the table that the plan was made for")
+    return pir(plan.codes, plan.parts * width, speed)
+
+
 def measured(kind: str, args: argparse.Namespace) -> Service:
     """SG or CG for one of the measured nets."""
-    refuse(args, "model", "saved", "mode", "profile", "input")
+    refuse(args, *_NET, *_LOOKUPS, "profile")
     _need(args, "net", *_links(args))
     return _garbled(kind, asplos23().net(args.net), args)
 
 
 def _composed(args: argparse.Namespace) -> Service:
     """SG or CG for a net of the user's own; garbling as --profile measured it, where it is given."""
-    refuse(args, "net", "mode", "saved", "bits", "private_weights", *_DEFAULTS)
+    refuse(args, "net", "mode", "saved", "bits", "protocol", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
     if args.input[0] != 1:
         raise InputError(f"a request of {args.input[0]} images", where="--input", hint="one at a time: 1xCxHxW")
@@ -105,5 +129,6 @@ def refuse(args: argparse.Namespace, *options: str) -> None:
 BUILDERS: dict[str, Callable[[argparse.Namespace], Service]] = {
     **dict.fromkeys(_NETS, _of_net),
     "he": _encrypted,
+    "pir": _lookups,
     **dict.fromkeys(paper.KINDS, _composed),
 }

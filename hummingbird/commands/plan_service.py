@@ -10,10 +10,10 @@ from hummingbird.capacity import quantities as units
 from hummingbird.capacity import service_json
 from hummingbird.capacity.nets import DEALERS
 from hummingbird.capacity.service import Hosts, Prices, Service
-from hummingbird.commands.plan_builders import BUILDERS, MEASURED, measured, refuse
+from hummingbird.commands.plan_builders import BUILDERS, MEASURED, OTHERS, measured, refuse
 from hummingbird.commands.planned import add_arguments
 from hummingbird.errors import InputError
-from hummingbird.wire.options import count
+from hummingbird.wire.options import count, shape
 
 _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Prices)}
 
@@ -21,8 +21,8 @@ _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fie
 def add_service(parser: argparse.ArgumentParser) -> None:
     """--service to --workers, which `service_of` reads."""
     text = "masked, gmw or he (a net of --model, with --input and --profile); sg or cg (a net of --model, with "
-    text += "--input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); or a "
-    text += "file that `plan show --save` wrote"
+    text += "--input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir (a "
+    text += "table of --table, with --profile); or a file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
     add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True)
     group = parser.add_argument_group("masked, gmw, he")
@@ -31,6 +31,12 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     text = "slots dealt into a store (default), or made during the request"
     group.add_argument("--dealer", choices=DEALERS, default="store", help=text)
     group.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
+    group = parser.add_argument_group("pir")
+    text = "rows of the table, and bytes of a row, as in 1048576x256"
+    group.add_argument("--table", type=table, metavar="ROWSxBYTES", help=text)
+    text = "many lookups at once, by the plan in a file, as `pir-server --plan`"
+    group.add_argument("--plan", type=Path, metavar="FILE", help=text)
+    group.add_argument("--lookups", type=count, metavar="N", help="rows of a request, without --plan (default 1)")
     group = parser.add_argument_group("sg, cg (Garimella et al., 2023)")
     group.add_argument("--net", metavar="DATASET/NET", help="one of the six measured nets")
     text = "threads of the client, and of the server for homomorphic evaluation and for garbled circuits"
@@ -48,6 +54,14 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=count, metavar="N", help="refills at a time")
 
 
+def table(text: str) -> tuple[int, ...]:
+    """Rows and bytes of a row, written as in 1048576x256."""
+    sizes = shape(text)
+    if len(sizes) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no table such as 1048576x256")
+    return sizes
+
+
 def service_of(args: argparse.Namespace) -> Service:
     """The service that the options name, on their machines; ConfigError and InputError for what cannot be."""
     name = args.service
@@ -56,7 +70,7 @@ def service_of(args: argparse.Namespace) -> Service:
     elif name.startswith(MEASURED):
         found = measured(name.removeprefix(MEASURED), args)
     else:
-        refuse(args, "net", "mode", "threads", "model", "saved", "profile")
+        refuse(args, *OTHERS)
         found = service_json.from_text(_read(Path(name)), name)
     machines = Hosts(args.cores, args.store, args.bandwidth, args.rtt, args.up, args.down, prices_of(args))
     given = {key: getattr(args, key) for key in ("slots", "workers") if getattr(args, key)}
