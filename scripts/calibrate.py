@@ -2,11 +2,13 @@
 
     python -m scripts.calibrate --json profile.json
     python -m scripts.calibrate --json profile.json --model models:get_model resnet18 10 --input 1x3x32x32
+    python -m scripts.calibrate --only he --json profile.json
 
 Slices of small nets by `masked` and `gmw` (what a party computes, the seeds that it expands, what a dealer deals),
-passes of servers for private lookups, and garbled ReLUs: each several times, every sample kept, with how much work is
-in it. A planned net is composed of these; one that is named here is measured itself, which is exact. No link is
-involved: a plan is told of one. Leave the machine alone meanwhile: what else runs on it is in the figures.
+turns of nets on ciphertexts, passes of servers for private lookups, and garbled ReLUs: each several times, every sample
+kept, with how much work is in it. A planned net is composed of these; one that is named here is measured itself, which
+is exact. No link is involved: a plan is told of one. Leave the machine alone meanwhile: what else runs on it is in the
+figures.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from tqdm import tqdm
 
 from hummingbird import convert_model
 from hummingbird.bits import EXACT, BitWindow
+from hummingbird.capacity import lookups, turns
 from hummingbird.capacity.measure import measure, samples
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.commands.files import check_outputs, write_together
-from hummingbird.commands.planned import add_arguments, private_net
+from hummingbird.commands.planned import add_arguments, encrypted_net, private_net
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.gc import relu
@@ -40,11 +43,12 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.cost_model import price
 from hummingbird.table import text_table
 from hummingbird.wire.options import count
+from scripts import calibrate_he
 from scripts.bench_garble import Inputs
 from search.pir_speed import asked
 from search.pir_timed import answer_together
 
-SECTIONS = ("mpc", "pir", "gc")
+SECTIONS = ("mpc", "he", "pir", "gc")
 _WINDOWS = {"[20:12)": BitWindow(20, 12), "[18:0)": BitWindow(18, 0), "exact": EXACT}
 _PROTOCOLS = ("masked", "gmw")
 
@@ -90,25 +94,29 @@ def _gc(repeats: int) -> Iterator[Row]:
 
 def _pir(repeats: int) -> Iterator[Row]:
     """Seconds of an inference in a server's passes over tables, for one client and for several."""
-    for size, width, clients in itertools.product((1 << 12, 1 << 16), (64, 256), (1, 8)):
+    for size, width, clients in itertools.product((1 << 12, 1 << 16, 1 << 20), (64, 256), (1, 8)):
         for buckets, keys in ((1, 8), (8, 2), (32, 1)):
             code = BatchCode(size, buckets, 1, keys)
             server, queries = asked(code, width, clients, "aes")
             times = samples(partial(answer_together, server, queries), repeats)
             name = f"{size} rows of {width} B, {code.keys} keys, {clients} client(s)"
-            work = {**price([code], width).work, "passes": 1 / clients}
-            yield Row("pir", name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
+            work = lookups.amounts(price([code], width), clients)
+            yield Row(lookups.KIND, name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:
     """All rows that are asked for."""
     if "mpc" in args.only:
         yield from _mpc(args.repeats)
+    if "he" in args.only:
+        yield from calibrate_he.rows(args.repeats)
     if "gc" in args.only:
         yield from _gc(args.repeats)
     if "pir" in args.only:
         yield from _pir(args.repeats)
-    if args.model or args.saved:
+    if args.protocol == "he":
+        yield from turns.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
+    elif args.model or args.saved:
         yield measure("the net", private_net(args), args.input, args.parties, args.repeats)
 
 
@@ -116,6 +124,10 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print medians and spreads, write the profile."""
     if (args.model or args.saved) and args.input is None:
         raise InputError("a net without a shape", where="--input", hint="of one slice, as in 1x3x32x32")
+    if args.protocol == "he" and not args.model:
+        raise InputError("--protocol he without a net", where="--model", hint="MODULE:FUNCTION, and --input")
+    if args.mode and args.protocol != "he":
+        raise InputError("--mode without --protocol he", where="--mode", hint="leave it out, or add --protocol he")
     check_outputs(args)
     torch.set_num_threads(args.threads)
     with tqdm(rows(args), unit="row", leave=False) as bar, torch.no_grad():
@@ -140,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--repeats", type=count, default=20, metavar="N", help="samples of each (default: %(default)s)")
     text = "of each party, dealer and server (default: %(default)s)"
     p.add_argument("--threads", type=count, default=1, metavar="N", help=text)
-    add_arguments(p, "shape of a slice of the net", required=False)
+    add_arguments(p, "shape of a slice of the net, or of a batch", required=False, encrypted=True)
     return p
 
 

@@ -1,8 +1,10 @@
 """Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
 
 from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, poisson, trace
+from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.limit import limits
+from hummingbird.capacity.lookups import pir
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.result import Result
@@ -30,9 +32,11 @@ __all__ = [
     "constant",
     "from_text",
     "gmw",
+    "he",
     "limits",
     "load_profile",
     "masked",
+    "pir",
     "poisson",
     "run",
     "solve",

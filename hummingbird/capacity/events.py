@@ -72,6 +72,8 @@ class _Run:
     ) -> None:
         self.service, self.system, self.load, self.run, self.told = service, system, load, run, told
         self.machine = Machine(service, system.replicas)
+        self.more = service.request.computing  # for each request of a batch but the first
+        self.alone = service.seconds(self.more)
         self.sizes = load.sizes()[run]
         self.request = np.broadcast_to(factors.request, load.shape)[run]
         self.session = None if factors.session is None else np.broadcast_to(factors.session, load.shape)[run]
@@ -229,14 +231,17 @@ class _Run:
 
     def _online(self, here: _Replica, group: Group) -> None:
         factor, size = float(self.request[group[0]]), int(self.sizes[group[0]])
-        more = self.system.each * (len(group) - 1)
-        then: Callable[[], None] = partial(self._done, here, group)
-        if more:
-            then = partial(self._after, more, then)
-        self.machine.run(self.service.request, factor, size, then, here.number)
+        self.machine.run(self.service.request, factor, size, partial(self._longer, here, group), here.number)
 
-    def _after(self, seconds: float, then: Callable[[], None]) -> None:
-        self.machine.at(self.machine.now + seconds, ENDS_ALONE, then)
+    def _longer(self, here: _Replica, group: Group) -> None:
+        """Compute for the other requests of a batch."""
+        seconds, then = self.system.each * (len(group) - 1), partial(self._done, here, group)
+        if not seconds:
+            then()
+        elif self.alone:
+            self.machine.run(self.more, seconds / self.alone, 1, then, here.number)
+        else:  # nothing is computed
+            self.machine.at(self.machine.now + seconds, ENDS_ALONE, then)
 
     def _done(self, here: _Replica, group: Group) -> None:
         if self.system.kept and self.system.store:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hummingbird.capacity import engines
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
-from hummingbird.capacity.limit import limits
+from hummingbird.capacity.limit import binding, limits
 from hummingbird.capacity.pricing import Cost, cost_of
 from hummingbird.capacity.quantities import shown_rate
 from hummingbird.capacity.result import RECURRENCE, Result
@@ -88,7 +88,7 @@ class _Search:
         return heaviest(self.options["requests"])
 
     def load(self, service: Service, arrivals: Arrivals) -> float:
-        return load_of(service, arrivals, self.options["engine"], self.options["batch"], self.options["each"])
+        return load_of(service, arrivals, self.options["engine"])
 
     def try_out(self, service: Service, arrivals: Arrivals, replicas: int = 1) -> Trial:
         if self.load(service, arrivals) / replicas > self.heaviest:
@@ -110,19 +110,16 @@ def figure(run: Result, goal: str) -> float:
     return (run.means["latency"] if q is None else run.quantile(q)).value
 
 
-def load_of(
-    service: Service, arrivals: Arrivals, engine: str | None = None, batch: int = 1, each: float = 0.0
-) -> float:
+def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> float:
     """Requests of the service per second over the largest rate; 0 for users, who wait for their answers.
 
-    engine: "recurrence" leaves out what it takes for unshared. batch, each: as of `System`.
+    engine: "recurrence" leaves out what it takes for unshared.
     """
     if isinstance(arrivals, Users):
         return 0.0
     size = math.ceil(arrivals.mean_images / service.images)
-    bounds = limits(service, batch, each / size)
-    least = next(limit for limit in bounds if limit.resource is None or engine != RECURRENCE)
-    return arrivals.per_second() * size / least.rate
+    bounds = limits(dataclasses.replace(service, each=service.each / size))
+    return arrivals.per_second() * size / binding(bounds, service, shared=engine != RECURRENCE).rate
 
 
 def heaviest(requests: int) -> float:
@@ -144,17 +141,14 @@ def solve(
     requests: int = REQUESTS,
     runs: int = RUNS,
     engine: str | None = None,
-    batch: int = 1,
-    hold: float = 0.0,
-    each: float = 0.0,
     told: Callable[[], object] = lambda: None,
 ) -> Solution:
     """The largest rate, or the least store, bandwidth, cores or replicas, with which one goal in seconds is met.
 
     vary "split": the best part of the links' sum, up and down, of the hosts that have limits. arrivals: needed but for
     the rate, whose arrivals may be given for their burstiness. requests, runs: of each trial; to show a load takes 10 /
-    (1 - load)^2 requests. batch, hold, each: as of `System`. told: called at each trial. Raises ConfigError for a goal
-    below what an idle service takes, and for one that nothing meets.
+    (1 - load)^2 requests. told: called at each trial. Raises ConfigError for a goal below what an idle service takes,
+    and for one that nothing meets.
 
         capacity.solve(net, capacity.Hosts(bandwidth=352e6), p99=2.0, vary="rate").value
     """
@@ -171,9 +165,6 @@ def solve(
         raise ConfigError(f"{vary} for no rate", where="arrivals", hint="capacity.poisson(rate)")
     asked = arrivals if arrivals is not None else poisson(1.0)
     options: dict[str, Any] = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
-    options |= {"batch": batch, "hold": hold, "each": each}
-    check_count(batch, "batch", 1, "requests served as one")
-    check_number(each, "each", 0, "seconds")
     check_count(requests, "requests", 1, "requests")
     check_count(runs, "runs", 1, "runs")
     search = _Search(there, asked, goal, most, options, told)
@@ -284,7 +275,7 @@ def _never(search: _Search, trial: Trial) -> ConfigError:
     if trial.run and trial.figure < math.inf:
         reached = f"the best has {trial.figure:.4g} s"
     else:
-        least = limits(trial.service, search.options["batch"], search.options["each"])[0]
+        least = limits(trial.service)[0]
         reached = f"the best serves {shown_rate(least.rate)}, set by {least.cause}, and more comes or is near"
     return ConfigError(what, where="goal", hint=f"{reached}: vary something else, or ask for less")
 
@@ -294,7 +285,7 @@ def _store(search: _Search) -> Solved:
     if not service.token_bytes:
         raise ConfigError("a service without tokens", where="vary", hint="vary something else than the store")
     size = max(service.token_bytes.values())
-    first = max(service.refill_tokens, service.request_tokens * search.options["batch"])
+    first = max(service.refill_tokens, service.request_tokens * service.batch)
 
     def with_tokens(tokens: int) -> Service:
         return service.at(Hosts(store=tokens * size))
@@ -424,4 +415,7 @@ def _faster(service: Service, role: str) -> Service:
                 work = dataclasses.replace(work, core_seconds=work.core_seconds / _STEP)
             steps.append(dataclasses.replace(step, work=work))
         changed[name] = dataclasses.replace(phase, steps=tuple(steps))
-    return dataclasses.replace(service, **changed)  # type: ignore[arg-type]
+    faster = dataclasses.replace(service, **changed)  # type: ignore[arg-type]
+    alone = service.seconds(service.request.computing)
+    share = service.seconds(faster.request.computing) / alone if alone else 1.0
+    return dataclasses.replace(faster, each=share * service.each)

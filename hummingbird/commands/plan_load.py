@@ -35,11 +35,6 @@ def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | 
     group.add_argument("--patience", type=quantities.seconds, metavar="TIME", help=text)
     text = "requests of a client, on average, of which the first pays for its session (default: all have one)"
     group.add_argument("--session", type=count, metavar="N", help=text)
-    group.add_argument("--batch", type=count, default=1, metavar="N", help="requests served as one (default 1)")
-    text = "of a batch: its first request waits so long for others"
-    group.add_argument("--window", type=quantities.seconds, metavar="TIME", help=text)
-    text = "of a batch: more for each request but the first"
-    group.add_argument("--each", type=quantities.seconds, metavar="TIME", help=text)
     group = parser.add_argument_group("simulation")
     text = f"of a run (default {requests or '5000, or 1000 by events'})"
     group.add_argument("--requests", type=count, default=requests, metavar="N", help=text)
@@ -58,9 +53,6 @@ def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
     other: dict[str, Any] = {"images": args.images or service.images}
     if args.patience:
         other["patience"] = args.patience
-    for option in ("window", "each"):
-        if getattr(args, option) is not None and args.batch == 1:
-            raise InputError(f"--{option} without --batch", where=f"--{option}", hint="--batch N, or leave it out")
     if args.session:
         if args.users:
             what = "--session beside --users, of whom each has one session"
@@ -105,8 +97,7 @@ def scaled(arrivals: Arrivals, rate: float) -> Arrivals:
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `capacity.run` and `capacity.solve` that say how to simulate."""
-    rules = {"batch": args.batch, "hold": args.window or 0.0, "each": args.each or 0.0}
-    return {"seed": args.seed, "requests": args.requests, "runs": args.runs, "engine": args.engine, **rules}
+    return {"seed": args.seed, "requests": args.requests, "runs": args.runs, "engine": args.engine}
 
 
 def needed(arrivals: Arrivals | None) -> Arrivals:

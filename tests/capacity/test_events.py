@@ -189,11 +189,11 @@ def test_replicas_share_nothing_with_one_another() -> None:
 
 
 def test_batches_share_a_core() -> None:
-    """Two batches of two at a time: each does its 1 s at half the speed, then 0.25 s more for its second request."""
+    """Two batches of two at a time, each 1 s and 0.25 s more for its second request, at half the speed."""
     service = Service("x", {"a": Host()}, chain(("compute", Compute("a", 1.0))))
     load = Load(due=np.zeros((1, 4)))
     got = events.simulate(service, System(slots=2, batch=2, each=0.25), load, Draws(np.ones((1, 1))))
-    assert list(got.latency[0]) == pytest.approx([2.25] * 4)
+    assert list(got.latency[0]) == pytest.approx([2.5] * 4)
 
 
 def test_what_it_does_not_know_is_refused() -> None:

@@ -29,7 +29,7 @@ def put(*path: str | int, value: Any) -> Edit:
 SERVICES: dict[str, tuple[Edit, str, str, str]] = {
     "another format": (put("format", value="x"), "no service", "bad.json", "plan show --save"),
     "another version": (put("version", value=2), "version 2 of the format", "bad.json", "reads version 1"),
-    "an unknown field": (put("colour", value=1), "unknown field 'colour'", "bad.json", "one of format, hosts"),
+    "an unknown field": (put("colour", value=1), "unknown field 'colour'", "bad.json", "one of batch, each"),
     "of a host": (put("hosts", "client", "ram", value=1), "unknown field 'ram'", "hosts.client", "one of cores"),
     "of a step": (put("request", "steps", 0, "x", value=1), "'x'", "request.steps[0]", "one of after, compute"),
     "a missing field": (lambda data: data.pop("request"), "no field request", "bad.json", "every service has one"),
