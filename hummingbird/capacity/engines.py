@@ -46,6 +46,8 @@ def run(
     engine, why = _engine(service, system, engine)
     shape = _shape(arrivals, engine, runs, requests)
     load = arrivals.load(*shape, seed, per_request=service.images)
+    if load.think is not None:  # a user who waits for the wire asks so much later
+        load = dataclasses.replace(load, think=load.think + service.transit_seconds)
     factors = drawn_factors(service, system, load, seed)
     if engine == RECURRENCE:
         outcome = recurrence.simulate(system, load, seconds(service, load, factors))
@@ -53,6 +55,8 @@ def run(
         total = shape[0] * shape[1]
         told = None if progress is None else lambda done: progress(done, total)
         outcome = events.simulate(service, system, load, factors, told)
+    # The engines follow a request from where the service has it; those on their way are in nobody's way.
+    outcome = dataclasses.replace(outcome, arrived=outcome.arrived - service.transit_seconds)
     return Result(service, system, arrivals, load, outcome, engine, why, limits(service))
 
 

@@ -52,6 +52,33 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
     return dict(found)
 
 
+def asked(service: Service) -> dict[Resource, float]:
+    """Mean core-seconds and bits that a request asks of every core and link, its share of a batch and refills too."""
+    found: dict[Resource, float] = defaultdict(float)
+    parts = ((service.request, 1.0), (service.transit, 1.0), (service.refill, refills_per_request(service)))
+    for phase, times in parts:
+        for resource, amount in loads(service, phase).items() if phase is not None else ():
+            batched = phase is service.request and resource[1] == "cores"
+            found[resource] += times * amount * (batch_seconds(service) / _alone(service) if batched else 1.0)
+    return dict(found)
+
+
+def batch_seconds(service: Service) -> float:
+    """Mean seconds of a full batch for each of its requests."""
+    online = mean_seconds(service, service.request)
+    return (online + (service.batch - 1) * service.each) / service.batch
+
+
+def _alone(service: Service) -> float:
+    return mean_seconds(service, service.request) or 1.0
+
+
+def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
+    """The least of the limits; shared: also of cores and links that phases share. Links of the transit always count."""
+    links = loads(service, service.transit) if service.transit is not None else {}
+    return next(limit for limit in limits if limit.resource is None or shared or limit.resource in links)
+
+
 def capacity_of(service: Service, resource: Resource) -> float:
     """Cores of a host, or bits per second of its link."""
     role, kind = resource
@@ -60,21 +87,18 @@ def capacity_of(service: Service, resource: Resource) -> float:
 
 def limits(service: Service) -> list[Limit]:
     """All bounds, the least first."""
-    online, refills = mean_seconds(service, service.request), refills_per_request(service)
+    online, refills = batch_seconds(service), refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0
     ahead = service.refill is not None and service.most_tokens > 0
     held = online if ahead else online + refills * offline
     on_demand = "" if ahead or not refills else ", tokens made on demand"
-    found = [Limit(_over(service.slots, held), f"{_count(service.slots, 'request')} at a time{on_demand}")]
+    held_at_once = f"{_count(service.slots, 'batch' if service.batch > 1 else 'request')} at a time{on_demand}"
+    found = [Limit(_over(service.slots, held), held_at_once)]
     if ahead:
         at_once = min(service.workers, service.most_tokens // service.refill_tokens)
         found.append(Limit(_over(at_once, refills * offline), f"{_count(at_once, 'refill')} at a time"))
-    asked: dict[Resource, float] = defaultdict(float)
-    for phase, times in ((service.request, 1.0), (service.refill, refills)):
-        for resource, amount in loads(service, phase).items() if phase else ():
-            asked[resource] += times * amount
     names = {"cores": "cores of {}", "up": "the link up from {}", "down": "the link down to {}"}
-    for resource, amount in asked.items():
+    for resource, amount in asked(service).items():
         rate = _over(capacity_of(service, resource), amount)
         if rate < math.inf:
             found.append(Limit(rate, names[resource[1]].format(resource[0]), resource))
@@ -86,4 +110,5 @@ def _over(capacity: float, amount: float) -> float:
 
 
 def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' if number != 1 else ''}"
+    plural = "es" if word.endswith("ch") else "s"
+    return f"{number} {word}{plural if number != 1 else ''}"

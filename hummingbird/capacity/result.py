@@ -11,7 +11,7 @@ import numpy as np
 
 from hummingbird.capacity import statistics
 from hummingbird.capacity.arrivals import Arrivals, Trace
-from hummingbird.capacity.limit import Limit, Resource, capacity_of, loads, refills_per_request
+from hummingbird.capacity.limit import Limit, asked, binding, capacity_of
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.statistics import Estimate
 from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System
@@ -38,13 +38,13 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals in closed form, and what sets it; inf for batches, which it does not know.
+        """The largest rate of arrivals in closed form, and what sets it; inf for batches that are not the service's.
 
         The recurrence's own: without the cores and links that it takes for unshared.
         """
-        if self.system.batch > 1:
+        if self.system.batch != self.service.batch:
             return Limit(math.inf, "not known of batches")
-        least = next(limit for limit in self.limits if limit.resource is None or self.engine != RECURRENCE)
+        least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
     @cached_property
@@ -83,19 +83,22 @@ class Result:
 
     @cached_property
     def means(self) -> dict[str, Estimate]:
-        """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase."""
-        o = self.outcome
-        parts = {"latency": o.latency, "wait": o.began - o.arrived, "blocked": o.went - o.began}
+        """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase; the transit."""
+        o, transit = self.outcome, self.service.transit_seconds
+        parts = {"latency": o.latency, "wait": o.began - o.arrived - transit, "blocked": o.went - o.began}
+        if transit:
+            parts["transit"] = np.where(o.served, transit, np.nan)
         return {
             name: statistics.mean(self._steady(part)) for name, part in (parts | {"online": o.left - o.went}).items()
         }
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """The arrivals of the first and the last request that count, in every run, and the seconds between: (runs, 1)
-        each.
+        """When the first and the last request that count came to the service, in every run, and the seconds between:
+        (runs, 1) each.
         """
-        low, high = self.outcome.arrived[:, self.cut, None], self.outcome.arrived[:, -1:]
+        came = self.outcome.arrived + self.service.transit_seconds
+        low, high = came[:, self.cut, None], came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats) -> float:
@@ -111,7 +114,7 @@ class Result:
         waited = np.where(np.isnan(o.began), o.left, o.began)
         got = np.where(np.isnan(o.went), o.left, o.went)
         found = {
-            "waiting": self._inside(o.arrived, waited),
+            "waiting": self._inside(o.arrived + self.service.transit_seconds, waited),
             "in slots": self._inside(o.began, o.left),
             "blocked": self._inside(o.began, got),
         }
@@ -142,11 +145,7 @@ class Result:
         """Share of the slots that are taken, and of each core and link in what requests and their refills ask of it."""
         service, found = self.service, {"slots": self.levels["in slots"] / (self.system.slots * self.system.replicas)}
         rate = self.goodput * float(self.load.sizes().mean()) / self.system.replicas
-        asked: dict[Resource, float] = {}
-        for phase, times in ((service.request, 1.0), (service.refill, refills_per_request(service))):
-            for resource, amount in loads(service, phase).items() if phase is not None else ():
-                asked[resource] = asked.get(resource, 0.0) + times * amount
-        for (role, kind), amount in asked.items():
+        for (role, kind), amount in asked(service).items():
             if capacity_of(service, (role, kind)) < math.inf:
                 found[f"{role} {kind}"] = rate * amount / capacity_of(service, (role, kind))
         return found

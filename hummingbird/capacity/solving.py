@@ -18,7 +18,7 @@ import numpy as np
 
 from hummingbird.capacity import engines
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
-from hummingbird.capacity.limit import limits
+from hummingbird.capacity.limit import binding, limits
 from hummingbird.capacity.pricing import Cost, cost_of
 from hummingbird.capacity.result import RECURRENCE, Result
 from hummingbird.capacity.service import Compute, Hosts, Service, check_count, check_number
@@ -115,7 +115,7 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
     """
     if isinstance(arrivals, Users):
         return 0.0
-    least = next(limit for limit in limits(service) if limit.resource is None or engine != RECURRENCE)
+    least = binding(limits(service), service, shared=engine != RECURRENCE)
     return arrivals.per_second() * math.ceil(arrivals.mean_images / service.images) / least.rate
 
 

@@ -99,6 +99,9 @@ def system_of(service: Service, *, full: bool = True, **rules: object) -> System
         "stored": (tokens or 0) if full else 0,
         "per_refill": service.refill_tokens,
         "per_request": service.request_tokens,
+        "batch": service.batch,
+        "hold": service.hold,
+        "each": service.each,
     }
     return System(**(fields | rules))  # type: ignore[arg-type]
 

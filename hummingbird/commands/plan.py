@@ -59,6 +59,11 @@ _EXAMPLES = {
       --threads 4 17 32 --store 16GB
   python -m hummingbird plan show --service masked --model models:get_model resnet18 10 --input 1x3x32x32 \\
       --profile profile.json --bandwidth 352mbit --store 64GB --save service.json
+  python -m hummingbird plan show --service he --model models:get_model cryptonets 10 activation=relu \\
+      --input 2048x1x28x28 --profile profile.json --bandwidth 1gbit
+  python -m hummingbird plan show --service pir --table 1048576x256 --profile profile.json --rtt 20ms
+  python -m hummingbird plan show --service cg --model models:get_model resnet18 10 pool=none --input 1x3x32x32 \\
+      --up 835mbit --down 165mbit --threads 4 17 32 --store 16GB --profile profile.json
 """,
 }
 ACTIONS = tuple(_EXAMPLES)

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from hummingbird.__main__ import main
-from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, to_text
+from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, paper, to_text
+from hummingbird.capacity.compose import composed
 from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.published import asplos23
 from hummingbird.commands.program import machine
+from models import get_model
 
 PAPER = ["--service", "asplos23/sg", "--net", "tinyimagenet/resnet18", "--up", "500mbit", "--down", "0.5gbit"]
 NET = ["--service", "masked", "--model", "models:get_model", "digits", "10", "--input", "2x1x8x8"]
@@ -102,6 +105,56 @@ def test_show_a_file_on_other_machines(capsys: pytest.CaptureFixture[str], tmp_p
     words += ["--up", "16kbit", "--rtt", "40ms", "--store", "1kB", "--cores", "1"]
     changed = figures(capsys, *words, "--workers", "2")
     assert changed["online_seconds"] == pytest.approx(0.1 + 0.1 + 0.16) and changed["tokens"] == 100
+
+
+OWN = ["--model", "models:get_model", "digits", "10", "--input", "1x1x8x8", "--up", "20mbit", "--down", "100mbit"]
+
+
+def garbling(tmp_path: Path) -> str:
+    """A profile on which an AND takes 1 ns to garble and 0.5 ns to evaluate, on two threads."""
+    rows = [
+        Row(
+            "gc",
+            f"{n}",
+            "",
+            {"and_gates": gates, "instances": n},
+            {"garble": (1e-9 * gates,), "evaluate": (5e-10 * gates,)},
+        )
+        for n, gates in ((1.0, 8e3), (2.0, 4e3), (3.0, 9e3))
+    ]
+    path = tmp_path / "gc.json"
+    path.write_text(Profile(machine(), 2, tuple(rows)).to_text())
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["sg", "cg"])
+def test_show_garbled_circuits_for_a_net_of_ones_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    """Bytes are those of its layers; with a profile garbling is AND gates times the seconds of one."""
+    net = composed(get_model("digits", 10), (1, 8, 8))
+    found = figures(capsys, "show", "--service", kind, *OWN, "--store", "1GB")
+    assert found["client_bytes_per_token"] == paper.token_bytes(kind, net, asplos23())
+    steps = {step["step"]: step for step in found["steps"]}
+    assert steps["circuits"]["bytes"] == net.sg.garbled and steps["prediction"]["bytes"] == net.sg.prediction
+    assert "composed of its layers by units of asplos23" in found["notes"][0]
+    here = figures(capsys, "show", "--service", kind, *OWN, "--store", "1GB", "--profile", garbling(tmp_path))
+    steps = {step["step"]: step for step in here["steps"]}
+    gates = net.relus * asplos23().units.garbled_relu_bytes / 32
+    assert steps["garbling"]["core_seconds"] == pytest.approx(2e-9 * gates, rel=1e-6)
+    assert steps["evaluation"]["core_seconds"] == pytest.approx(1e-9 * gates, rel=1e-6)
+    assert "garbled circuits: AND gates" in here["notes"][1]
+
+
+def test_bad_garbled_services(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    start = ["show", "--service", "sg"]
+    assert "a request of 2 images" in refused(capsys, *start, *OWN[:4], *OWN[6:], "--input", "2x1x8x8")
+    assert "without --up" in refused(capsys, *start, *OWN[:6], "--down", "1mbit")
+    assert "without a net" in refused(capsys, *start, *OWN[4:])
+    assert "--bits beside --service sg" in refused(capsys, *start, *OWN, "--bits", "x")
+    assert "--dealer beside --service sg" in refused(capsys, *start, *OWN, "--dealer", "stream")
+    said = refused(capsys, *start, *OWN, "--profile", str(profile(tmp_path)))
+    assert "no measurements of gc: garble" in said and "scripts.calibrate --only gc --json" in said
 
 
 BAD = {
