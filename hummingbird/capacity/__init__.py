@@ -10,6 +10,7 @@ from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.result import Result
 from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.service_json import from_text, to_text
+from hummingbird.capacity.shipped import crypten
 from hummingbird.capacity.solving import Solution, solve
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Users",
     "chain",
     "constant",
+    "crypten",
     "from_text",
     "gmw",
     "he",

@@ -14,6 +14,7 @@ from hummingbird.capacity.nets import DEALERS, gmw, masked
 from hummingbird.capacity.published import Net, asplos23
 from hummingbird.capacity.published import Profile as Published
 from hummingbird.capacity.service import Service
+from hummingbird.capacity.shipped import crypten
 from hummingbird.commands.planned import encrypted_net, private_net
 from hummingbird.commands.sources import net_of
 from hummingbird.errors import ConfigError, InputError
@@ -55,6 +56,14 @@ def _of_net(args: argparse.Namespace) -> Service:
     args.protocol = None if args.saved else name
     speed = profile.load(args.profile)
     return _NETS[name](private_net(args), args.input, speed, args.dealer, args.parties, args.lanes)
+
+
+def _shipped(args: argparse.Namespace) -> Service:
+    """CrypTen as it is shipped."""
+    refuse(args, "net", "threads", "mode", "protocol", "bits", "private_weights", *_LOOKUPS, *_DEFAULTS)
+    _need(args, "input", "profile", "model")
+    speed = profile.load(args.profile)
+    return crypten(private_net(args), args.input, speed)
 
 
 def _encrypted(args: argparse.Namespace) -> Service:
@@ -128,6 +137,7 @@ def refuse(args: argparse.Namespace, *options: str) -> None:
 
 BUILDERS: dict[str, Callable[[argparse.Namespace], Service]] = {
     **dict.fromkeys(_NETS, _of_net),
+    "crypten": _shipped,
     "he": _encrypted,
     "pir": _lookups,
     **dict.fromkeys(paper.KINDS, _composed),

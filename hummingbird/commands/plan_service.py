@@ -20,12 +20,12 @@ _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fie
 
 def add_service(parser: argparse.ArgumentParser) -> None:
     """--service to --workers, which `service_of` reads."""
-    text = "masked, gmw or he (a net of --model, with --input and --profile); sg or cg (a net of --model, with "
-    text += "--input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir (a "
-    text += "table of --table, with --profile); or a file that `plan show --save` wrote"
+    text = "masked, gmw, crypten or he (a net of --model, with --input and --profile); sg or cg (a net of --model, "
+    text += "with --input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir "
+    text += "(a table of --table, with --profile); or a file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
     add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True)
-    group = parser.add_argument_group("masked, gmw, he")
+    group = parser.add_argument_group("masked, gmw, crypten, he")
     text = "this kind of machine's speed, by `python -m scripts.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
     text = "slots dealt into a store (default), or made during the request"

@@ -35,7 +35,7 @@ def add_arguments(
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    parser.add_argument("--protocol", help=f"masked (default){', gmw or he' if encrypted else ' or gmw'}")
+    parser.add_argument("--protocol", help=f"masked (default){', gmw, crypten or he' if encrypted else ' or gmw'}")
     if encrypted:
         text = f"of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
         parser.add_argument("--mode", choices=MODES, help=text)

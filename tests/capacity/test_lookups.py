@@ -37,7 +37,7 @@ FIXED, EACH = 2e-3, 1e-3  # seconds of a pass, and of an inference in it
 
 
 def profile() -> Profile:
-    """Measurements of passes that take FIXED, and EACH for every message."""
+    """Passes that take FIXED seconds, and EACH for every message."""
     rows = []
     for number in range(2, 30):
         inferences = 1 + number % 8
