@@ -59,18 +59,13 @@ def asked(service: Service) -> dict[Resource, float]:
     for phase, times in parts:
         for resource, amount in loads(service, phase).items() if phase is not None else ():
             batched = phase is service.request and resource[1] == "cores"
-            found[resource] += times * amount * (batch_seconds(service) / _alone(service) if batched else 1.0)
+            found[resource] += times * amount * (_batched(service) if batched else 1.0)
     return dict(found)
 
 
-def batch_seconds(service: Service) -> float:
-    """Mean seconds of a full batch for each of its requests."""
-    online = mean_seconds(service, service.request)
-    return (online + (service.batch - 1) * service.each) / service.batch
-
-
-def _alone(service: Service) -> float:
-    return mean_seconds(service, service.request) or 1.0
+def _batched(service: Service) -> float:
+    """The part of a request's phase that it takes in a full batch."""
+    return (1 + (service.batch - 1) * service.further) / service.batch
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
@@ -87,7 +82,7 @@ def capacity_of(service: Service, resource: Resource) -> float:
 
 def limits(service: Service) -> list[Limit]:
     """All bounds, the least first."""
-    online, refills = batch_seconds(service), refills_per_request(service)
+    online, refills = mean_seconds(service, service.request) * _batched(service), refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0
     ahead = service.refill is not None and service.most_tokens > 0
     held = online if ahead else online + refills * offline

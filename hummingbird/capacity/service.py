@@ -201,9 +201,9 @@ class Service:
     refill: what makes `refill_tokens` tokens, or None: requests need none. session: paid once by each client, or None.
     token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
     batch: requests that are served as one, which begin when there are so many or the first has waited `hold` seconds,
-    and take `each` seconds more for every request but the first. transit: of a request on its way there and back,
-    outside of its slot; None: it has none. images: of one request. rtt: seconds there and back between any two hosts.
-    notes: where its figures come from.
+    and take the part `further` of the phase's seconds more for every request but the first. transit: of a request on
+    its way there and back, outside of its slot; None: it has none. images: of one request. rtt: seconds there and back
+    between any two hosts. notes: where its figures come from.
     """
 
     name: str
@@ -219,15 +219,15 @@ class Service:
     slots: int = 1
     batch: int = 1
     hold: float = 0.0
-    each: float = 0.0
+    further: float = 0.0
     images: int = 1
     rtt: float = 0.0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
-        for name in ("rtt", "hold", "each"):
-            check_number(getattr(self, name), name, 0, "seconds")
+        for name, unit in (("rtt", "seconds"), ("hold", "seconds"), ("further", "the phase")):
+            check_number(getattr(self, name), name, 0, unit)
         for name in ("refill_tokens", "request_tokens", "workers", "slots", "batch", "images"):
             check_count(getattr(self, name), name, 1, name.replace("_", " "))
         for role in self.hosts:
@@ -288,6 +288,11 @@ class Service:
         if isinstance(work, Send):
             return 8 * work.bytes / min(self.hosts[work.source].up, self.hosts[work.target].down)
         return work.rounds * self.rtt / 2
+
+    @property
+    def each(self) -> float:
+        """Seconds that every request of a batch but the first takes."""
+        return self.further * self.seconds(self.request)
 
     @property
     def transit_seconds(self) -> float:
