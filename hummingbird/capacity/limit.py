@@ -55,11 +55,14 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
 def asked(service: Service) -> dict[Resource, float]:
     """Mean core-seconds and bits that a request asks of every core and link, its share of a batch and refills too."""
     found: dict[Resource, float] = defaultdict(float)
-    parts = ((service.request, 1.0), (service.transit, 1.0), (service.refill, refills_per_request(service)))
+    parts = (
+        (service.request, _batched(service)),
+        (service.transit, 1.0),
+        (service.refill, refills_per_request(service)),
+    )
     for phase, times in parts:
         for resource, amount in loads(service, phase).items() if phase is not None else ():
-            batched = phase is service.request and resource[1] == "cores"
-            found[resource] += times * amount * (_batched(service) if batched else 1.0)
+            found[resource] += times * amount
     return dict(found)
 
 

@@ -78,7 +78,7 @@ def test_seconds_of_a_pass_and_of_each_in_it(service: Service) -> None:
 
 
 def test_cores_that_are_faster_are_so_for_all_of_a_pass() -> None:
-    """Of passes measured on two threads, on a host of one core."""
+    """Passes measured on two threads, on a host of one core."""
     both = pir(CODES[1:], 32, dataclasses.replace(profile(), threads=2))
     one = both.at(Hosts(cores=1))
     assert limits(both)[0].rate == pytest.approx(16 / (FIXED + 16 * EACH), rel=1e-6)

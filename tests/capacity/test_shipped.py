@@ -28,7 +28,7 @@ def private() -> PrivateNet:
 
 
 def profile(private: PrivateNet) -> Profile:
-    """Of work whose seconds are a sum of its amounts."""
+    """Rows of work whose seconds are a sum of its amounts."""
     names = sorted(shipped.amounts(private, SHAPE))
     rows = []
     for number in range(2, 16):
@@ -57,7 +57,7 @@ def test_bytes_and_rounds_are_the_price_s(private: PrivateNet) -> None:
 
 
 def test_the_price_of_resnet18_is_what_was_measured() -> None:
-    """Of docs/results.md: 43,713 kB an image and 154 rounds, the opening among them."""
+    """Figures of docs/results.md: 43,713 kB an image and 154 rounds, the opening among them."""
     found = shipped.cost(convert_model(get_model("resnet18", 10).eval()), (1, 3, 32, 32))
     assert found.rounds + 1 == 154 and round(found.bits / 8e3) == 43713
 
