@@ -28,7 +28,7 @@ def private() -> PrivateNet:
 
 
 def profile(private: PrivateNet) -> Profile:
-    """Rows of work whose seconds are a sum of its amounts."""
+    """Seconds of work that is a sum of its amounts."""
     names = sorted(shipped.amounts(private, SHAPE))
     rows = []
     for number in range(2, 16):
