@@ -31,11 +31,11 @@ def mean_seconds(service: Service, phase: Phase) -> float:
 
 
 def refills_per_request(service: Service) -> float:
-    """Refills that a request uses up: made on demand, whole ones."""
+    """Refills that a request uses up: made on demand, whole ones for all of its batch."""
     if service.refill is None:
         return 0.0
     share = service.request_tokens / service.refill_tokens
-    return share if service.most_tokens else float(math.ceil(share))
+    return share if service.most_tokens else math.ceil(service.batch * share) / service.batch
 
 
 def loads(service: Service, phase: Phase) -> dict[Resource, float]:
@@ -52,23 +52,20 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
     return dict(found)
 
 
-def asked(service: Service) -> dict[Resource, float]:
-    """Mean core-seconds and bits that a request asks of every core and link, its share of a batch and refills too."""
+def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
+    """Mean core-seconds and bits that a request asks of every core and link, its share of a batch and refills too.
+
+    together: requests of a batch on average; None: all are full. What a batch takes longer it computes.
+    """
+    n = service.batch if together is None else together
+    more = service.request.computing
+    longer = (n - 1) / n * service.each / (service.seconds(more) or math.inf)
     found: dict[Resource, float] = defaultdict(float)
-    parts = (
-        (service.request, _batched(service)),
-        (service.transit, 1.0),
-        (service.refill, refills_per_request(service)),
-    )
-    for phase, times in parts:
+    parts = ((service.request, 1 / n), (more, longer), (service.transit, 1.0))
+    for phase, times in (*parts, (service.refill, refills_per_request(service))):
         for resource, amount in loads(service, phase).items() if phase is not None else ():
             found[resource] += times * amount
     return dict(found)
-
-
-def _batched(service: Service) -> float:
-    """The part of a request's phase that it takes in a full batch."""
-    return (1 + (service.batch - 1) * service.further) / service.batch
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
@@ -85,7 +82,8 @@ def capacity_of(service: Service, resource: Resource) -> float:
 
 def limits(service: Service) -> list[Limit]:
     """All bounds, the least first."""
-    online, refills = mean_seconds(service, service.request) * _batched(service), refills_per_request(service)
+    online = (mean_seconds(service, service.request) + (service.batch - 1) * service.each) / service.batch
+    refills = refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0
     ahead = service.refill is not None and service.most_tokens > 0
     held = online if ahead else online + refills * offline

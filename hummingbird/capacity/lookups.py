@@ -48,7 +48,7 @@ def pir(
     alone = profile.seconds(KIND, "answer", amounts(cost, 1))
     batch = max(1, max_batch // max(code.keys for code in codes))
     full = profile.seconds(KIND, "answer", amounts(cost, batch))  # of each: fixed / batch + each
-    each = max(0.0, batch * full.mean - alone.mean) / (batch - 1) if batch > 1 else 0.0
+    each = (batch * full.mean - alone.mean) / (batch - 1) if batch > 1 else 0.0
     server = Host(cores=profile.threads, up=BANDWIDTH, down=BANDWIDTH)
     rows = " and ".join(f"{code.rows:,}" for code in codes)
     return Service(
@@ -58,7 +58,7 @@ def pir(
         transit=_transit(cost),
         batch=batch,
         hold=max_wait,
-        further=each / alone.mean,
+        each=max(0.0, each),
         rtt=RTT,
         notes=(profile.origin(alone), f"a pass takes up to {batch} requests, which wait {1e3 * max_wait:g} ms at most"),
     )

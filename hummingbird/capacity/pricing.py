@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hummingbird.capacity.limit import asked
 from hummingbird.capacity.result import Result
 
 HOURS_PER_MONTH = 730.0
@@ -34,7 +33,7 @@ def cost_of(run: Result) -> Cost:
     )
     sent = sum(
         per_hour * bits / 8e9 * service.hosts[role].prices.gb_sent
-        for (role, kind), bits in asked(service).items()
+        for (role, kind), bits in run.asked.items()
         if kind == "up"
     )
     hour = cores + sent + stored

@@ -52,6 +52,11 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prices", nargs="+", metavar="NAME=PRICE", help=text)
     group.add_argument("--slots", type=count, metavar="N", help="requests at a time")
     group.add_argument("--workers", type=count, metavar="N", help="refills at a time")
+    group.add_argument("--batch", type=count, metavar="N", help="requests served as one")
+    text = "of a batch: its first request waits so long for others"
+    group.add_argument("--window", type=units.seconds, dest="hold", metavar="TIME", help=text)
+    text = "of a batch: more for each request but the first"
+    group.add_argument("--each", type=units.seconds, metavar="TIME", help=text)
 
 
 def table(text: str) -> tuple[int, ...]:
@@ -73,8 +78,13 @@ def service_of(args: argparse.Namespace) -> Service:
         refuse(args, *OTHERS)
         found = service_json.from_text(_read(Path(name)), name)
     machines = Hosts(args.cores, args.store, args.bandwidth, args.rtt, args.up, args.down, prices_of(args))
-    given = {key: getattr(args, key) for key in ("slots", "workers") if getattr(args, key)}
-    return dataclasses.replace(found.at(machines), **given)
+    own = ("slots", "workers", "batch", "hold", "each")
+    given = {key: getattr(args, key) for key in own if getattr(args, key) is not None}
+    there = dataclasses.replace(found.at(machines), **given)
+    if there.batch == 1 and (args.hold or args.each):
+        option = "--window" if args.hold else "--each"
+        raise InputError(f"{option} without batches", where=option, hint="--batch N, or leave it out")
+    return there
 
 
 def _read(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from hummingbird.__main__ import main
-from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, paper, to_text
+from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, from_text, paper, to_text
 from hummingbird.capacity.compose import composed
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.capacity.published import asplos23
@@ -226,6 +227,48 @@ def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "events" in figures(capsys, *words, "--engine", "events")["engine"]
 
 
+def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Below the limit, above it, and at an answer: three that differ."""
+    service = ["--service", str(tiny(tmp_path)), "--requests", "500"]
+    below, above, answer = (["--plot", str(tmp_path / f"{name}.png")] for name in ("below", "above", "answer"))
+    figures(capsys, "run", *service, "--rate", "1/s", "--runs", "2", *below)
+    figures(capsys, "run", *service, "--rate", "9/s", "--runs", "2", *above)
+    figures(capsys, "solve", *service, "--goal", "mean=1s", "--vary", "rate", *answer)
+    pictures = {Path(path).read_bytes() for _, path in (below, above, answer)}
+    assert len(pictures) == 3 and all(one.startswith(b"\x89PNG") and len(one) > 5000 for one in pictures)
+    assert "names no format" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "x.tea")
+    assert "there is no folder" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "nowhere/x.png")
+
+
+def test_batches_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Equal gaps of 1 s: the first of three waits 2 s for the third, or 1.2 s for the second alone."""
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--burstiness", "inf", "--runs", "1"]
+    words += ["--requests", "600", "--batch", "3"]
+    full = figures(capsys, *words, "--window", "5s")
+    assert full["latency_mean"]["value"] == pytest.approx(1.0 + 0.25)
+    assert full["wait_mean"]["value"] == pytest.approx(1.0) and full["utilisation"]["server cores"] < 0.1
+    assert figures(capsys, *words, "--window", "5s", "--each", "60ms")["online_mean"]["value"] == pytest.approx(0.37)
+    two = figures(capsys, *words, "--window", "1.2s")
+    assert two["latency_mean"]["value"] == pytest.approx(1.2 - 0.5 + 0.25)
+    events = figures(capsys, *words, "--window", "1.2s", "--engine", "events")
+    assert events["latency_mean"] == pytest.approx(two["latency_mean"])
+    solve = ["solve", *words[1:3], "--goal", "p99=3s", "--vary", "rate", "--requests", "1000"]
+    alone = figures(capsys, *solve, "--workers", "9", "--cores", "9")
+    several = figures(capsys, *solve, "--workers", "9", "--cores", "9", "--batch", "4", "--window", "1s")
+    assert several["value"] > 1.5 * alone["value"]
+
+
+def test_sessions_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A set-up of 1 s before the first request of each client, of five that each makes."""
+    path = tiny(tmp_path)
+    service = dataclasses.replace(from_text(path.read_text(), ""), session=chain(("setup", Compute("server", 1.0))))
+    path.write_text(to_text(service))
+    words = ["run", "--service", str(path), "--rate", "0.05/s", "--runs", "1", "--requests", "3000"]
+    assert figures(capsys, *words)["online_mean"]["value"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--session", "5")["online_mean"]["value"] == pytest.approx(0.25 + 1 / 5, rel=0.15)
+    assert figures(capsys, *words, "--session", "1")["online_mean"]["value"] == pytest.approx(1.25)
+
+
 def test_run_other_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["run", "--service", str(tiny(tmp_path)), "--runs", "2"]
     (tmp_path / "trace.txt").write_text("".join(f"{2 * n} 1\n" for n in range(600)))
@@ -278,6 +321,14 @@ LOADS = {
     "bursts of nothing": (["--users", "3", "--think", "3s", "--burstiness", "2"], "--burstiness without --rate"),
     "a burstiness of nothing": (["--rate", "1/s", "--burstiness", "0"], "burstiness"),
     "too few requests": (["--rate", "1/s", "--requests", "40", "--runs", "2"], "the quantile 0.99 of 80 requests"),
+    "a window of nobody": (["--rate", "1/s", "--window", "2s"], "--window without batches"),
+    "more for each of one": (["--rate", "1/s", "--each", "2s"], "--each without batches"),
+    "batches of users": (["--users", "3", "--think", "3s", "--batch", "2"], "batches go with open arrivals"),
+    "batches in a full queue": (["--rate", "1/s", "--batch", "2", "--queue", "3"], "batches go with open arrivals"),
+    "a batch that no store serves": (["--rate", "1/s", "--batch", "5"], "a batch of 5 tokens"),
+    "a batch of nobody": (["--rate", "1/s", "--batch", "0"], "whole number from 1"),
+    "sessions of none": (["--rate", "1/s", "--session", "5"], "--session of a service without one"),
+    "sessions of users": (["--users", "3", "--think", "3s", "--session", "5"], "--session beside --users"),
     "no trace": (["--trace", "nowhere.txt"], "cannot be read"),
     "a trace out of order": (["--trace", "TRACE"], "line 3"),
 }
