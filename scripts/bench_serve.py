@@ -46,6 +46,7 @@ from scripts.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.serve_net import NETS, Net, batch_of_one, running
 
 _FULL = 60.0  # seconds at most for which requests are always waiting
+_UNDER_WAY = 4  # full batches of them: two are computed, and two wait
 HEADS = (
     "net",
     "images",
@@ -77,7 +78,7 @@ def measure(net: Net, args: argparse.Namespace, bar: Any) -> Iterator[dict[str, 
             bytes_up, bytes_down = served.bytes_up, served.bytes_down
             for size in (args.max_batch, net.request):
                 bar.set_description(f"{net.name}: as fast as it goes, {size} images at a time")
-                full = saturate(served, metrics, min(args.seconds, _FULL), 2 * args.max_batch, size)
+                full = saturate(served, metrics, min(args.seconds, _FULL), _UNDER_WAY * args.max_batch, size)
                 bar.update()
                 yield {
                     "net": net.name,

@@ -8,10 +8,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hummingbird import he
 from hummingbird.bits import BitConfig
-from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
+from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
+from hummingbird.errors import InputError
 from hummingbird.graph.at_hand import settled
+from hummingbird.he import HEModel
+from hummingbird.he.runtime.client_spec import MODES
 from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.saving import read_net
@@ -19,14 +23,28 @@ from hummingbird.saving.folder import description
 from hummingbird.wire.options import count, shape
 
 
-def add_arguments(parser: argparse.ArgumentParser, shape_help: str, *, required: bool = True) -> None:
-    """--model to --protocol, which `private_net` reads; required: whether there must be a net."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    shape_help: str,
+    *,
+    required: bool = True,
+    encrypted: bool = False,
+    aim: str = "latency",
+) -> None:
+    """--model to --aim, which `private_net` reads; required: whether there must be a net. aim: its default.
+
+    encrypted: add what `encrypted_net` reads.
+    """
     add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
     parser.add_argument("--input", required=required, type=shape, metavar="BxCxHxW", help=shape_help)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    parser.add_argument("--protocol", help="masked (default) or gmw")
+    parser.add_argument("--protocol", help=f"masked (default){', gmw, crypten or he' if encrypted else ' or gmw'}")
+    add_aim_argument(parser, aim)
+    if encrypted:
+        text = f"of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
+        parser.add_argument("--mode", choices=MODES, help=text)
 
 
 Planned = tuple[nn.Module, BitConfig | None, str | int, str]
@@ -46,6 +64,19 @@ def planned(args: argparse.Namespace) -> Planned:
     return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"
 
 
+def encrypted_net(args: argparse.Namespace) -> HEModel:
+    """The net that the options describe, on ciphertexts; errors of `net_of` and `he.convert_model`.
+
+    InputError for options of nets between parties.
+    """
+    for option in ("saved", "bits", "private_weights"):
+        if getattr(args, option):
+            name = "--" + option.replace("_", "-")
+            what = f"{name} beside a net on ciphertexts"
+            raise InputError(what, where=name, hint="name the net by --model, and its mode by --mode")
+    return he.convert_model(net_of(args), args.input[1:], args.mode or MODES[0])
+
+
 def private_net(args: argparse.Namespace) -> PrivateNet:
     """The net that the options describe, converted; errors of `planned` and `convert_model`."""
-    return convert_model(*planned(args))
+    return convert_model(*planned(args), aim=args.aim)

@@ -108,6 +108,14 @@ def test_cores_and_replicas_and_tokens_are_the_least() -> None:
     assert store.figure <= 0.8 < less.quantile(0.95).value and store.next_token == store.value + 10
 
 
+def test_the_speed_of_batches() -> None:
+    """Alone a request takes 1 s; of full batches of two the second 0.5 s more: all of it is computed."""
+    pairs = dataclasses.replace(queue(), batch=2, hold=9.0, each=0.5)
+    got = solve(pairs, None, mean=9.0, vary="rate", arrivals=constant(0.1), requests=1000, runs=1)
+    assert got.at_limit and got.run.limit.rate == pytest.approx(2 / 1.5)
+    assert got.elasticities["server's speed"] == pytest.approx(-1.5 / got.figure, rel=0.1)
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     one, same, other = (solve(queue(), None, mean=1.5, vary="rate", seed=seed, requests=1000) for seed in (1, 1, 2))
     assert one.value == same.value != other.value and one.trials == same.trials
