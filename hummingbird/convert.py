@@ -20,7 +20,9 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, whole
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder
+from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.protocols.registry import named
@@ -106,6 +108,7 @@ def convert_model(
     weights: str | int = "public",
     protocol: str = "masked",
     example: Any = None,
+    aim: str | None = None,
 ) -> PrivateNet:
     """The private twin of a trained net; the net itself is left as it is and used as in eval mode.
 
@@ -120,12 +123,18 @@ def convert_model(
         for the number of images. Floating-point tensors are private; others (masks, token numbers) are public, and
         every party brings the same to a call. Flags and None are part of the converted net, and so are public tensors
         if forward() asks for their values.
+    aim: what the tables of the masked opening are chosen for: "latency", the fewest rounds, or "throughput", the fewest
+        bits of all parties and the dealer together; "throughput:RATIO" counts each bit of the dealer RATIO times, the
+        bandwidth of the parties' links over that of the dealer's. All parties, and their stores, have the same.
+        None: throughput where a dealer streams material into this session, latency with a store or without a session.
     Raises ModelError with all problems, ConfigError for bits that name no layer of the net or were found for another
     net (of private weights their owner alone can tell), AgreementError if, after `init`, the parties differ. Warns of
     bits that were found for another protocol or number of parties.
     """
-    parties = sessions.current().parties if sessions.is_initialized() else None
-    private = build(net, bits, weights, protocol, parties, example)
+    session = sessions.current() if sessions.is_initialized() else None
+    if aim is None:
+        aim = "throughput" if session is not None and session.streamed else "latency"
+    private = build(net, bits, weights, protocol, session.parties if session else None, example, aim)
     if sessions.is_initialized():
         private.set_up()
     return private
@@ -138,11 +147,13 @@ def build(
     protocol: str = "masked",
     parties: int | None = None,
     example: Any = None,
+    aim: str = "latency",
 ) -> PrivateNet:
     """`convert_model` without a word to the other parties; parties: how many there will be, None if not known."""
     config = BitConfig.of(bits)
     owner = owner_of(weights)
     named(protocol)
+    chosen = Aim.of(aim)
     if problems := _problems(net, owner, example):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
@@ -153,17 +164,19 @@ def build(
     config.check_names([step.name for step in steps if step.op in COMPARING])
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
         config.check_use(lambda: graph.fingerprint(steps), protocol, parties)
-    plan = Planner(builder(protocol, config, owner), protocol).plan(steps)
+    order = Exchanged.of(steps, protocol)
+    plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = {
         "architecture": graph.fingerprint([bare(step) for step in steps], weights=False),
         "net": graph.fingerprint([bare(step) for step in steps] if owner is not None else steps, weights=owner is None),
         "bits": " ".join(config.windows.to_json().split()),
         "plan": digest(plan),
+        "aim": str(chosen),
         "protocol": protocol,
         "weights": "public" if owner is None else f"private to party {owner}",
     }
-    settings = f"protocol {protocol}, weights {facts['weights']}"
-    return PrivateNet(plan, [bare(step) for step in steps], facts, settings, config.input_range)
+    settings = f"protocol {protocol}, aim {chosen}, weights {facts['weights']}"
+    return PrivateNet(plan, [bare(step) for step in order.steps], facts, settings, config.input_range)
 
 
 def owner_of(weights: str | int) -> int | None:

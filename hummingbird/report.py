@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 
 import torch
@@ -12,9 +12,10 @@ from torch import nn
 
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.cost import FREE, TABLE_BITS, Cost
+from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.at_hand import settled
+from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import CUSTOM, MOVES
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PlannedCost
@@ -28,7 +29,8 @@ class Estimate:
     """The price of a batch through a private net, for each party; `str` of it is the table of all layers.
 
     shape: of the batch that each lane runs. layers: the price of every step. setup: paid once, for private weights.
-    bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds.
+    bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds. dealer_bandwidth: of
+    the dealer's link. aim: of these prices. aims: rounds and bits of a batch for every aim, the cost of one lane.
     """
 
     shape: tuple[int, ...]
@@ -38,11 +40,14 @@ class Estimate:
     bandwidth: float
     rtt: float
     lanes: int = 1
+    dealer_bandwidth: float = BANDWIDTH
+    aim: str = "latency"
+    aims: Mapping[str, Cost] = field(default_factory=dict)
 
     @property
     def total(self) -> Cost:
         """Rounds and bits of a batch, of one lane."""
-        return sum((planned.cost for planned in self.layers), FREE)
+        return _total(self.layers)
 
     @property
     def rounds(self) -> int:
@@ -82,9 +87,24 @@ class Estimate:
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        return "\n\n".join([what, table, *lanes, *_notes(self.setup, variants)])
+        return "\n\n".join([what, table, *lanes, *self._aims(), *_notes(self.setup, variants, self.aim != "latency")])
 
     __repr__ = __str__
+
+    def _aims(self) -> list[str]:
+        """A table of what a batch of all lanes costs by each aim; none where both take the same tables."""
+        if len(set(self.aims.values())) < 2:
+            return []
+        rows = []
+        for aim, cost in self.aims.items():
+            sent, offline = self.lanes * cost.bits, self.lanes * cost.offline_bits
+            sizes = [f"{bits / 8e3:,.1f}" for bits in (sent, offline, self.parties * sent + offline)]
+            seconds = self._seconds(cost), offline / self.dealer_bandwidth
+            rows.append((aim, str(cost.rounds), *sizes, *(f"{1e3 * each:,.2f}" for each in seconds)))
+        head = ("aim", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", "dealer ms")
+        link = f"{self.dealer_bandwidth / 1e9:g} Gb/s"
+        above = f"above: aim {self.aim}; in all: from all parties and the dealer; dealer ms: on its link, {link}"
+        return [f"{above}\n{text_table(head, rows, left=1)}"]
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
         """The cells of a row that are counted."""
@@ -109,19 +129,23 @@ def estimate(
     bandwidth: float = BANDWIDTH,
     rtt: float = RTT,
     lanes: int = 1,
+    aim: str | None = None,
+    dealer_bandwidth: float = BANDWIDTH,
 ) -> Estimate:
     """Rounds, bits and wire time of every layer of a net for a batch of `shape` (B, ...), before anything runs.
 
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers will do: a price does not
     depend on the net's weights, so that it need not be trained. A net that asks for shapes is traced with this one.
-    bandwidth: bits per second and party; rtt: round-trip
-    time in seconds. lanes: of each party; each runs such a batch at the same time, with its part of the bandwidth.
+    bandwidth: bits per second and party; rtt: round-trip time in seconds. lanes: of each party; each runs such a batch
+    at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency. Totals are given for
+    both aims, throughput as it is for these links. dealer_bandwidth: of the dealer's link, bits per second.
     No session is needed. Raises what `convert_model` raises, InputError for a shape that the net cannot take, and
     ConfigError for the other arguments.
 
         print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
     """
     check_link(bandwidth, rtt)
+    check_link(dealer_bandwidth, rtt, "dealer_bandwidth")
     for what, value, least in (("parties", parties, 1), ("lanes", lanes, 1)):
         if type(value) is not int or value < least:
             raise ConfigError(f"{value!r} {what}", where=what, hint=f"an integer from {least}")
@@ -130,13 +154,25 @@ def estimate(
         hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32)"
         raise InputError(f"{shape!r} is no shape of a batch", where="shape", hint=hint)
     net = settled(net, torch.empty(sizes), any_batch=False, custom=tuple(CUSTOM))
-    private = convert.build(net, BitConfig.of(bits).windows, weights, protocol)
-    return Estimate(sizes, private.costs(sizes, parties), private.setup_cost(parties), parties, bandwidth, rtt, lanes)
+    aims = ["latency", str(Aim("throughput", bandwidth / dealer_bandwidth))]
+    aim = aims[0] if aim is None else aim
+    private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
+    layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
+    totals = {each: _total(private.with_aim(each).costs(sizes, parties)) for each in dict.fromkeys([*aims, aim])}
+    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, dealer_bandwidth, aim, totals)
 
 
-def check_link(bandwidth: float, rtt: float) -> None:
-    """ConfigError unless bandwidth, in bits per second, and round-trip time, in seconds, are those of a link."""
-    for what, value, least in (("bandwidth", bandwidth, math.ulp(0.0)), ("rtt", rtt, 0.0)):
+def _total(layers: Sequence[PlannedCost]) -> Cost:
+    """Rounds and bits of all layers."""
+    return sum((planned.cost for planned in layers), FREE)
+
+
+def check_link(bandwidth: float, rtt: float, name: str = "bandwidth") -> None:
+    """ConfigError unless bandwidth, in bits per second, and round-trip time, in seconds, are those of a link.
+
+    name: of the bandwidth, in errors.
+    """
+    for what, value, least in ((name, bandwidth, math.ulp(0.0)), ("rtt", rtt, 0.0)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
             hint = "bits per second, above 0" if least else "seconds, 0 or more"
             raise ConfigError(f"a link's {what} of {value!r}", where=what, hint=hint)
@@ -155,8 +191,8 @@ def _lanes(batch: Cost, images: int, lanes: int) -> list[str]:
     return [f"{lanes} lanes together: {lanes * images} images, {sent} sent, {offline} offline"]
 
 
-def _notes(setup: Cost, variants: str) -> list[str]:
-    """Lines below the table: the price of private weights, paid once, and why `cost.tables` chose what it shows."""
+def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
+    """Lines below the table: the price of private weights, paid once, and why these tables were chosen."""
     out = []
     if setup != FREE:
         out.append(
@@ -168,8 +204,13 @@ def _notes(setup: Cost, variants: str) -> list[str]:
         f"less than 2^{FLOOR}\nbut for values that are known to be smaller, and for the windows that were chosen"
     )
     if "table " in variants:
-        out.append("table w: one step table of 2^w bits, for every w <= 8: no other way sends less in fewer rounds")
-    if "tree " in variants:
+        out.append("table w: one step table of 2^w bits: no other way sends less, or takes fewer rounds")
+    if "tree " in variants and thrifty:
+        out.append(
+            "tree of n: n step tables below a tree: the fewest bits of all parties and the dealer together, where a "
+            f"round\ncounts for {ROUND_BITS} bits of a value"
+        )
+    elif "tree " in variants:
         out.append(
             "tree of n: n step tables below a tree: the fewest rounds for which the tables of one ReLU take at most "
             f"{TABLE_BITS}\nbits, and then the fewest bits, online and offline together"

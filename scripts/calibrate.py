@@ -3,12 +3,14 @@
     python -m scripts.calibrate --json profile.json
     python -m scripts.calibrate --json profile.json --model models:get_model resnet18 10 --input 1x3x32x32
     python -m scripts.calibrate --only he --json profile.json
+    python -m scripts.calibrate --only serve --json profile.json
 
 Slices of small nets by `masked` and `gmw` (what a party computes, the seeds that it expands, what a dealer deals) and
 by CrypTen as shipped (what one of two parties computes, and its provider), turns of nets on ciphertexts, passes of
 servers for private lookups, and garbled ReLUs: each several times, every sample kept, with how much work is in it. A
 planned net is composed of these; one that is named here is measured itself, which is exact. No link is involved: a plan
-is told of one. Leave the machine alone meanwhile: what else runs on it is in the figures.
+is told of one. `--only serve` measures whole services on this host, which `bench_serve --predict` puts to the test.
+Leave the machine alone meanwhile: what else runs on it is in the figures.
 """
 
 from __future__ import annotations
@@ -50,10 +52,11 @@ from scripts import calibrate_crypten, calibrate_he
 from scripts.bench_garble import Inputs
 from scripts.link import Link, places
 from scripts.party import launch
+from scripts.serve_reality import calibrated_rows
 from search.pir_speed import asked
 from search.pir_timed import answer_together
 
-SECTIONS = ("mpc", "crypten", "he", "pir", "gc")
+SECTIONS, SERVICES = ("mpc", "crypten", "he", "pir", "gc"), "serve"
 _WINDOWS = {"[20:12)": BitWindow(20, 12), "[18:0)": BitWindow(18, 0), "exact": EXACT}
 _PROTOCOLS = ("masked", "gmw")
 
@@ -146,6 +149,8 @@ def rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from _gc(args.repeats)
     if "pir" in args.only:
         yield from _pir(args.repeats)
+    if SERVICES in args.only:
+        yield from calibrated_rows(max(1, args.repeats // 4))
     if args.protocol == "he":
         yield from turns.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
     elif (args.model or args.saved) and args.protocol != "crypten":
@@ -185,7 +190,8 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--json", type=Path, metavar="FILE", help="the profile (needed)")
-    p.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS), help="default: all")
+    text = f"default: {' '.join(SECTIONS)}"
+    p.add_argument("--only", nargs="*", choices=(*SECTIONS, SERVICES), default=list(SECTIONS), help=text)
     p.add_argument("--repeats", type=count, default=20, metavar="N", help="samples of each (default: %(default)s)")
     text = "of each party, dealer and server (default: %(default)s)"
     p.add_argument("--threads", type=count, default=1, metavar="N", help=text)

@@ -290,7 +290,10 @@ class Service:
             new = {name: value for name, value in given.items() if value is not None}
             changed[role] = dataclasses.replace(host, **new)  # type: ignore[arg-type]
         rtt = self.rtt if hosts.rtt is None else hosts.rtt
-        return dataclasses.replace(self, hosts=changed, rtt=rtt)
+        there = dataclasses.replace(self, hosts=changed, rtt=rtt)
+        alone = self.seconds(self.request.computing)
+        share = there.seconds(self.request.computing) / alone if alone else 1.0
+        return dataclasses.replace(there, each=share * self.each)
 
     def step_seconds(self, step: Step, factor: float = 1.0) -> float:
         """Seconds of a step that has its hosts and links to itself; `factor` multiplies core-seconds."""

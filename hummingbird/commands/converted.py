@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.bits import BitWindow
-from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
+from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
 from hummingbird.graph.at_hand import settled
@@ -21,7 +21,7 @@ from hummingbird.saving.folder import description
 
 
 def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model to --protocol, which `nets_of` reads."""
+    """--model to --aim, which `nets_of` reads."""
     add_net_arguments(parser, "owner", "bits", "window", "protocol")
     text = "the party whose secret the weights are (default: they are public, and every party has them)"
     parser.add_argument("--owner", type=int, metavar="RANK", help=text)
@@ -33,6 +33,7 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
         "--protocol",
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
     )
+    add_aim_argument(parser, "throughput with a dealer, latency with a store")
 
 
 def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Module, PrivateNet]:
@@ -46,7 +47,7 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
         saved = description(folder)
         args.owner, args.protocol, args.model = saved.owner, saved.protocol, [str(folder)]
         saved_net = read_net(folder, saved, weights=saved.owner in (None, rank))
-        return saved_net, convert_model(saved_net, *saved.arguments)
+        return saved_net, convert_model(saved_net, *saved.arguments, aim=args.aim)
     torch.manual_seed(0)  # a net that comes without weights must be the same at every party
     net = net_of(args, weights=args.owner in (None, rank))
     args.protocol = args.protocol or "masked"
@@ -55,13 +56,13 @@ def nets_of(args: argparse.Namespace, rank: int, *image: Tensor) -> tuple[nn.Mod
         if image:
             hint = "serve it, without --input: its clients bring row numbers and weights"
             raise InputError("a net of private lookups takes no images", where="--model", hint=hint)
-        return net, convert_model(net.after, _windows(args), owner, args.protocol, example=net.example())
+        return net, convert_model(net.after, _windows(args), owner, args.protocol, net.example(), args.aim)
     if not image:
         raise InputError("the shape of one image is needed", where="--input", hint="such as --input 3x32x32")
     if len(image) > 1:
-        return net, convert_model(net, _windows(args), owner, args.protocol, example=image)
+        return net, convert_model(net, _windows(args), owner, args.protocol, image, args.aim)
     taken = settled(net, image[0], custom=tuple(CUSTOM))
-    return net, convert_model(taken, _windows(args), owner, args.protocol)
+    return net, convert_model(taken, _windows(args), owner, args.protocol, aim=args.aim)
 
 
 def _windows(args: argparse.Namespace) -> Path | BitWindow | None:

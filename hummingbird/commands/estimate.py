@@ -25,6 +25,8 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     sub.add_argument("--bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help="per party (default 10e9)")
     sub.add_argument("--rtt", type=positive, default=RTT, metavar="SECONDS", help="round-trip time (default 0.0002)")
+    text = "of the dealer's link (default 10e9)"
+    sub.add_argument("--dealer-bandwidth", type=positive, default=BANDWIDTH, metavar="BITS/S", help=text)
     sub.set_defaults(run=run)
 
 
@@ -41,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         bandwidth=args.bandwidth,
         rtt=args.rtt,
         lanes=args.lanes,
+        aim=args.aim,
+        dealer_bandwidth=args.dealer_bandwidth,
     )
     print(found)
     return 0

@@ -24,7 +24,7 @@ from hummingbird.pir.batching.plan import Plan
 MEASURED = "asplos23/"
 _NETS = {"masked": masked, "gmw": gmw}
 _DEFAULTS = {"dealer": DEALERS[0], "lanes": 1, "parties": 2}
-_NET = ("model", "weights", "saved", "input", "bits", "private_weights", "protocol", "mode")
+_NET = ("model", "weights", "saved", "input", "bits", "private_weights", "protocol", "aim", "mode")
 _LOOKUPS = ("table", "plan", "lookups")
 OTHERS = (*_NET, *_LOOKUPS, "net", "threads", "profile", *_DEFAULTS)  # beside a file
 _HINTS = {
@@ -54,13 +54,14 @@ def _of_net(args: argparse.Namespace) -> Service:
     if args.protocol not in (None, name):
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
     args.protocol = None if args.saved else name
+    args.aim = args.aim or ("throughput" if args.dealer == "stream" else "latency")
     speed = profile.load(args.profile)
     return _NETS[name](private_net(args), args.input, speed, args.dealer, args.parties, args.lanes)
 
 
 def _shipped(args: argparse.Namespace) -> Service:
     """CrypTen as it is shipped."""
-    refuse(args, "net", "threads", "mode", "protocol", "bits", "private_weights", *_LOOKUPS, *_DEFAULTS)
+    refuse(args, "net", "threads", "mode", "protocol", "aim", "bits", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
     return crypten(private_net(args), args.input, speed)
@@ -68,7 +69,7 @@ def _shipped(args: argparse.Namespace) -> Service:
 
 def _encrypted(args: argparse.Namespace) -> Service:
     """A net on ciphertexts."""
-    refuse(args, "net", "threads", "protocol", *_LOOKUPS, *_DEFAULTS)
+    refuse(args, "net", "threads", "protocol", "aim", *_LOOKUPS, *_DEFAULTS)
     _need(args, "input", "profile", "model")
     speed = profile.load(args.profile)
     return he(encrypted_net(args), args.input[0], speed)
@@ -100,7 +101,7 @@ def measured(kind: str, args: argparse.Namespace) -> Service:
 
 def _composed(args: argparse.Namespace) -> Service:
     """SG or CG for a net of the user's own; garbling as --profile measured it, where it is given."""
-    refuse(args, "net", "mode", "saved", "bits", "protocol", "private_weights", *_LOOKUPS, *_DEFAULTS)
+    refuse(args, "net", "mode", "saved", "bits", "protocol", "aim", "private_weights", *_LOOKUPS, *_DEFAULTS)
     _need(args, "model", "input", *_links(args))
     if args.input[0] != 1:
         raise InputError(f"a request of {args.input[0]} images", where="--input", hint="one at a time: 1xCxHxW")

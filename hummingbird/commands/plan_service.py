@@ -24,7 +24,8 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     text += "with --input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir "
     text += "(a table of --table, with --profile); or a file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
-    add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True)
+    aim = "latency, throughput with --dealer stream"
+    add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True, aim=aim)
     group = parser.add_argument_group("masked, gmw, crypten, he")
     text = "this kind of machine's speed, by `python -m scripts.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)

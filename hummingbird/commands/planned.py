@@ -10,7 +10,7 @@ from torch import nn
 
 from hummingbird import he
 from hummingbird.bits import BitConfig
-from hummingbird.commands.sources import add_net_arguments, net_of, saved_of
+from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
 from hummingbird.graph.at_hand import settled
@@ -24,9 +24,14 @@ from hummingbird.wire.options import count, shape
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, shape_help: str, *, required: bool = True, encrypted: bool = False
+    parser: argparse.ArgumentParser,
+    shape_help: str,
+    *,
+    required: bool = True,
+    encrypted: bool = False,
+    aim: str = "latency",
 ) -> None:
-    """--model to --protocol, which `private_net` reads; required: whether there must be a net.
+    """--model to --aim, which `private_net` reads; required: whether there must be a net. aim: its default.
 
     encrypted: add what `encrypted_net` reads.
     """
@@ -36,6 +41,7 @@ def add_arguments(
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
     parser.add_argument("--protocol", help=f"masked (default){', gmw, crypten or he' if encrypted else ' or gmw'}")
+    add_aim_argument(parser, aim)
     if encrypted:
         text = f"of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
         parser.add_argument("--mode", choices=MODES, help=text)
@@ -73,4 +79,4 @@ def encrypted_net(args: argparse.Namespace) -> HEModel:
 
 def private_net(args: argparse.Namespace) -> PrivateNet:
     """The net that the options describe, converted; errors of `planned` and `convert_model`."""
-    return convert_model(*planned(args))
+    return convert_model(*planned(args), aim=args.aim)

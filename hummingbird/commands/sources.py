@@ -52,6 +52,15 @@ def add_net_arguments(parser: argparse.ArgumentParser, *settings: str, required:
     parser.set_defaults(saved_settings=("weights", *settings))
 
 
+def add_aim_argument(parser: argparse.ArgumentParser, default: str) -> None:
+    """--aim, None where it is not given; default: what is then taken."""
+    text = (
+        "what tables are chosen for: latency, the fewest rounds, or throughput, the fewest bits of parties and dealer "
+    )
+    text += "together (throughput:RATIO: a bit of the dealer counts RATIO times); the same at all parties and for a "
+    parser.add_argument("--aim", help=f"{text}store (default: {default})")
+
+
 def saved_of(args: argparse.Namespace, rank: int = 0) -> Path | None:
     """The folder that --saved names for a party, None without; ConfigError beside options that it brings with it."""
     if args.saved is None:

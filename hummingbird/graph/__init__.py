@@ -1,5 +1,6 @@
 """A trained PyTorch net as a list of steps in one canonical vocabulary: `trace`, `problems`, `run`, `Interpreter`."""
 
+from hummingbird.graph.exchange import pools_first
 from hummingbird.graph.interpreter import Interpreter
 from hummingbird.graph.run import OPS, run, run_all
 from hummingbird.graph.saved import SavedNet
@@ -14,6 +15,7 @@ __all__ = [
     "SavedNet",
     "Step",
     "fingerprint",
+    "pools_first",
     "problems",
     "run",
     "run_all",

@@ -190,4 +190,4 @@ class EvenSmooth(Smooth):
     def again(self, scale: int) -> Comparison:
         """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
         known = self.comparison
-        return type(known)(BitWindow(known.range(scale) + SCALE + 1, known.window.m), 64, known.ring)
+        return known.wider(BitWindow(known.range(scale) + SCALE + 1, known.window.m), 64, known.ring)

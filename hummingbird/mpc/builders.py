@@ -13,6 +13,7 @@ from hummingbird.bits import EXACT, BitConfig
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
+from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.constants import AddConstant, Constant, Pad, Scale
@@ -47,7 +48,7 @@ def bare(step: Step) -> Step:
     return Step(step.name, step.op, step.inputs, attrs)
 
 
-def builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[Step], Built]:
+def builder(protocol: str, config: BitConfig, owner: int | None, aim: Aim = LATENCY) -> Callable[[Step], Built]:
     """Layer or plain function of a step, and what it asks of its inputs."""
     comparison = named(protocol)
 
@@ -57,7 +58,7 @@ def builder(protocol: str, config: BitConfig, owner: int | None) -> Callable[[St
         if step.op in PLAIN:
             function = None if step.op in ("input", "public", "output") else _bind(step)
             return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
-        layer = BUILDERS[step.op](step, comparison(config.window(step.name)), owner)
+        layer = BUILDERS[step.op](step, comparison(config.window(step.name), aim=aim), owner)
         return Built(layer, None, layer.input_limit, layer.whole_input)
 
     return build
@@ -96,7 +97,7 @@ def _scale_last(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 
 def _norm(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Norm(step.attrs, type(comparison)(EXACT))  # windows are for values; these are sums of squares
+    return Norm(step.attrs, comparison.wider(EXACT, 64))  # windows are for values; these are sums of squares
 
 
 def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:

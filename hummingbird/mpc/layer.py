@@ -90,6 +90,11 @@ class Layer(nn.Module):
         """The layer's facts in its printed form."""
         return ""
 
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """Every comparison that it makes, or makes others of."""
+        return [self.comparison] if self.comparison is not None else []
+
     def extra_repr(self) -> str:
         what = "compares" if self.comparison is not None else "gives"
         return ", ".join(part for part in (self.label(), f"{what} |v| < 2^{self.range}") if part)

@@ -23,6 +23,7 @@ from hummingbird.graph.steps import refs
 from hummingbird.mpc import microbatch, public_inputs
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
+from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.layer import Layer, Spec
 from hummingbird.mpc.microbatch import Slice
@@ -113,6 +114,17 @@ class PrivateNet(nn.Module):
     def comparing_layers(self) -> list[str]:
         """Qualified names of the layers that have a window."""
         return [step.name for step in self.plan if getattr(step.layer, "comparison", None) is not None]
+
+    def with_aim(self, aim: str) -> PrivateNet:
+        """A copy that is not set up, with tables chosen for another aim (`convert_model`); tensors are the same."""
+        chosen = Aim.of(aim)
+        twin = copy.deepcopy(self, {id(x): x for x in (*self.parameters(), *self.buffers())})
+        twin._set_up_for, twin._requests, twin._costs = None, {}, {}
+        twin.facts["aim"] = str(chosen)
+        for step in twin.plan:
+            for comparison in step.layer.comparisons if isinstance(step.layer, Layer) else ():
+                comparison.aim = chosen
+        return twin
 
     def set_up(self) -> None:
         """Compare net and settings with the other parties (1 round), and share private weights (`setup_cost`).
@@ -213,7 +225,7 @@ class PrivateNet(nn.Module):
                     raise InputError(error.what, where=step.name, hint=error.hint) from None
                 breadth = max(elements, step.layer.breadth(specs))
                 if step.layer.comparison is not None:
-                    variant = step.layer.comparison.variant(specs[0].scale)
+                    variant = step.layer.comparison.variant(specs[0].scale, parties)
             reach = step.layer.range if isinstance(step.layer, Layer) else None
             out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
         return out

@@ -107,6 +107,10 @@ class Norm(Layer):
         self.attrs, self.exact = attrs, comparison
         self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
 
+    @property
+    def comparisons(self) -> list[Comparison]:
+        return [self.exact]
+
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         """The layer's function of x, in the operations of `n`."""
         values = rows(self.attrs, x)

@@ -134,7 +134,7 @@ class Greater(_OfTwo):
     def formula(self, n: Arithmetic, x: Tensor, *others: Tensor) -> Tensor:
         known = self.comparison
         window = BitWindow(64 if known.window.k == 64 else min(known.valid, known.window.k + 1), 0)
-        n = n.with_comparison(type(known)(window, known.valid))
+        n = n.with_comparison(known.wider(window, known.valid))
         one = n.units(torch.ones((1,) * x.dim(), dtype=torch.int64, device=x.device))
         y: Any = others[0] if others else self._constant(n, x)
         v = y - x if self.turned else x - y

@@ -106,6 +106,11 @@ class Session:
         finally:
             _slice.reset(token)
 
+    @property
+    def streamed(self) -> bool:
+        """Whether material comes from a dealer during the run."""
+        return self.parties > 1 and self.dealer.slice_shape is None
+
     def agree(self, what: str, facts: dict[str, str]) -> None:
         """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
         agree(self.channel, what, facts)

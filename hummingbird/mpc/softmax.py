@@ -117,7 +117,8 @@ class Argmax(Comparing):
         """The comparison of the integers: c bits more, and one for their differences."""
         known = self.comparison
         valid = min(64, known.valid + bits)
-        return type(known)(BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0), valid)
+        window = BitWindow(64 if known.window.k == 64 else min(valid, known.window.k + bits + 1), 0)
+        return known.wider(window, valid)
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         values = x.movedim(self.dim, 0)

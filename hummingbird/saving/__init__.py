@@ -84,9 +84,10 @@ def save(
         path.chmod(0o644 if owner is None else 0o600)
 
 
-def load(folder: str | PathLike[str]) -> PrivateNet:
+def load(folder: str | PathLike[str], aim: str | None = None) -> PrivateNet:
     """The private net of a folder that `save` wrote, as `convert_model` gave it, with no code of the net.
 
+    aim: as for `convert_model`; it belongs to a session, and is not saved.
     At another party than the owner of private weights the folder holds net.json alone. Raises InputError for a folder
     that is no saved net, or not a whole one, for changed, foreign and other parties' files, AgreementError if, after
     `init`, the parties have loaded different nets, and what else `convert_model` raises.
@@ -96,7 +97,7 @@ def load(folder: str | PathLike[str]) -> PrivateNet:
     saved = folders.description(Path(fspath(folder)))
     rank = sessions.current().rank if sessions.is_initialized() else None
     net = read_net(folder, saved, weights=rank is None or saved.owner in (None, rank))
-    return convert.convert_model(net, *saved.arguments)
+    return convert.convert_model(net, *saved.arguments, aim=aim)
 
 
 def load_net(folder: str | PathLike[str]) -> SavedNet:

@@ -49,6 +49,7 @@ def describe(
         return private.input_shape(*((images, *part.shape) for part in inputs))
 
     facts = private.facts | ({} if rows is None else {"table": rows.digest})
+    del facts["aim"]  # the parties' own business: groups with a dealer and with a store serve the same net
 
     private.costs(batch(most), session.parties)
     form, outputs = private.results(batch(1))

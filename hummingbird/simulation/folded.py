@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird.graph import OPS, Interpreter, Step, calls
+from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.simulation import rounding
 from hummingbird.simulation.windows import traced
 
@@ -33,15 +34,18 @@ class State(NamedTuple):
 
 
 class FoldedNet:
-    """A net's steps, on its device; the net is copied. Raises ModelError for a net that cannot be converted."""
+    """A net's steps, on its device, in the order of a protocol's parties; the net is copied.
 
-    def __init__(self, net: nn.Module, example: Any = None) -> None:
+    traced: as `graph.trace` gives them. Raises ModelError for a net that cannot be converted.
+    """
+
+    def __init__(self, net: nn.Module, protocol: str, example: Any = None) -> None:
         self.device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
         self.traced = traced(net, example)
         self._after = {step.name: corrected for step in self.traced if (corrected := rounding.after(step)) is not None}
         self._steps = [
             replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()})
-            for step in map(rounding.rounded_step, self.traced)
+            for step in map(rounding.rounded_step, Exchanged.of(self.traced, protocol).steps)
         ]
         self._interpreter = Interpreter(self._steps)
         self._places = {step.name: number for number, step in enumerate(self._steps)}

@@ -70,16 +70,19 @@ def magnitudes(
     """
     check_protocol(protocol, parties)
     check_images(images, batch)
-    folded, config = FoldedNet(net), BitConfig.of(bits)
+    folded, config = FoldedNet(net, protocol), BitConfig.of(bits)
     windows = Windows(folded.traced, protocol)
     config.check_names(windows.names)
     config.check_use(lambda: graph.fingerprint(folded.traced), protocol, parties)
     compare = _Watched(seed)
     found: dict[str, float] = {}
+    passed: dict[str, float] = {}  # the largest |x| before the max poolings that a ReLU has been put behind
 
     def watched(name: str, twin: Twin) -> Twin:
         def run(x: Tensor, *others: Any) -> Tensor:
-            compare.largest = -1.0
+            compare.largest = passed.pop(name, -1.0) if config.window(name).w else -1.0
+            for relu in windows.order.passed.get(name, ()):
+                passed[relu] = max(passed.get(relu, -1.0), _largest(x))
             out = twin(x, *others)
             if compare.largest < 0 and config.window(name).w:
                 compare.see(_spread(x))
@@ -119,6 +122,10 @@ def check_images(images: Tensor, batch: int) -> None:
         raise InputError(f"no images in a tensor of shape {tuple(images.shape)}", where="images", hint=hint)
     if not all(bool(end.isfinite()) for end in torch.aminmax(images)):
         raise InputError("images hold NaN or infinity", where="images", hint="look at how they are normalised")
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else -1.0
 
 
 def _spread(x: Tensor) -> Tensor:

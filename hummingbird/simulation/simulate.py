@@ -185,7 +185,7 @@ class FastTwin(nn.Module):
         """The net as it is now, batch norms folded and constants rounded; made again when a weight has changed."""
         state = [(id(t), t._version, t.device) for t in (*self.net.parameters(), *self.net.buffers())]
         if self._folded is None or state != self._folded_of:
-            self._folded, self._folded_of = FoldedNet(self.net, self._example), state
+            self._folded, self._folded_of = FoldedNet(self.net, self._protocol, self._example), state
         return self._folded
 
 

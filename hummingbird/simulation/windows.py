@@ -16,6 +16,7 @@ from hummingbird.bits import EXACT, BitConfig
 from hummingbird.errors import ConfigError, ModelError
 from hummingbird.graph.steps import Step, refs
 from hummingbird.mpc import builders
+from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
@@ -42,14 +43,15 @@ def traced(net: nn.Module, example: Any = None) -> list[Step]:
 
 
 class Windows:
-    """Plans of one net; steps: as `graph.trace` gives them."""
+    """Plans of one net; steps: as `graph.trace` gives them. `steps`, `names`: in the order of the parties."""
 
     def __init__(self, steps: Sequence[Step], protocol: str) -> None:
         self.protocol = protocol
-        self.steps = [builders.bare(step) for step in steps]
+        self.order = Exchanged.of(steps, protocol)
+        self.steps = [builders.bare(step) for step in self.order.steps]
         make = builders.builder(protocol, BitConfig(EXACT), None)
         self._built: dict[str, Built] = {}
-        for step in steps:
+        for step in self.order.steps:
             built = self._built[step.name] = make(step)
             if isinstance(built.layer, Linear):
                 built.layer.to("meta")
@@ -61,7 +63,7 @@ class Windows:
 
     def plan(self, config: BitConfig) -> list[PlanStep]:
         """The private net with these windows; ConfigError for those that do not fit, naming the layer."""
-        built = dict(self._built)
+        built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
             old = self._built[name]
             layer = copy.copy(old.layer)

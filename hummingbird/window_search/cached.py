@@ -82,7 +82,7 @@ class CachedEvaluator:
         for what, value in (("runs", runs), ("rank", rank)):
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{what} is {value!r}", where=what, hint="a positive integer")
-        self._net = FoldedNet(net)
+        self._net = FoldedNet(net, protocol)
         self._windows, self._parties = Windows(self._net.traced, protocol), parties
         if not self._windows.names:
             hint = "a net without ReLU or another comparing layer needs no windows"

@@ -96,7 +96,8 @@ class SearchedNet:
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
         """Price of every comparing layer with this window, on the shares of the exact net."""
         plan = self._windows.plan(BitConfig(EXACT))
-        for _, comparison in comparisons(plan):
-            comparison.window = window
+        config = self._windows.order.windows(BitConfig(window))
+        for step, comparison in comparisons(plan):
+            comparison.window = config.window(step.name)
         costs = PrivateNet(plan, self._windows.steps, {}, "").costs((images, *self.image_shape), parties)
         return {planned.name: planned.cost for planned in costs if planned.name in self.names}

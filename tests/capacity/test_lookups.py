@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def test_seconds_of_a_pass_and_of_each_in_it(service: Service) -> None:
     step = service.request.steps[0].work
     assert isinstance(step, Compute) and step.core_seconds == pytest.approx(FIXED + EACH, rel=1e-6)
     assert service.each == pytest.approx(EACH, rel=1e-6)
+
+
+def test_cores_that_are_faster_are_so_for_all_of_a_pass() -> None:
+    """Passes measured on two threads, on a host of one core."""
+    both = pir(CODES[1:], 32, dataclasses.replace(profile(), threads=2))
+    one = both.at(Hosts(cores=1))
+    assert limits(both)[0].rate == pytest.approx(16 / (FIXED + 16 * EACH), rel=1e-6)
+    assert limits(one)[0].rate == pytest.approx(limits(both)[0].rate / 2) and one.each == 2 * both.each
 
 
 def test_a_lone_request_waits_for_others_and_for_the_wire(service: Service) -> None:

@@ -129,6 +129,7 @@ FAILURES: dict[str, Callable[[int], Any]] = {
     "bits of a layer": lambda rank: infer_once(
         rank, bits=BitConfig(layers={"1": BitWindow(20, 4), **({"3": BitWindow(18, 2)} if rank else {})})
     ),
+    "aim": lambda rank: infer_once(rank, aim="throughput" if rank else "latency"),
     "owner": lambda rank: infer_once(rank, weights=rank % 2),
     "owner or public": lambda rank: infer_once(rank, weights=0 if rank else "public"),
     "batch": lambda rank: hummingbird.cryptensor(rows(5 - rank), src=0).get_plain_text(),

@@ -67,7 +67,7 @@ def main() -> None:
             warnings.simplefilter("ignore")
             session.dealer = LocalDealer(rank, parties, dealer_seeds(secret, parties))
         session.channel.exchange = exchange  # type: ignore[method-assign]
-        private = hummingbird.convert_model(net, BITS, protocol=protocol)
+        private = hummingbird.convert_model(net, BITS, protocol=protocol, aim="latency")
         session.channel.exchange = watched(exchange, state)  # type: ignore[method-assign]
         shares = []
         for call in range(CALLS):

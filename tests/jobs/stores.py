@@ -40,10 +40,16 @@ def rows(count: int) -> torch.Tensor:
 
 
 def write_store(
-    out: Path, slots: int, parties: int = 2, weights: str | int = "public", protocol: str = "gmw", lanes: int = 1
+    out: Path,
+    slots: int,
+    parties: int = 2,
+    weights: str | int = "public",
+    protocol: str = "gmw",
+    lanes: int = 1,
+    aim: str | None = None,
 ) -> None:
     """Deal a store for `net` on slices of `SLICE`, as the command does."""
-    private = hummingbird.convert_model(net(), WINDOW, weights, protocol)
+    private = hummingbird.convert_model(net(), WINDOW, weights, protocol, aim=aim)
     plan = dry_run(private, SLICE, parties)
     facts = material_facts(private.facts)
     made = {"setup": plan.setup, "batch": plan.batch, "shape": SLICE, "facts": facts}
@@ -54,7 +60,9 @@ def _say(text: str) -> None:
     os.write(1, f"{text}\n".encode())  # at once, and whole
 
 
-def stored(path: str, count: str, weights: str = "public", window: str = "20:0", protocol: str = "gmw") -> None:
+def stored(
+    path: str, count: str, weights: str = "public", window: str = "20:0", protocol: str = "gmw", aim: str = ""
+) -> None:
     """Run `count` rows from a store, opening the logits to all; 0: slice after slice until it is used up.
 
     Says every slot before anything of it is handed out.
@@ -69,7 +77,9 @@ def stored(path: str, count: str, weights: str = "public", window: str = "20:0",
     session = launch.init(timeout=NEVER, store=path)
     _say("joined")
     bits = BitWindow(*(int(part) for part in window.split(":")))
-    private = hummingbird.convert_model(net(), bits, int(weights) if weights.isdigit() else weights, protocol)
+    private = hummingbird.convert_model(
+        net(), bits, int(weights) if weights.isdigit() else weights, protocol, aim=aim or None
+    )
     if int(count):
         x = hummingbird.cryptensor(rows(int(count)) if session.rank == 0 else None, src=0)
         _say(json.dumps(private(x).get_plain_text().tolist()))

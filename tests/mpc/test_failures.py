@@ -46,6 +46,7 @@ DIFFERENCES = {
     "architecture": "disagree on architecture: ",
     "bits": "disagree on bits: ",
     "bits of a layer": "disagree on bits: ",
+    "aim": "disagree on aim: ",
     "owner": "disagree on weights: ",
     "owner or public": "on weights: ",
     "version": "disagree on hummingbird version: ",

@@ -278,6 +278,7 @@ def material_facts(facts: dict[str, str]) -> dict[str, str]:
         "architecture": facts["architecture"],
         "bits": facts["bits"],
         "plan": facts["plan"],
+        "aim": facts["aim"],
         "protocol": facts["protocol"],
         "weights": "public" if facts["weights"] == "public" else "private",
     }
@@ -293,6 +294,8 @@ def check_net(
             what = f"the store was dealt for {name} {_short(value)}, this net has {_short(has)}"
             if name == "plan":  # public weights decide how many bits of fraction a layer adds
                 hint = "deal with the weights that the parties use: --model with a function that loads them"
+            elif name == "aim":
+                hint = f"convert the net with aim={value!r} (infer --aim), or deal a store for this aim (deal --aim)"
             raise DealerError(what, where=where, hint=hint)
     for wanted in shapes:
         if tuple(wanted) != tuple(shape):

@@ -7,7 +7,7 @@ how many of these it reads, for which values it is right, what it costs, and wha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.cost import Cost
+from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.mpc.session import Session
 
@@ -26,12 +27,14 @@ AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 b
 class Comparison(ABC):
     """A window on shares; `valid` and `ring` are set by the planner.
 
-    valid: low bits of the input's shares that are right. ring: low bits of the result that later layers need.
+    valid: low bits of the input's shares that are right. ring: low bits of the result that later layers need. aim: what
+    tables are chosen for.
     """
 
     window: BitWindow
     valid: int = 64
     ring: int = 64
+    aim: Aim = LATENCY
 
     name: ClassVar[str]
     least_width: ClassVar[int]  # bits that a window keeps if it keeps any
@@ -65,7 +68,7 @@ class Comparison(ABC):
         """The plaintext rule of this comparison on shares of this scale."""
 
     @abstractmethod
-    def variant(self, scale: int) -> str:
+    def variant(self, scale: int, parties: int) -> str:
         """How the sign is decided, for people."""
 
     @abstractmethod
@@ -75,6 +78,10 @@ class Comparison(ABC):
     @abstractmethod
     def _price(self, n: int, scale: int, parties: int) -> Cost:
         """Cost of `_run` on n elements."""
+
+    def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
+        """The same comparison on other bits of other shares, for the same aim."""
+        return replace(self, window=window, valid=valid, ring=ring)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.

@@ -67,7 +67,7 @@ class Gmw(Comparison):
         extra = scale - SCALE
         return GmwLaw(min(self.window.k, 64 - extra), self.window.m, parties, bool(extra))
 
-    def variant(self, scale: int) -> str:
+    def variant(self, scale: int, parties: int) -> str:
         return "dropped" if self.drops else "carry tree"
 
     def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ every negative x; m = 0 is exact.
 
 A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both for c bits of L: two local look-ups of one
 secret step, where one-time truth tables for b and for the wrap would take twice the bits. A window of up to 8 bits is
-one table. A wider one is several tables below a tree, ceil(log2(number of tables)) rounds more:
+one table at most. A wider one, or one for which fewer bits count for more than fewer rounds (mpc/aim.py), is several
+tables below a tree, ceil(log2(number of tables)) rounds more:
 
     [L < v] = [Lh < vh] xor [Lh = vh] [Ll < vl]          the same for <=, and [Lh = vh] = [Lh < vh] xor [Lh <= vh]
 
@@ -83,20 +84,24 @@ class Masked(Comparison):
     def law(self, scale: int, parties: int) -> MaskedLaw:
         return MaskedLaw(self.k(scale), self.window.m, parties)
 
-    def variant(self, scale: int) -> str:
-        """The tables that `cost.tables` has chosen."""
+    def tables(self, scale: int, parties: int) -> int:
+        """How many tables the aim takes for the window."""
+        return self.aim.tables(self.k(scale) - self.window.m, parties)
+
+    def variant(self, scale: int, parties: int) -> str:
         if self.drops:
             return "dropped"
-        w = self.k(scale) - self.window.m
-        return f"table {w}" if cost.tables(w) == 1 else f"tree of {cost.tables(w)}"
+        tables = self.tables(scale, parties)
+        return f"table {self.k(scale) - self.window.m}" if tables == 1 else f"tree of {tables}"
 
     def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         k = self.k(scale)
-        return relu(session, share, scale - SCALE, k, self.window.m, max(self.ring, k))
+        tables = self.tables(scale, session.parties)
+        return relu(session, share, scale - SCALE, k, self.window.m, max(self.ring, k), tables)
 
     def _price(self, n: int, scale: int, parties: int) -> Cost:
         k = self.k(scale)
-        return cost.masked_relu(n, k, self.window.m, max(self.ring, k), parties)
+        return cost.masked_relu(n, k, self.window.m, max(self.ring, k), parties, self.tables(scale, parties))
 
 
 @dataclass(frozen=True)
@@ -124,14 +129,16 @@ class MaskedLaw(Law):
         return r + u - turns >= 1 << self.m, r - turns
 
 
-def relu(session: Session, share: Tensor, shift: int, k: int, m: int, ring: int = 64) -> tuple[Tensor, Tensor]:
+def relu(
+    session: Session, share: Tensor, shift: int, k: int, m: int, ring: int = 64, tables: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
 
     z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
-    share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one
-        table.
+    share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. tables: of at most 8 bits, that the window is cut into;
+        None: as few rounds as possible. Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one table.
     """
-    count, tables = share.numel(), cost.tables(k - m)
+    count, tables = share.numel(), tables or cost.tables(k - m)
     material = session.correlation(MaskedOpening(count, k, m, tables, ring))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]

@@ -60,6 +60,7 @@ for n, (k, m, shift, ring) in zip(sizes, WINDOWS, strict=False):
 
 DEALT = [(20, 12, 1, 36, 2), (5, 0, 2, 5, 3), (9, 6, 1, 10, 1), (12, 7, 1, 64, 1), (64, 36, 4, 64, 2)]
 DEALT += [(34, 28, 1, 60, 3)]
+DEALT.insert(3, (20, 12, 2, 40, 2))  # two tables of four bits
 for n, (k, m, tables, ring, parties) in zip(sizes, DEALT, strict=False):
     request = MaskedOpening(n, k, m, tables, ring)
     keys, fields, first = [key_words(bytes([party] * 32), device) for party in range(parties)], [], 1

@@ -28,7 +28,7 @@ from tests.support.nursery import Nursery, all_fail
 SLOTS = 3
 KINDS = [case for case in CASES if case[0].kind not in ("fixed", "linear")]
 BATCH = [request for request, _ in KINDS]
-FACTS = {"architecture": "a", "bits": "b", "plan": "p", "protocol": "gmw", "weights": "public"}
+FACTS = {"architecture": "a", "bits": "b", "plan": "p", "aim": "latency", "protocol": "gmw", "weights": "public"}
 
 
 def dealt(out: Path, parties: int = 2, slots: int = SLOTS, **options: Any) -> Path:
@@ -380,6 +380,7 @@ def test_runs_from_a_store(
 def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path) -> None:
     write_store(tmp_path / "one", 2)
     write_store(tmp_path / "two", 2)
+    write_store(tmp_path / "thrifty", 2, protocol="masked", aim="throughput")
     shutil.copytree(tmp_path / "one" / "party-0", tmp_path / "mixed" / "party-0")
     shutil.copytree(tmp_path / "two" / "party-1", tmp_path / "mixed" / "party-1")
     shutil.copytree(tmp_path / "one", tmp_path / "damaged")
@@ -390,6 +391,7 @@ def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path
         (["one/party-0", "4"], "for party 0, this process is for party 1"),
         (["one", "4", "public", "19:0"], "the store was dealt for bits"),
         (["one", "4", "public", "20:0", "masked"], "the store was dealt for protocol gmw, this net has masked"),
+        (["thrifty", "4", "public", "20:0", "masked"], "dealt for aim throughput, this net has latency"),
         (["one", "4", "0"], "the store was dealt for weights public, this net has private"),
         (["one", "12"], "material for 2 more slices of 4, 3 are needed"),
         (["nowhere", "4"], "there is no store here"),
@@ -399,6 +401,9 @@ def test_wrong_stores_are_errors_at_all_parties(nursery: Nursery, tmp_path: Path
             assert message in text or message.replace("party 0 has", "party 1 has") in text, text
         assert all(len(ledger_of(tmp_path / "one", rank)) == 1 for rank in range(2)), arguments  # nothing was used
     assert logits(nursery, 2, str(tmp_path / "one"), "8").shape == (2, 8, 3)
+    thrifty = logits(nursery, 2, str(tmp_path / "thrifty"), "8", "public", "20:0", "masked", "throughput")
+    with torch.no_grad():
+        assert float((thrifty - net()(rows(8))).abs().max()) < 0.01
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,45 @@
+"""A net's steps in the order in which its parties compute them: ReLUs behind max poolings (graph/exchange.py).
+
+A pooling that passes a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1), less (N - 1) 2^m,
+and two such values differ by less than 2^k, less 2 (N - 1) 2^m: so k + 1 bits hold their difference, or k + 2 where the
+pooling's own m is larger by more than one. Its window gets as many, if it has fewer; then whatever is right with the
+ReLU first is right with the pooling first, and windows found for one order serve the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.graph import Step, pools_first
+from hummingbird.mpc.protocols.registry import named
+
+
+class Exchanged(NamedTuple):
+    """Steps in the order of the parties; passed: the ReLUs that a max pooling, by name, now comes before."""
+
+    steps: list[Step]
+    passed: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], protocol: str) -> Exchanged:
+        """The order for a protocol. "gmw" keeps the net's own: its pooling would have to rescale before it compares."""
+        if not named(protocol).takes_rounded_shares:
+            return cls(list(steps), {})
+        return cls(*pools_first(steps))
+
+    def windows(self, config: BitConfig) -> BitConfig:
+        """The windows for this order."""
+        wider = {}
+        for pool, relus in self.passed.items():
+            window = config.window(pool)
+            asked = [_room(config.window(relu), window) for relu in relus]
+            if window.w:  # without bits it takes the first place, and compares nothing
+                wider[pool] = BitWindow(min(64, max(window.k, *asked)), window.m)
+        return BitConfig(config.default, {**config.layers, **wider}, config.provenance, config.input_range)
+
+
+def _room(relu: BitWindow, pool: BitWindow) -> int:
+    """k of a pooling whose values are in the ReLU's window; 0 for a ReLU without bits, which bounds nothing."""
+    return 0 if not relu.w else relu.k + (1 if pool.m <= relu.m + 1 else 2)
