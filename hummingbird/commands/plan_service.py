@@ -53,7 +53,8 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prices", nargs="+", metavar="NAME=PRICE", help=text)
     group.add_argument("--slots", type=count, metavar="N", help="requests at a time")
     group.add_argument("--workers", type=count, metavar="N", help="refills at a time")
-    group.add_argument("--batch", type=count, metavar="N", help="requests served as one")
+    text = "requests served as one, with the work, bytes and rounds of one"
+    group.add_argument("--batch", type=count, metavar="N", help=text)
     text = "of a batch: its first request waits so long for others"
     group.add_argument("--window", type=units.seconds, dest="hold", metavar="TIME", help=text)
     text = "of a batch: more for each request but the first"
