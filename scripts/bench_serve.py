@@ -2,6 +2,8 @@
 
     python -m scripts.bench_serve --json serve.json
     python -m scripts.bench_serve --nets digits --seconds 20 --loads 30 60
+    python -m scripts.calibrate --only serve --json profile.json
+    python -m scripts.bench_serve --predict profile.json --json reality.json
 
 For each net, in one run: `infer` on this machine, on as many images as take it several seconds; the service as fast as
 it goes (requests always waiting), asked in batches as large as infer's, and in small requests; a lone request to the
@@ -9,12 +11,19 @@ idle service, beside a batch of one between idle parties; then small requests at
 process), whether or not earlier ones have been answered, at 30, 60 and 90 % of what the service can do. Latency counts
 from the moment a request was due. Clients, parties and dealer share this machine's cores, and every answer is compared
 with the plain net's.
+
+With --predict the planner is put to the test: digits on a store that a keeper deals for (`deal --keep`), full and of
+four slots, and two servers of lookups, are asked at random times, and beside the latencies stand those that
+`capacity.run` predicts for the same arrivals, once from the run's own seconds of each request and once from a profile,
+at the pace of short calibrations before and after the run. A run between calibrations that differ is dropped, and
+counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -25,15 +34,19 @@ if not __package__:  # run as a file: the project's folder must be importable
 
 from tqdm import tqdm
 
+from hummingbird.capacity.profile import load as load_profile
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.table import text_table
+from hummingbird.wire.options import count, positive
+from scripts import serve_reality
 from scripts.party import torchrun
 from scripts.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.serve_net import NETS, Net, batch_of_one, running
 
 _FULL = 60.0  # seconds at most for which requests are always waiting
+_UNDER_WAY = 4  # full batches of them: two are computed, and two wait
 HEADS = (
     "net",
     "images",
@@ -65,7 +78,7 @@ def measure(net: Net, args: argparse.Namespace, bar: Any) -> Iterator[dict[str, 
             bytes_up, bytes_down = served.bytes_up, served.bytes_down
             for size in (args.max_batch, net.request):
                 bar.set_description(f"{net.name}: as fast as it goes, {size} images at a time")
-                full = saturate(served, metrics, min(args.seconds, _FULL), 2 * args.max_batch, size)
+                full = saturate(served, metrics, min(args.seconds, _FULL), _UNDER_WAY * args.max_batch, size)
                 bar.update()
                 yield {
                     "net": net.name,
@@ -96,21 +109,63 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--nets", nargs="+", choices=tuple(NETS), default=list(NETS), help="default: all")
-    text = "percent of what the service can do (default: 30 60 90)"
-    p.add_argument("--loads", nargs="+", type=float, default=[30.0, 60.0, 90.0], metavar="PERCENT", help=text)
+    text = "percent of what the service can do (default: 30 60 90, to predict 30 50 70)"
+    p.add_argument("--loads", nargs="+", type=float, metavar="PERCENT", help=text)
     p.add_argument("--seconds", type=float, default=300.0, help="for each load (default: 300)")
     p.add_argument("--max-batch", type=int, default=64, metavar="N", help="of the service, in images (default: 64)")
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows to a file")
+    guess = p.add_argument_group("predicting")
+    text = "compare with what is predicted from this profile (scripts.calibrate --only serve)"
+    guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
+    text = "of each run (default: %(default)s)"
+    guess.add_argument("--requests", type=count, default=250, metavar="N", help=text)
+    text = "that count, of each load; medians are told (default: %(default)s)"
+    guess.add_argument("--runs", type=count, default=5, metavar="N", help=text)
+    text = "at most, so many of which may be dropped (default: %(default)s)"
+    guess.add_argument("--tries", type=count, default=8, metavar="N", help=text)
+    text = "lone requests of a calibration, and twice as many among others (default: %(default)s)"
+    guess.add_argument("--samples", type=count, default=30, metavar="N", help=text)
+    text = "by which a run's calibrations may differ (default: %(default)s)"
+    guess.add_argument("--drift", type=positive, default=5.0, metavar="PERCENT", help=text)
+    text = "after which no run is made again; each load is run once in any case (default: %(default)s)"
+    guess.add_argument("--minutes", type=positive, default=12.0, metavar="MIN", help=text)
     return p
+
+
+def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of the services on this host beside the planner's figures, and their table."""
+    profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
+    makers = serve_reality.services(NETS["digits"])
+    with tqdm(total=len(makers) * len(args.loads) * args.runs, unit="run", leave=False) as bar:
+        for number, make in enumerate(makers, 1):
+            until = started + 60 * args.minutes * number / len(makers)
+            rows += serve_reality.measure(make, profile, args, until, bar)
+    print(serve_reality.table(rows))
+    print("\n".join(serve_reality.verdicts(rows, args.drift)))
+    return rows
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print the tables, and write the rows."""
+    args.loads = args.loads or ([30.0, 60.0, 90.0] if args.predict is None else [30.0, 50.0, 70.0])
     if args.seconds <= 0 or args.max_batch < 1 or min(args.loads) <= 0:
         raise InputError(
             "a number that cannot be meant", where="--seconds, --max-batch, --loads", hint="numbers above 0"
         )
+    if args.predict is not None and max(args.loads) >= 100:
+        hint = "below 100: above its limit a line grows for as long as the run lasts"
+        raise InputError("a load that no service can bear", where="--loads", hint=hint)
     check_outputs(args)
+    if args.predict is not None:
+        rows = predict(args)
+    else:
+        rows = bench(args)
+    if args.json:
+        write_json(args.json, [{**row, **machine()} for row in rows])
+
+
+def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of what the services can do, and their tables."""
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(args.nets) * (4 + len(args.loads)), unit="part", leave=False) as bar:
         for name in args.nets:
@@ -119,8 +174,7 @@ def run(args: argparse.Namespace) -> None:
     for row in rows:
         if row["load_percent"] is None:
             print(_summary(row))
-    if args.json:
-        write_json(args.json, [{**row, **machine()} for row in rows])
+    return rows
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -2,20 +2,27 @@
 
     python -m scripts.calibrate --json profile.json
     python -m scripts.calibrate --json profile.json --model models:get_model resnet18 10 --input 1x3x32x32
+    python -m scripts.calibrate --only he --json profile.json
+    python -m scripts.calibrate --only serve --json profile.json
 
-Slices of small nets by `masked` and `gmw` (what a party computes, the seeds that it expands, what a dealer deals),
-passes of servers for private lookups, and garbled ReLUs: each several times, every sample kept, with how much work is
-in it. A planned net is composed of these; one that is named here is measured itself, which is exact. No link is
-involved: a plan is told of one. Leave the machine alone meanwhile: what else runs on it is in the figures.
+Slices of small nets by `masked` and `gmw` (what a party computes, the seeds that it expands, what a dealer deals) and
+by CrypTen as shipped (what one of two parties computes, and its provider), turns of nets on ciphertexts, passes of
+servers for private lookups, and garbled ReLUs: each several times, every sample kept, with how much work is in it. A
+planned net is composed of these; one that is named here is measured itself, which is exact. No link is involved: a plan
+is told of one. `--only serve` measures whole services on this host, which `bench_serve --predict` puts to the test.
+Leave the machine alone meanwhile: what else runs on it is in the figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +36,11 @@ from tqdm import tqdm
 
 from hummingbird import convert_model
 from hummingbird.bits import EXACT, BitWindow
+from hummingbird.capacity import lookups, shipped, turns
 from hummingbird.capacity.measure import measure, samples
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.commands.files import check_outputs, write_together
-from hummingbird.commands.planned import add_arguments, private_net
+from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
 from hummingbird.commands.program import end, machine
 from hummingbird.errors import InputError
 from hummingbird.gc import relu
@@ -40,11 +48,15 @@ from hummingbird.pir.batching.batch_code import BatchCode
 from hummingbird.pir.batching.cost_model import price
 from hummingbird.table import text_table
 from hummingbird.wire.options import count
+from scripts import calibrate_crypten, calibrate_he
 from scripts.bench_garble import Inputs
+from scripts.link import Link, places
+from scripts.party import launch
+from scripts.serve_reality import calibrated_rows
 from search.pir_speed import asked
 from search.pir_timed import answer_together
 
-SECTIONS = ("mpc", "pir", "gc")
+SECTIONS, SERVICES = ("mpc", "crypten", "he", "pir", "gc"), "serve"
 _WINDOWS = {"[20:12)": BitWindow(20, 12), "[18:0)": BitWindow(18, 0), "exact": EXACT}
 _PROTOCOLS = ("masked", "gmw")
 
@@ -58,9 +70,11 @@ def _nets() -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
         yield f"convolution {channels}x{side}x{side}", conv, (1, channels, side, side)
     yield "linear 1024 512", nn.Linear(1024, 512), (16, 1024)
     for depth in (4, 12):
-        block = (nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32))
-        blocks = nn.Sequential(*[layer for _ in range(depth // 4) for layer in (*block, nn.ReLU())])
-        yield f"{depth // 4} blocks 32x16x16", blocks, (1, 32, 16, 16)
+        layers = list[nn.Module]()
+        for _ in range(depth // 4):
+            layers += [nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32)]
+            layers.append(nn.ReLU())
+        yield f"{depth // 4} blocks 32x16x16", nn.Sequential(*layers), (1, 32, 16, 16)
     head = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(32 * 15 * 15, 10))
     yield "a small net, 4 images", head, (4, 3, 32, 32)
 
@@ -90,32 +104,72 @@ def _gc(repeats: int) -> Iterator[Row]:
 
 def _pir(repeats: int) -> Iterator[Row]:
     """Seconds of an inference in a server's passes over tables, for one client and for several."""
-    for size, width, clients in itertools.product((1 << 12, 1 << 16), (64, 256), (1, 8)):
+    for size, width, clients in itertools.product((1 << 12, 1 << 16, 1 << 20), (64, 256), (1, 8)):
         for buckets, keys in ((1, 8), (8, 2), (32, 1)):
             code = BatchCode(size, buckets, 1, keys)
             server, queries = asked(code, width, clients, "aes")
             times = samples(partial(answer_together, server, queries), repeats)
             name = f"{size} rows of {width} B, {code.keys} keys, {clients} client(s)"
-            work = {**price([code], width).work, "passes": 1 / clients}
-            yield Row("pir", name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
+            work = lookups.amounts(price([code], width), clients)
+            yield Row(lookups.KIND, name, "", work, {"answer": tuple(seconds / clients for seconds in times)})
+
+
+def _crypten(args: argparse.Namespace) -> Iterator[Row]:
+    """Rows of two parties' processes on this host."""
+    options = ["--repeats", str(args.repeats), "--threads", str(args.threads), "--only"]
+    options += ["crypten"] if "crypten" in args.only else []
+    if args.protocol == "crypten":
+        options += ["--input", "x".join(map(str, args.input))]
+        options += ["--saved", args.saved] if args.saved else ["--model", *args.model]
+        options += ["--weights", str(args.weights)] if args.weights else []
+    with places(Link(), shipped.PARTIES) as where:
+        for found in launch(where, "scripts.calibrate", ["--worker", *options]):
+            yield Row(**{**found, "seconds": {part: tuple(samples) for part, samples in found["seconds"].items()}})
+
+
+def _work(args: argparse.Namespace) -> None:
+    """Measure at one party of CrypTen; party 0 writes the rows."""
+    nets = list(_nets()) if "crypten" in args.only else []
+    if args.model or args.saved:
+        nets.append(("the net", planned(args)[0], args.input))
+    found = [asdict(row) for row in calibrate_crypten.rows(nets, args.repeats, args.threads)]
+    if os.environ["RANK"] == "0":
+        args.result.write_text(json.dumps(found))
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:
     """All rows that are asked for."""
     if "mpc" in args.only:
         yield from _mpc(args.repeats)
+    if "crypten" in args.only or args.protocol == "crypten":
+        yield from _crypten(args)
+    if "he" in args.only:
+        yield from calibrate_he.rows(args.repeats)
     if "gc" in args.only:
         yield from _gc(args.repeats)
     if "pir" in args.only:
         yield from _pir(args.repeats)
-    if args.model or args.saved:
+    if SERVICES in args.only:
+        yield from calibrated_rows(max(1, args.repeats // 4))
+    if args.protocol == "he":
+        yield from turns.measure("the net", encrypted_net(args).plan, args.input[0], args.repeats)
+    elif (args.model or args.saved) and args.protocol != "crypten":
         yield measure("the net", private_net(args), args.input, args.parties, args.repeats)
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print medians and spreads, write the profile."""
+    if args.worker:
+        return _work(args)
     if (args.model or args.saved) and args.input is None:
         raise InputError("a net without a shape", where="--input", hint="of one slice, as in 1x3x32x32")
+    if args.protocol in ("he", "crypten") and not (args.model or args.saved):
+        what = f"--protocol {args.protocol} without a net"
+        raise InputError(what, where="--model", hint="MODULE:FUNCTION, and --input")
+    if args.json is None:
+        raise InputError("no file to write", where="--json", hint="--json profile.json")
+    if args.mode and args.protocol != "he":
+        raise InputError("--mode without --protocol he", where="--mode", hint="leave it out, or add --protocol he")
     check_outputs(args)
     torch.set_num_threads(args.threads)
     with tqdm(rows(args), unit="row", leave=False) as bar, torch.no_grad():
@@ -135,12 +189,15 @@ def _cells(profile: Profile) -> Iterator[tuple[str, ...]]:
 def parser() -> argparse.ArgumentParser:
     """The options."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--json", type=Path, required=True, metavar="FILE", help="the profile")
-    p.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS), help="default: all")
+    p.add_argument("--json", type=Path, metavar="FILE", help="the profile (needed)")
+    text = f"default: {' '.join(SECTIONS)}"
+    p.add_argument("--only", nargs="*", choices=(*SECTIONS, SERVICES), default=list(SECTIONS), help=text)
     p.add_argument("--repeats", type=count, default=20, metavar="N", help="samples of each (default: %(default)s)")
     text = "of each party, dealer and server (default: %(default)s)"
     p.add_argument("--threads", type=count, default=1, metavar="N", help=text)
-    add_arguments(p, "shape of a slice of the net", required=False)
+    p.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    add_arguments(p, "shape of a slice of the net, or of a batch", required=False, encrypted=True)
     return p
 
 

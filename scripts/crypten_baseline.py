@@ -24,7 +24,6 @@ from tqdm import tqdm
 from hummingbird import cost, graph
 from hummingbird.commands.files import check_outputs
 from hummingbird.commands.program import end
-from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph import Step
 from hummingbird.mpc._crypten import MPCTensor, crypten
@@ -83,14 +82,6 @@ def start() -> int:
     return rank
 
 
-def relu_cost(n: int, parties: int) -> Cost:
-    """Cost of n ReLUs: `cost.crypten_relu` without the headers of our frames. Its offline bits are those a dealer
-    would send if it dealt the triples, which this provider lets every party draw.
-    """
-    here = cost.crypten_relu(n, parties)
-    return Cost(here.rounds, here.bits - 8 * cost.HEADER_BYTES * here.rounds * (parties - 1), here.offline_bits)
-
-
 def _conv(x: MPCTensor, a: dict[str, Any]) -> MPCTensor:
     options = {key: a[key] for key in ("stride", "padding", "dilation", "groups")}
     out = getattr(x, f"conv{len(a['stride'])}d")(a["weight"], **options)
@@ -130,7 +121,7 @@ def infer(steps: list[Step], x: MPCTensor) -> MPCTensor:
     parties = crypten.communicator.get().get_world_size()
 
     def compute(number: int, step: Step, inputs: tuple[Any, ...]) -> Any:
-        priced = relu_cost(inputs[0].nelement(), parties) if step.op == "relu" else cost.FREE
+        priced = cost.crypten_shipped_relu(inputs[0].nelement(), parties) if step.op == "relu" else cost.FREE
         with meter.layer(step.name, step.op, priced):
             return evaluate(step, inputs)
 

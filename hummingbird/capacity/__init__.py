@@ -1,13 +1,16 @@
 """Capacity: what a private-inference service can carry on given machines and a given link, before it is paid for."""
 
 from hummingbird.capacity.arrivals import Gaps, Hourly, Trace, Users, constant, poisson, trace
+from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.limit import limits
+from hummingbird.capacity.lookups import pir
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import load as load_profile
 from hummingbird.capacity.result import Result
 from hummingbird.capacity.service import Compute, Host, Hosts, Phase, Prices, Rounds, Send, Service, Step, chain
 from hummingbird.capacity.service_json import from_text, to_text
+from hummingbird.capacity.shipped import crypten
 from hummingbird.capacity.solving import Solution, solve
 
 __all__ = [
@@ -28,11 +31,14 @@ __all__ = [
     "Users",
     "chain",
     "constant",
+    "crypten",
     "from_text",
     "gmw",
+    "he",
     "limits",
     "load_profile",
     "masked",
+    "pir",
     "poisson",
     "run",
     "solve",

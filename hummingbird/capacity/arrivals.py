@@ -209,7 +209,7 @@ def constant(rate: float, **other: Any) -> Gaps:
 def trace(path: str | PathLike[str], **other: Any) -> Trace:
     """Read a trace: a line for each request, its seconds and then, if it likes, its images; # begins a comment.
 
-    Raises InputError, with the line, for anything else, and for requests out of order.
+    Raises InputError, with the line, for anything else, and for requests out of order or none.
     """
     due, brought = list[float](), list[int]()
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -228,4 +228,6 @@ def trace(path: str | PathLike[str], **other: Any) -> Trace:
         if due[-1] < due[max(0, len(due) - 2)]:
             what = f"a request at {due[-1]:g} s after one at {due[-2]:g} s"
             raise InputError(what, where=f"{path}, line {number}", hint="sort the lines by time")
+    if not due:
+        raise InputError("no requests", where=str(path), hint="a line for each: seconds, then its images")
     return Trace(tuple(due), tuple(brought), **other)

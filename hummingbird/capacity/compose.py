@@ -5,11 +5,13 @@
 
 The net may be untrained, or on the meta device: shapes alone count. Layers of the homomorphic evaluation run side by
 side (LPHE): each goes, in order, to the first thread that is free. Its `error` says how far the seconds of the six
-measured nets are off when they are composed so.
+measured nets are off when they are composed so. `garbled_here` puts this kind of machine's garbled circuits in place of
+the authors': AND gates times measured seconds of one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 from collections.abc import Sequence
 
@@ -17,7 +19,8 @@ import torch
 from torch import nn
 
 from hummingbird import graph
-from hummingbird.capacity.published import Garbler, Net, Profile, asplos23
+from hummingbird.capacity.profile import Profile as Measured
+from hummingbird.capacity.published import Garbler, Line, Net, Profile, asplos23
 from hummingbird.capacity.units import Layer, Units
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import calls
@@ -31,6 +34,8 @@ _LOCAL = frozenset(
     "unsqueeze chunk split getitem pad size int".split()
 )
 
+_GATE_BYTES = 32  # of a garbled AND (half gates: Zahur, Rosulek and Evans, EUROCRYPT 2015)
+
 
 def composed(net: nn.Module, shape: Sequence[int], profile: Profile | None = None, name: str = "net") -> Net:
     """The net on images of `shape`, (C, H, W), by the profile's units; by default those of `asplos23`.
@@ -40,6 +45,18 @@ def composed(net: nn.Module, shape: Sequence[int], profile: Profile | None = Non
     units = (profile or asplos23()).units
     layers, relus, results = describe(net, shape)
     return assembled(name, units, layers, relus, results)
+
+
+def garbled_here(measured: Measured, profile: Profile | None = None) -> tuple[Profile, str]:
+    """The profile with this kind of machine's seconds of garbled circuits, at both sides, and a note on their origin.
+
+    A ReLU has as many AND gates as its bytes of circuit make. ConfigError where `measured` has no rows "gc".
+    """
+    profile = profile or asplos23()
+    work = {"and_gates": profile.units.garbled_relu_bytes / _GATE_BYTES, "instances": 1.0}
+    each = {verb: measured.seconds("gc", part, work) for verb, part in (("garble", "garble"), ("eval", "evaluate"))}
+    lines = {name: Line(measured.compute("", each[name.partition("_")[0]]).core_seconds, 0.0) for name in profile.lines}
+    return dataclasses.replace(profile, lines=lines), f"garbled circuits: AND gates, {measured.origin(*each.values())}"
 
 
 def describe(net: nn.Module, shape: Sequence[int]) -> tuple[list[Layer], int, int]:

@@ -17,6 +17,7 @@ from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, S
 from hummingbird.capacity.system import Draws, Floats, Load, System, system_of
 from hummingbird.errors import ConfigError
 
+BATCHES = ("batch", "hold", "each")  # rules that are the service's, and may be given in place of its own
 _SIZES = {RECURRENCE: (200, 5000), EVENTS: (10, 1000)}  # runs, and requests of each
 
 
@@ -41,11 +42,14 @@ def run(
     all) by the event engine. By default 10^6 requests by the recurrence, 10^4 by events, seconds of time either way.
     Raises ConfigError for what the engine does not know, and for requests of more tokens than a store holds.
     """
-    service = service if at is None else service.at(at)
+    own = {name: value for name, value in rules.items() if name in BATCHES}
+    service = dataclasses.replace(service if at is None else service.at(at), **own)  # type: ignore[arg-type]
     system = system_of(service, full=full, **rules)
     engine, why = _engine(service, system, engine)
     shape = _shape(arrivals, engine, runs, requests)
     load = arrivals.load(*shape, seed, per_request=service.images)
+    if load.think is not None:  # a user who waits for the wire asks so much later
+        load = dataclasses.replace(load, think=load.think + service.transit_seconds)
     factors = drawn_factors(service, system, load, seed)
     if engine == RECURRENCE:
         outcome = recurrence.simulate(system, load, seconds(service, load, factors))
@@ -53,7 +57,11 @@ def run(
         total = shape[0] * shape[1]
         told = None if progress is None else lambda done: progress(done, total)
         outcome = events.simulate(service, system, load, factors, told)
-    return Result(service, system, arrivals, load, outcome, engine, why, limits(service))
+    # The engines follow a request from where the service has it; those on their way are in nobody's way.
+    outcome = dataclasses.replace(outcome, arrived=outcome.arrived - service.transit_seconds)
+    # Limits are in requests of the service's own, of which each arrival may bring several.
+    sized = dataclasses.replace(service, each=service.each / float(load.sizes().mean()))
+    return Result(service, system, arrivals, load, outcome, engine, why, limits(sized))
 
 
 def _shape(arrivals: Arrivals, engine: str, runs: int | None, requests: int | None) -> tuple[int, int]:
@@ -132,7 +140,8 @@ def drawn_factors(service: Service, system: System, load: Load, seed: int) -> Dr
     assert request is not None
     refills = (runs * system.replicas, -(-tokens // system.per_refill))
     refill = draw(service.refill, refills, "refill") if system.tokens is not None else None
-    return Draws(request, refill, draw(service.session, load.shape, "session"))
+    sessions = service.session if load.first is None or load.first.any() else None  # nobody begins one
+    return Draws(request, refill, draw(sessions, load.shape, "session"))
 
 
 def seconds(service: Service, load: Load, factors: Draws) -> Draws:

@@ -31,11 +31,11 @@ def mean_seconds(service: Service, phase: Phase) -> float:
 
 
 def refills_per_request(service: Service) -> float:
-    """Refills that a request uses up: made on demand, whole ones."""
+    """Refills that a request uses up: made on demand, whole ones for all of its batch."""
     if service.refill is None:
         return 0.0
     share = service.request_tokens / service.refill_tokens
-    return share if service.most_tokens else float(math.ceil(share))
+    return share if service.most_tokens else math.ceil(service.batch * share) / service.batch
 
 
 def loads(service: Service, phase: Phase) -> dict[Resource, float]:
@@ -52,6 +52,28 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
     return dict(found)
 
 
+def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
+    """Mean core-seconds and bits that a request asks of every core and link, its share of a batch and refills too.
+
+    together: requests of a batch on average; None: all are full. What a batch takes longer it computes.
+    """
+    n = service.batch if together is None else together
+    more = service.request.computing
+    longer = (n - 1) / n * service.each / (service.seconds(more) or math.inf)
+    found: dict[Resource, float] = defaultdict(float)
+    parts = ((service.request, 1 / n), (more, longer), (service.transit, 1.0))
+    for phase, times in (*parts, (service.refill, refills_per_request(service))):
+        for resource, amount in loads(service, phase).items() if phase is not None else ():
+            found[resource] += times * amount
+    return dict(found)
+
+
+def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
+    """The least of the limits; shared: also of cores and links that phases share. Links of the transit always count."""
+    links = loads(service, service.transit) if service.transit is not None else {}
+    return next(limit for limit in limits if limit.resource is None or shared or limit.resource in links)
+
+
 def capacity_of(service: Service, resource: Resource) -> float:
     """Cores of a host, or bits per second of its link."""
     role, kind = resource
@@ -60,21 +82,19 @@ def capacity_of(service: Service, resource: Resource) -> float:
 
 def limits(service: Service) -> list[Limit]:
     """All bounds, the least first."""
-    online, refills = mean_seconds(service, service.request), refills_per_request(service)
+    online = (mean_seconds(service, service.request) + (service.batch - 1) * service.each) / service.batch
+    refills = refills_per_request(service)
     offline = mean_seconds(service, service.refill) if service.refill else 0.0
     ahead = service.refill is not None and service.most_tokens > 0
     held = online if ahead else online + refills * offline
     on_demand = "" if ahead or not refills else ", tokens made on demand"
-    found = [Limit(_over(service.slots, held), f"{_count(service.slots, 'request')} at a time{on_demand}")]
+    held_at_once = f"{_count(service.slots, 'batch' if service.batch > 1 else 'request')} at a time{on_demand}"
+    found = [Limit(_over(service.slots, held), held_at_once)]
     if ahead:
         at_once = min(service.workers, service.most_tokens // service.refill_tokens)
         found.append(Limit(_over(at_once, refills * offline), f"{_count(at_once, 'refill')} at a time"))
-    asked: dict[Resource, float] = defaultdict(float)
-    for phase, times in ((service.request, 1.0), (service.refill, refills)):
-        for resource, amount in loads(service, phase).items() if phase else ():
-            asked[resource] += times * amount
     names = {"cores": "cores of {}", "up": "the link up from {}", "down": "the link down to {}"}
-    for resource, amount in asked.items():
+    for resource, amount in asked(service).items():
         rate = _over(capacity_of(service, resource), amount)
         if rate < math.inf:
             found.append(Limit(rate, names[resource[1]].format(resource[0]), resource))
@@ -86,4 +106,5 @@ def _over(capacity: float, amount: float) -> float:
 
 
 def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' if number != 1 else ''}"
+    plural = "es" if word.endswith("ch") else "s"
+    return f"{number} {word}{plural if number != 1 else ''}"

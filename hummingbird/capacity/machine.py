@@ -2,7 +2,7 @@
 
 A step takes core-seconds at a rate of at most its width, bits at the rate of the source's link up and the target's link
 down, or half round trips, which are never shared. A step whose rate does not change keeps the end it has, so that one
-which shares nothing ends exactly when `Service.step_seconds` says.
+which shares nothing ends exactly when `Service.step_seconds` says. Replicas have hosts of their own and one time.
 """
 
 from __future__ import annotations
@@ -12,38 +12,58 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from typing import NamedTuple
 
+from hummingbird.capacity.limit import capacity_of
 from hummingbird.capacity.service import Compute, Phase, Rounds, Service, Step
 from hummingbird.capacity.sharing import Flow, shares
 
 Then = Callable[[], None]
-ENDS, ARRIVES, GIVES_UP = range(3)  # the order of what happens at one time
+ENDS, ENDS_ALONE, ARRIVES, GIVES_UP, BEGINS = range(5)  # the order of what happens at one time
+_MOST_SHARES = 1 << 16  # remembered
 
 
-@dataclass
+class _Task(NamedTuple):
+    """A step as the machine runs it: what it waits for, who waits for it, and what it takes.
+
+    amount: core-seconds, bits or, without a flow, seconds. flow: its number; None: it shares nothing.
+    """
+
+    waits: int
+    then: tuple[int, ...]
+    amount: float
+    flow: int | None
+    computes: bool
+
+
+@dataclass(eq=False)
 class _Running:
-    flow: Flow
+    flow: int
     left: float  # of its amount, at time `since`
     then: Then
-    since: float = 0.0
+    since: float
     rate: float = 0.0
     end: float = math.inf
 
 
 class Machine:
-    """The time, what is to happen, and the steps under way."""
+    """The time, what is to happen, and the steps under way at every replica."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, replicas: int = 1) -> None:
         self.service, self.now = service, 0.0
         self._capacity = {
-            (kind, role): float(getattr(host, kind))
-            for role, host in service.hosts.items()
+            (kind, role): capacity_of(service, (role, kind))
+            for role in service.hosts
             for kind in ("cores", "up", "down")
         }
+        self._flows: list[Flow] = []
+        self._phases: dict[int, tuple[_Task, ...]] = {}  # by the phase's id: the service keeps it alive
         self._events: list[tuple[float, int, int, Then]] = []
         self._numbers = 0
-        self._running: list[_Running] = []
-        self._stale = False
+        self._running: list[list[_Running]] = [[] for _ in range(replicas)]
+        self._stale: dict[int, None] = {}  # replicas whose steps are others than at their last shares
+        self._shared = [0] * replicas  # times that shares were given out
+        self._known: dict[tuple[int, ...], dict[int, float]] = {}  # by what is under way, the rate of each flow
 
     def at(self, time: float, order: int, then: Then) -> None:
         """Call `then` at a time."""
@@ -52,62 +72,98 @@ class Machine:
 
     def advance(self) -> None:
         """Go on to the next thing that happens, and let it happen."""
-        if self._stale:
-            self._share()
-        first = min(self._running, key=lambda step: step.end, default=None)
-        if first is not None and (not self._events or first.end <= self._events[0][0]):
-            self._running.remove(first)
-            self._stale = True
-            self.now = first.end
-            first.then()
-        else:
-            self.now, _, _, then = heappop(self._events)
-            then()
+        for replica in self._stale:
+            self._share(replica)
+        self._stale.clear()
+        self.now, _, _, then = heappop(self._events)
+        then()
 
-    def _share(self) -> None:
-        rates = shares([step.flow for step in self._running], self._capacity)
-        for step, rate in zip(self._running, rates, strict=True):
-            if rate != step.rate:
+    def _share(self, replica: int) -> None:
+        """Give out shares anew, and wait for the first step that ends with them."""
+        running = self._running[replica]
+        self._shared[replica] += 1
+        if not running:
+            return
+        rates = self._rates(running)
+        for step in running:
+            if (rate := rates[step.flow]) != step.rate:
                 step.left = max(0.0, step.left - step.rate * (self.now - step.since))
                 step.since, step.rate = self.now, rate
                 step.end = self.now + step.left / rate
-        self._stale = False
+        first = min(running, key=lambda step: step.end)
+        self.at(first.end, ENDS, partial(self._end, replica, first, self._shared[replica]))
 
-    def run(self, phase: Phase, factor: float, size: int, then: Then) -> None:
+    def _rates(self, running: list[_Running]) -> dict[int, float]:
+        flows = tuple(sorted([step.flow for step in running]))
+        rates = self._known.get(flows)
+        if rates is None:
+            if len(self._known) >= _MOST_SHARES:
+                self._known.clear()
+            found = shares([self._flows[flow] for flow in flows], self._capacity)
+            rates = self._known[flows] = dict(zip(flows, found, strict=True))
+        return rates
+
+    def _end(self, replica: int, step: _Running, shared: int) -> None:
+        """End a step, unless shares were given out since, and with them another end."""
+        if shared == self._shared[replica]:
+            self._running[replica].remove(step)
+            self._stale[replica] = None
+            step.then()
+
+    def run(self, phase: Phase, factor: float, size: int, then: Then, replica: int = 0) -> None:
         """Run the steps of a phase, core-seconds `factor` times and all `size` times as many, then call `then`."""
-        waits = {step.name: len(step.after) for step in phase.steps}
-        left = len(phase.steps)
+        tasks = self._phases.get(id(phase)) or self._tasks(phase)
+        waits = [task.waits for task in tasks]
+        left = len(tasks)
         if not left:
             then()
 
-        def end(ended: Step) -> None:
+        def start(number: int) -> None:
+            task = tasks[number]
+            amount = size * factor * task.amount if task.computes else size * task.amount
+            if task.flow is None:
+                self.at(self.now + amount, ENDS_ALONE, partial(end, task))
+            else:
+                self._running[replica].append(_Running(task.flow, amount, partial(end, task), self.now))
+                self._stale[replica] = None
+
+        def end(ended: _Task) -> None:
             nonlocal left
             left -= 1
             if not left:
                 then()
-            for step in phase.steps:
-                if ended.name in step.after:
-                    waits[step.name] -= step.after.count(ended.name)
-                    if not waits[step.name]:
-                        self._start(step, factor, size, partial(end, step))
+            for number in ended.then:
+                waits[number] -= 1
+                if not waits[number]:
+                    start(number)
 
-        for step in phase.steps:
-            if not step.after:
-                self._start(step, factor, size, partial(end, step))
+        for number, task in enumerate(tasks):
+            if not task.waits:
+                start(number)
 
-    def _start(self, step: Step, factor: float, size: int, then: Then) -> None:
+    def _tasks(self, phase: Phase) -> tuple[_Task, ...]:
+        """The steps of a phase, whose flows get their numbers."""
+        after = {step.name: tuple(n for n, o in enumerate(phase.steps) if step.name in o.after) for step in phase.steps}
+        made = tuple(
+            _Task(len(set(step.after)), after[step.name], *self._work(step), isinstance(step.work, Compute))
+            for step in phase.steps
+        )
+        self._phases[id(phase)] = made
+        return made
+
+    def _work(self, step: Step) -> tuple[float, int | None]:
+        """The amount of a step, and its flow."""
         work = step.work
         if isinstance(work, Rounds):
-            self.at(self.now + size * self.service.step_seconds(step), ENDS, then)
-            return
+            return self.service.step_seconds(step), None
         if isinstance(work, Compute):
-            amount = size * factor * work.core_seconds
+            amount = work.core_seconds
             flow = Flow((("cores", work.host),), min(work.width, self.service.hosts[work.host].cores))
         else:
-            amount = size * 8 * work.bytes
+            amount = 8 * work.bytes
             flow = Flow((("up", work.source), ("down", work.target)), math.inf)
         if not amount or min(flow.cap, *(self._capacity[resource] for resource in flow.resources)) == math.inf:
-            self.at(self.now, ENDS, then)  # no time
-            return
-        self._running.append(_Running(flow, amount, then, self.now))
-        self._stale = True
+            return 0.0, None  # no time
+        if flow not in self._flows:
+            self._flows.append(flow)
+        return amount, self._flows.index(flow)

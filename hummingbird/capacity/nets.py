@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from hummingbird.capacity.measure import amounts, digest, kind_of
 from hummingbird.capacity.profile import Profile, Seconds
-from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Service, Step, Work, chain, check_count
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, Work, chain, check_count
 from hummingbird.cost import FREE, Cost
 from hummingbird.errors import ConfigError
 from hummingbird.mpc import microbatch
@@ -63,16 +63,15 @@ def _service(
     seconds = {part: profile.seconds(kind, part, work, mark) for part in names}
     cost = sum((step.cost for step in private.costs(shape, parties)), FREE)
     roles = [f"party-{rank}" for rank in range(parties)]
-    steps = _online(roles, cost, seconds, profile.threads)
+    steps = _online(roles, cost, seconds, profile)
     _, slot = places(requests)
-    width = profile.threads
-    dealing: list[tuple[str, Work]] = [("deal", Compute(DEALER, seconds["deal"].mean, width))] if requests else []
+    dealing: list[tuple[str, Work]] = [("deal", profile.compute(DEALER, seconds["deal"]))] if requests else []
     stored = dealer == "store" and slot > 0
     sent = slot if stored else cost.offline_bits / 8  # a slot is padded to whole pages
     correcting: list[tuple[str, Work]] = [("corrections", Send(DEALER, roles[0], sent))] if sent else []
     if not stored:  # in parallel: what is made first is sent, and used, first
         steps += [Step(name, do) for name, do in (*dealing, *correcting)]
-    host = Host(cores=width * lanes, up=BANDWIDTH, down=BANDWIDTH)
+    host = Host(cores=profile.threads * lanes, up=BANDWIDTH, down=BANDWIDTH)
     hosts = dict.fromkeys([*roles, DEALER] if requests else roles, host)
     return Service(
         name=f"{protocol}, {'a store' if stored else 'a dealer that streams'}, slices of {shape}",
@@ -84,7 +83,7 @@ def _service(
         slots=_IN_TURNS * lanes,
         images=shape[0],
         rtt=RTT,
-        notes=(_origin(profile, seconds),),
+        notes=(profile.origin(*seconds.values()),),
     )
 
 
@@ -104,9 +103,9 @@ def _check(protocol: str, private: PrivateNet, shape: tuple[int, ...], dealer: s
         raise ConfigError(f"a batch of {shape[0]} images runs as {len(slices)} slices", where="shape", hint=hint)
 
 
-def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], width: int) -> list[Step]:
+def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: Profile) -> list[Step]:
     """Steps of the parties: all compute, then all bits and rounds; seeds are expanded beside it, a slot ahead."""
-    computing = [Step(f"compute {role}", Compute(role, seconds["compute"].mean, width)) for role in roles]
+    computing = [Step(f"compute {role}", profile.compute(role, seconds["compute"])) for role in roles]
     after = tuple(step.name for step in computing)
     sending = [
         Step(f"{one} to {other}", Send(one, other, cost.bits / 8 / (len(roles) - 1)), after)
@@ -116,7 +115,7 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], width: in
     ]
     steps = [*computing, *sending, Step("rounds", Rounds(cost.rounds), tuple(step.name for step in sending))]
     if "expand" in seconds:
-        steps += [Step(f"expand {role}", Compute(role, seconds["expand"].mean, width)) for role in roles]
+        steps += [Step(f"expand {role}", profile.compute(role, seconds["expand"])) for role in roles]
     return steps
 
 
@@ -131,12 +130,3 @@ def _setup(roles: list[str], cost: Cost) -> Phase | None:
         if one != other
     ]
     return Phase((*sends, Step("rounds", Rounds(cost.rounds), tuple(step.name for step in sends))))
-
-
-def _origin(profile: Profile, seconds: dict[str, Seconds]) -> str:
-    """A note: on what the seconds were measured, or composed."""
-    machine = f"{profile.machine.get('cpu', 'an unnamed CPU')}, {profile.threads} thread(s)"
-    error = max(part.error for part in seconds.values())
-    composed = f"composed of its layers (error {100 * error:.0f} % on slices that were measured)"
-    how = composed if error else "measured"
-    return f"seconds {how}: {machine}"

@@ -6,6 +6,7 @@ Rows are runs (with replicas: run * replicas + replica); every method takes the 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,11 +16,32 @@ from hummingbird.errors import ConfigError
 _MOST_BYTES = 4 << 30  # of the ends of all refills
 
 
-class Places:
-    """Places of every row, each of which is free from a time on."""
+class Start(NamedTuple):
+    """A state to begin with, of rows; all times before the first arrival are alike.
 
-    def __init__(self, rows: int, places: int) -> None:
-        self.free = np.full((rows, places), -math.inf)
+    slots: (rows, slots), when each is free. ends: (rows, any), the last ends of refills that were begun, ascending.
+    begun: refills, and taken: tokens, before. run: whose seconds of refills are a row's.
+    """
+
+    slots: Floats
+    ends: Floats
+    begun: Ints
+    taken: Ints
+    run: Ints
+
+    @classmethod
+    def idle(cls, system: System, rows: int) -> Start:
+        """Nobody there, and the tokens of time 0 in store."""
+        slots, ends = (np.full((rows, places), -math.inf) for places in (system.slots, system.workers))
+        nothing = np.zeros(rows, dtype=np.int64)
+        return cls(slots, ends, nothing, nothing, np.arange(rows))
+
+
+class Places:
+    """Places of every row, each of which is free from a time on: (rows, places)."""
+
+    def __init__(self, free: Floats) -> None:
+        self.free = free.copy()
 
     def first(self, rows: Ints) -> tuple[Ints, Floats]:
         """The place of each row that is free first, and when."""
@@ -43,18 +65,22 @@ class NoTokens:
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
         """Take them; their places are free from `at` on."""
 
-    def ends(self) -> Floats:
-        """(rows, refills), when each refill ended, ascending; inf for none."""
+    def ends(self, before: int = 0) -> Floats:
+        """(rows, before + refills), when each refill ended, ascending; inf for none. before: so many earlier ones."""
+        return np.empty((0, 0))
+
+    def last(self, count: int) -> Floats:
+        """(rows, count), the last ends of refills begun so far."""
         return np.empty((0, 0))
 
 
 class OnDemand(NoTokens):
     """Each request's refills one after another, in its slot, once it has begun."""
 
-    def __init__(self, system: System, rows: int, seconds: Floats) -> None:
+    def __init__(self, system: System, seconds: Floats, start: Start) -> None:
         self.per_refill = system.per_refill
-        self.seconds = np.broadcast_to(seconds, (rows, np.shape(seconds)[-1]))
-        self.done = np.zeros(rows, dtype=np.int64)
+        self.seconds, self.run = seconds, start.run
+        self.done = start.begun.copy()
 
     def _refills(self, need: Ints) -> Ints:
         return -(-need // self.per_refill)
@@ -62,7 +88,7 @@ class OnDemand(NoTokens):
     def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
         refills, end = self._refills(need), begin
         for number in range(int(refills.max())):
-            more = self.seconds[rows, (self.done[rows] + number) % self.seconds.shape[1]]
+            more = self.seconds[self.run[rows], (self.done[rows] + number) % self.seconds.shape[1]]
             end = np.where(number < refills, end + more, end)
         return end
 
@@ -75,28 +101,33 @@ class Store(NoTokens):
 
     ahead = True
 
-    def __init__(self, system: System, rows: int, seconds: Floats, most: int) -> None:
-        """most: tokens that any row may take in all."""
-        self.system = system
-        self.seconds = np.broadcast_to(seconds, (rows, np.shape(seconds)[-1]))
-        refills = (most + system.store - system.stored) // system.per_refill
-        if 8 * rows * (refills + system.workers) > _MOST_BYTES:
+    def __init__(self, system: System, seconds: Floats, most: Ints, start: Start) -> None:
+        """most: tokens that each row may take in all."""
+        self.system, self.seconds, self.run = system, seconds, start.run
+        rows, self.lead = start.ends.shape
+        room = start.taken + most + system.store - system.stored
+        refills = int((room // system.per_refill - start.begun).max(initial=0))
+        if 8 * rows * (refills + self.lead) > _MOST_BYTES:
             hint = "fewer runs, or a store that is full at first"
             raise ConfigError(f"{refills} refills in each of {rows} runs", where="tokens", hint=hint)
-        # Column r + j: the j-th smallest end. The first r columns: the workers, idle at first.
-        self.ready_at = np.full((rows, system.workers + refills), math.inf)
-        self.ready_at[:, : system.workers] = -math.inf
-        self.begun = np.zeros(rows, dtype=np.int64)
-        self.taken = np.zeros(rows, dtype=np.int64)
+        # Column base + j: the j-th smallest end. The first columns: what was, at first idle workers.
+        self.ready_at = np.full((rows, self.lead + refills), math.inf)
+        self.ready_at[:, : self.lead] = start.ends
+        self.base = self.lead - start.begun
+        self.begun, self.taken = start.begun.copy(), start.taken.copy()
         self._refill(np.arange(rows), np.zeros(rows))
 
-    def ends(self) -> Floats:
-        return self.ready_at[:, self.system.workers :]
+    def ends(self, before: int = 0) -> Floats:
+        return self.ready_at[:, self.lead - before :]
+
+    def last(self, count: int) -> Floats:
+        columns = (self.base + self.begun)[:, None] + np.arange(-count, 0)
+        return np.take_along_axis(self.ready_at, columns, axis=1)
 
     def ready(self, rows: Ints, begin: Floats, need: Ints) -> Floats:
         last = self.taken[rows] + need - 1 - self.system.stored  # the last token, counted from the first made
         refill = np.maximum(last // self.system.per_refill, -1)
-        return np.maximum(begin, self.ready_at[rows, self.system.workers + refill])
+        return np.maximum(begin, self.ready_at[rows, self.base[rows] + refill])
 
     def take(self, rows: Ints, need: Ints, at: Floats) -> None:
         self.taken[rows] += need
@@ -111,21 +142,21 @@ class Store(NoTokens):
             if not due.all():
                 rows, at = rows[due], at[due]
             j = self.begun[rows]
-            begin = np.maximum(at, self.ready_at[rows, j])  # the r-th largest end: a worker is free
-            end = begin + self.seconds[rows, j % self.seconds.shape[1]]
-            if r == 1:
-                self.ready_at[rows, j + 1] = end
-            else:  # only the r - 1 other refills under way may end later than this one
-                columns = j[:, None] + np.arange(1, r + 1)
-                self.ready_at[rows, j + r] = end
+            column = self.base[rows] + j
+            begin = np.maximum(at, self.ready_at[rows, column - r])  # the r-th largest end: a worker is free
+            end = begin + self.seconds[self.run[rows], j % self.seconds.shape[1]]
+            self.ready_at[rows, column] = end
+            if r > 1:  # only the r - 1 other refills under way may end later than this one
+                columns = column[:, None] + np.arange(1 - r, 1)
                 self.ready_at[rows[:, None], columns] = np.sort(self.ready_at[rows[:, None], columns], axis=1)
             self.begun[rows] = j + 1
 
 
-def tokens_of(system: System, rows: int, seconds: Draws, need: Ints) -> NoTokens:
+def tokens_of(system: System, seconds: Draws, need: Ints, start: Start) -> NoTokens:
     """How requests come by their tokens; seconds.refill: of every refill."""
     if system.tokens is None or seconds.refill is None:
         return NoTokens()
+    start = start._replace(run=start.run % len(seconds.refill))
     if not system.tokens:
-        return OnDemand(system, rows, seconds.refill)
-    return Store(system, rows, seconds.refill, int(need.sum(1).max(initial=0)))
+        return OnDemand(system, seconds.refill, start)
+    return Store(system, seconds.refill, np.repeat(need.sum(1), system.replicas), start)

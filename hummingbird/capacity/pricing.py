@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hummingbird.capacity.limit import loads, refills_per_request
 from hummingbird.capacity.result import Result
 
 HOURS_PER_MONTH = 730.0
@@ -32,11 +31,11 @@ def cost_of(run: Result) -> Cost:
     stored = (
         sum(host.store / 1e9 * host.prices.gb_month for host in service.hosts.values()) / HOURS_PER_MONTH * replicas
     )
-    sent, refills = 0.0, refills_per_request(service)
-    for phase, times in ((service.request, 1.0), (service.refill, refills)):
-        for (role, kind), bits in loads(service, phase).items() if phase else ():
-            if kind == "up":
-                sent += times * per_hour * bits / 8e9 * service.hosts[role].prices.gb_sent
+    sent = sum(
+        per_hour * bits / 8e9 * service.hosts[role].prices.gb_sent
+        for (role, kind), bits in run.asked.items()
+        if kind == "up"
+    )
     hour = cores + sent + stored
     images = 3600 * run.goodput * run.arrivals.mean_images
     return Cost(cores, sent, stored, 1000 * hour / images if images else 0.0)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from hummingbird import kernels
-from hummingbird.capacity.service import check_count, check_number
+from hummingbird.capacity.service import Compute, check_count, check_number
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.fitting import nonnegative
 from hummingbird.version import VERSION as RELEASE
@@ -83,8 +83,7 @@ class Profile:
         rows = [row for row in self.rows if row.kind == kind and part in row.seconds]
         same = [row for row in rows if digest and row.digest == digest]
         if not same and len(rows) < 2:
-            hint = "python -m scripts.calibrate measures them"
-            raise ConfigError(f"no measurements of {kind}: {part}", where="profile", hint=hint)
+            raise ConfigError(f"no measurements of {kind}: {part}", where="profile", hint=command(kind))
         used = same[:1] or rows
         spread = sorted(sample / statistics.median(row.seconds[part]) for row in used for sample in row.seconds[part])
         spread = spread[:: -(-len(spread) // _MOST_FACTORS)]
@@ -94,10 +93,29 @@ class Profile:
             return Seconds(mean * statistics.median(same[0].seconds[part]), factors, 0.0)
         return Seconds(mean * _composed(rows, part, amounts), factors, _error(rows, part))
 
+    def compute(self, host: str, seconds: Seconds) -> Compute:
+        """A step of measured work on a host: on as many cores as it was measured on it takes those seconds."""
+        return Compute(host, seconds.mean * self.threads, self.threads)
+
+    def origin(self, *parts: Seconds) -> str:
+        """A note in words: on which machine these seconds were measured, or of what they are composed.
+
+        The error is that of the parts' sum, if all are wrong the same way.
+        """
+        error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
+        composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
+        how = composed if error else "measured"
+        return f"seconds {how}: {self.machine.get('cpu', 'an unnamed CPU')}, {self.threads} thread(s)"
+
     def to_text(self) -> str:
         """The profile as JSON."""
         data = {"machine": dict(self.machine), "threads": self.threads, "rows": [asdict(row) for row in self.rows]}
         return json.dumps({"format": FORMAT, "version": VERSION, **data}, indent=1) + "\n"
+
+
+def command(kind: str) -> str:
+    """The command that measures rows of a kind, whose first word is its section of `calibrate`."""
+    return f"python -m scripts.calibrate --only {kind.split()[0]} --json profile.json measures them"
 
 
 def _composed(rows: Sequence[Row], part: str, amounts: Mapping[str, float]) -> float:

@@ -56,7 +56,8 @@ def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> fl
         names = ", ".join(name for name in units if name)
         raise argparse.ArgumentTypeError(f"{text!r} is not {what} such as {example} (units: {names})")
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
+        problem = "is not above 0" if value < math.inf else "is no finite number"
+        raise argparse.ArgumentTypeError(f"{text!r} {problem}: give {what} such as {example}")
     return value
 
 

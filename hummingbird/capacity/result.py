@@ -11,7 +11,7 @@ import numpy as np
 
 from hummingbird.capacity import statistics
 from hummingbird.capacity.arrivals import Arrivals, Trace
-from hummingbird.capacity.limit import Limit, Resource, capacity_of, loads, refills_per_request
+from hummingbird.capacity.limit import Limit, Resource, asked, binding, capacity_of
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.statistics import Estimate
 from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System
@@ -38,13 +38,11 @@ class Result:
 
     @property
     def limit(self) -> Limit:
-        """The largest rate of arrivals in closed form, and what sets it; inf for batches, which it does not know.
+        """The largest rate of arrivals in closed form, and what sets it.
 
         The recurrence's own: without the cores and links that it takes for unshared.
         """
-        if self.system.batch > 1:
-            return Limit(math.inf, "not known of batches")
-        least = next(limit for limit in self.limits if limit.resource is None or self.engine != RECURRENCE)
+        least = binding(self.limits, self.service, shared=self.engine != RECURRENCE)
         return least._replace(rate=least.rate * self.system.replicas / float(self.load.sizes().mean()))
 
     @cached_property
@@ -83,25 +81,28 @@ class Result:
 
     @cached_property
     def means(self) -> dict[str, Estimate]:
-        """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase."""
-        o = self.outcome
-        parts = {"latency": o.latency, "wait": o.began - o.arrived, "blocked": o.went - o.began}
+        """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase; the transit."""
+        o, transit = self.outcome, self.service.transit_seconds
+        parts = {"latency": o.latency, "wait": o.began - o.arrived - transit, "blocked": o.went - o.began}
+        if transit:
+            parts["transit"] = np.where(o.served, transit, np.nan)
         return {
             name: statistics.mean(self._steady(part)) for name, part in (parts | {"online": o.left - o.went}).items()
         }
 
     @cached_property
     def _window(self) -> tuple[Floats, Floats, Floats]:
-        """The arrivals of the first and the last request that count, in every run, and the seconds between: (runs, 1)
-        each.
+        """When the first and the last request that count came to the service, in every run, and the seconds between:
+        (runs, 1) each.
         """
-        low, high = self.outcome.arrived[:, self.cut, None], self.outcome.arrived[:, -1:]
+        came = self.outcome.arrived + self.service.transit_seconds
+        low, high = came[:, self.cut, None], came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
-    def _inside(self, begin: Floats, end: Floats) -> float:
+    def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
         """Mean number of what lasts from `begin` to `end` (runs, n), over the windows; NaN lasts not at all."""
         low, high, length = self._window
-        total = np.nansum(np.clip(end, low, high) - np.clip(begin, low, high), axis=1, keepdims=True)
+        total = np.nansum(weights * (np.clip(end, low, high) - np.clip(begin, low, high)), axis=1, keepdims=True)
         return float((total / length).mean())
 
     @cached_property
@@ -111,7 +112,7 @@ class Result:
         waited = np.where(np.isnan(o.began), o.left, o.began)
         got = np.where(np.isnan(o.went), o.left, o.went)
         found = {
-            "waiting": self._inside(o.arrived, waited),
+            "waiting": self._inside(o.arrived + self.service.transit_seconds, waited),
             "in slots": self._inside(o.began, o.left),
             "blocked": self._inside(o.began, got),
         }
@@ -140,16 +141,38 @@ class Result:
     @cached_property
     def utilisation(self) -> dict[str, float]:
         """Share of the slots that are taken, and of each core and link in what requests and their refills ask of it."""
-        service, found = self.service, {"slots": self.levels["in slots"] / (self.system.slots * self.system.replicas)}
+        service, slots = self.service, self._inside(self.outcome.began, self.outcome.left, self._parts)
+        found = {"slots": slots / (self.system.slots * self.system.replicas)}
         rate = self.goodput * float(self.load.sizes().mean()) / self.system.replicas
-        asked: dict[Resource, float] = {}
-        for phase, times in ((service.request, 1.0), (service.refill, refills_per_request(service))):
-            for resource, amount in loads(service, phase).items() if phase is not None else ():
-                asked[resource] = asked.get(resource, 0.0) + times * amount
-        for (role, kind), amount in asked.items():
+        for (role, kind), amount in self.asked.items():
             if capacity_of(service, (role, kind)) < math.inf:
                 found[f"{role} {kind}"] = rate * amount / capacity_of(service, (role, kind))
         return found
+
+    @cached_property
+    def asked(self) -> dict[Resource, float]:
+        """Mean core-seconds and bits that a request of the service asked of every core and link, refills too."""
+        return asked(self.service, self._together)
+
+    @cached_property
+    def _together(self) -> float:
+        """Requests that were served as one, on average."""
+        return 1.0 if self.system.batch == 1 else float(1 / self._parts.mean())
+
+    @cached_property
+    def _parts(self) -> Floats:
+        """Parts of a batch that the requests were; those that began at one time were in as few as can be."""
+        found = np.ones(self.load.shape)
+        for part, began in zip(found, self.outcome.began, strict=True) if self.system.batch > 1 else ():
+            _, places, counts = np.unique(began, return_inverse=True, return_counts=True)
+            part[:] = (np.ceil(counts / self.system.batch) / counts)[places]
+        return found
+
+    @cached_property
+    def latencies(self) -> Floats:
+        """Latencies of all requests that count, seconds, in ascending order."""
+        values = self._steady(self.outcome.latency)
+        return np.sort(values[np.isfinite(values)])
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:

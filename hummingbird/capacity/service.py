@@ -172,6 +172,18 @@ class Phase:
         for number, factor in enumerate(self.factors):
             check_number(factor, f"factors[{number}]", 0, "measured over mean", above=True)
 
+    @property
+    def computing(self) -> Phase:
+        """Its core-seconds alone, one step after the other as here: what a batch takes longer is such work."""
+        before: dict[str, set[str]] = {}
+        found: list[Step] = []
+        for step in self.steps:
+            before[step.name] = set(step.after).union(*(before[name] for name in step.after))
+            if isinstance(step.work, Compute):
+                after = tuple(one.name for one in found if one.name in before[step.name])
+                found.append(Step(step.name, step.work, after))
+        return Phase(tuple(found))
+
 
 def _ordered(steps: Iterable[Step]) -> list[Step]:
     """The steps, each after those it waits for, else in the order given; ConfigError for a cycle."""
@@ -200,7 +212,10 @@ class Service:
 
     refill: what makes `refill_tokens` tokens, or None: requests need none. session: paid once by each client, or None.
     token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
-    images: of one request. rtt: seconds there and back between any two hosts. notes: where its figures come from.
+    batch: requests that are served as one, which begin when there are so many or the first has waited `hold` seconds,
+    and take `each` seconds more for every request but the first. transit: of a request on its way there and back,
+    outside of its slot; None: it has none. images: of one request. rtt: seconds there and back between any two hosts.
+    notes: where its figures come from.
     """
 
     name: str
@@ -208,19 +223,24 @@ class Service:
     request: Phase
     refill: Phase | None = None
     session: Phase | None = None
+    transit: Phase | None = None
     token_bytes: Mapping[str, int] = field(default_factory=dict)
     refill_tokens: int = 1
     request_tokens: int = 1
     workers: int = 1
     slots: int = 1
+    batch: int = 1
+    hold: float = 0.0
+    each: float = 0.0
     images: int = 1
     rtt: float = 0.0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name, "name")
-        check_number(self.rtt, "rtt", 0, "seconds")
-        for name in ("refill_tokens", "request_tokens", "workers", "slots", "images"):
+        for name in ("rtt", "hold", "each"):
+            check_number(getattr(self, name), name, 0, "seconds")
+        for name in ("refill_tokens", "request_tokens", "workers", "slots", "batch", "images"):
             check_count(getattr(self, name), name, 1, name.replace("_", " "))
         for role in self.hosts:
             check_name(role, "hosts")
@@ -245,8 +265,8 @@ class Service:
             raise ConfigError(f"unknown host {role}", where=where, hint=f"one of {', '.join(self.hosts) or 'none'}")
 
     def phases(self) -> dict[str, Phase]:
-        """The phases that there are, by name: session, refill, request."""
-        found = {"session": self.session, "refill": self.refill, "request": self.request}
+        """The phases that there are, by name: session, refill, transit, request."""
+        found = {"session": self.session, "refill": self.refill, "transit": self.transit, "request": self.request}
         return {name: phase for name, phase in found.items() if phase is not None}
 
     @property
@@ -270,7 +290,10 @@ class Service:
             new = {name: value for name, value in given.items() if value is not None}
             changed[role] = dataclasses.replace(host, **new)  # type: ignore[arg-type]
         rtt = self.rtt if hosts.rtt is None else hosts.rtt
-        return dataclasses.replace(self, hosts=changed, rtt=rtt)
+        there = dataclasses.replace(self, hosts=changed, rtt=rtt)
+        alone = self.seconds(self.request.computing)
+        share = there.seconds(self.request.computing) / alone if alone else 1.0
+        return dataclasses.replace(there, each=share * self.each)
 
     def step_seconds(self, step: Step, factor: float = 1.0) -> float:
         """Seconds of a step that has its hosts and links to itself; `factor` multiplies core-seconds."""
@@ -280,6 +303,11 @@ class Service:
         if isinstance(work, Send):
             return 8 * work.bytes / min(self.hosts[work.source].up, self.hosts[work.target].down)
         return work.rounds * self.rtt / 2
+
+    @property
+    def transit_seconds(self) -> float:
+        """Seconds of a request on its way there and back, alone on its links."""
+        return self.seconds(self.transit) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:
         """Seconds of the longest path of a phase, each step alone on its hosts and links."""

@@ -15,14 +15,15 @@ FORMAT = "hummingbird-service"
 VERSION = 1
 _MOST_TEXT = 16 << 20  # bytes
 _WORKS = {"compute": Compute, "send": Send, "rounds": Rounds}
-_NUMBERS = ("refill_tokens", "request_tokens", "workers", "slots", "images", "rtt")
-_FIELDS = {"format", "version", "name", "notes", "hosts", "token_bytes", *_NUMBERS, "refill", "request", "session"}
+_NUMBERS = ("refill_tokens", "request_tokens", "workers", "slots", "batch", "hold", "each", "images", "rtt")
+_PHASES = ("refill", "request", "session", "transit")
+_FIELDS = {"format", "version", "name", "notes", "hosts", "token_bytes", *_NUMBERS, *_PHASES}
 T = TypeVar("T")
 
 
 def to_text(service: Service) -> str:
     """The service as JSON; a link without a limit is null."""
-    phases = {name: _of_phase(getattr(service, name)) for name in ("refill", "request", "session")}
+    phases = {name: _of_phase(getattr(service, name)) for name in _PHASES}
     data = {
         **{"format": FORMAT, "version": VERSION, "name": service.name},
         "notes": list(service.notes),
@@ -56,7 +57,7 @@ def from_text(text: str, where: str) -> Service:
         if name not in data:
             raise InputError(f"no field {name}", where=where, hint="every service has one")
     hosts = _object(data["hosts"], f"{where}: hosts")
-    phases = {name: _phase(data[name], f"{where}: {name}") for name in ("refill", "request", "session") if name in data}
+    phases = {name: _phase(data[name], f"{where}: {name}") for name in _PHASES if name in data}
     fields = {
         **{name: data[name] for name in ("name", *_NUMBERS) if name in data},
         "hosts": {role: _host(value, f"{where}: hosts.{role}") for role, value in hosts.items()},

@@ -18,8 +18,9 @@ import numpy as np
 
 from hummingbird.capacity import engines
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Users, poisson
-from hummingbird.capacity.limit import limits
+from hummingbird.capacity.limit import binding, limits
 from hummingbird.capacity.pricing import Cost, cost_of
+from hummingbird.capacity.quantities import shown_rate
 from hummingbird.capacity.result import RECURRENCE, Result
 from hummingbird.capacity.service import Compute, Hosts, Service, check_count, check_number
 from hummingbird.capacity.system import system_of
@@ -63,10 +64,11 @@ class Solution:
 
 
 class Trial(NamedTuple):
-    """The goal's figure, seconds, and the run that it is of; inf and none above the heaviest load."""
+    """The goal's figure, seconds, of what, and the run that it is of; inf and none above the heaviest load."""
 
     figure: float
-    run: Result | None
+    service: Service
+    run: Result | None = None
 
 
 @dataclass
@@ -90,11 +92,11 @@ class _Search:
 
     def try_out(self, service: Service, arrivals: Arrivals, replicas: int = 1) -> Trial:
         if self.load(service, arrivals) / replicas > self.heaviest:
-            return Trial(math.inf, None)
+            return Trial(math.inf, service)
         self.trials += 1
         self.told()
         run = engines.run(service, None, arrivals, replicas=replicas, **self.options)
-        return Trial(figure(run, self.goal), run)
+        return Trial(figure(run, self.goal), service, run)
 
     def meets(self, trial: Trial) -> bool:
         return trial.figure <= self.most
@@ -115,8 +117,9 @@ def load_of(service: Service, arrivals: Arrivals, engine: str | None = None) -> 
     """
     if isinstance(arrivals, Users):
         return 0.0
-    least = next(limit for limit in limits(service) if limit.resource is None or engine != RECURRENCE)
-    return arrivals.per_second() * math.ceil(arrivals.mean_images / service.images) / least.rate
+    size = math.ceil(arrivals.mean_images / service.images)
+    bounds = limits(dataclasses.replace(service, each=service.each / size))
+    return arrivals.per_second() * size / binding(bounds, service, shared=engine != RECURRENCE).rate
 
 
 def heaviest(requests: int) -> float:
@@ -161,7 +164,7 @@ def solve(
     if arrivals is None and vary != "rate":
         raise ConfigError(f"{vary} for no rate", where="arrivals", hint="capacity.poisson(rate)")
     asked = arrivals if arrivals is not None else poisson(1.0)
-    options = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
+    options: dict[str, Any] = {"seed": seed, "requests": requests, "runs": runs, "engine": engine}
     check_count(requests, "requests", 1, "requests")
     check_count(runs, "runs", 1, "runs")
     search = _Search(there, asked, goal, most, options, told)
@@ -216,8 +219,9 @@ def _rate(search: _Search) -> Solved:
     _check_idle(search, search.service, ", a faster link or more cores")
     first = search.heaviest / search.load(search.service, dataclasses.replace(gaps, rate=1.0))
     if not first:
-        hint = "simulate 1,000 requests or more"
-        raise ConfigError(f"{search.options['requests']} requests", where="requests", hint=hint)
+        hint = "simulate 1,000 requests in a run, or more"
+        what = f"runs of {search.options['requests']} requests, which show no load at all"
+        raise ConfigError(what, where="requests", hint=hint)
     return _bisect(
         search,
         lambda rate: search.try_out(search.service, dataclasses.replace(gaps, rate=rate)),
@@ -268,7 +272,11 @@ def _run_of(trial: Trial) -> Result:
 def _never(search: _Search, trial: Trial) -> ConfigError:
     """The error of a goal that no amount meets; trial: with the largest."""
     what = f"{search.goal}={search.most:g} s is not met, however much there is"
-    reached = f"the best has {trial.figure:.4g} s" if trial.run else "requests come faster than they can be served"
+    if trial.run and trial.figure < math.inf:
+        reached = f"the best has {trial.figure:.4g} s"
+    else:
+        least = limits(trial.service)[0]
+        reached = f"the best serves {shown_rate(least.rate)}, set by {least.cause}, and more comes or is near"
     return ConfigError(what, where="goal", hint=f"{reached}: vary something else, or ask for less")
 
 
@@ -277,7 +285,7 @@ def _store(search: _Search) -> Solved:
     if not service.token_bytes:
         raise ConfigError("a service without tokens", where="vary", hint="vary something else than the store")
     size = max(service.token_bytes.values())
-    first = max(service.refill_tokens, service.request_tokens)
+    first = max(service.refill_tokens, service.request_tokens * service.batch)
 
     def with_tokens(tokens: int) -> Service:
         return service.at(Hosts(store=tokens * size))
@@ -334,6 +342,7 @@ def _split(search: _Search) -> Solved:
     if not limited:
         raise ConfigError("no host whose link has limits", where="vary", hint="give --up and --down")
     total = limited[0].up + limited[0].down
+    _check_idle(search, service.at(Hosts(up=total, down=total)), ", a faster link or more cores")
 
     def at(part: float) -> tuple[float, Trial]:
         there = service.at(Hosts(up=part * total, down=(1 - part) * total))
@@ -406,4 +415,7 @@ def _faster(service: Service, role: str) -> Service:
                 work = dataclasses.replace(work, core_seconds=work.core_seconds / _STEP)
             steps.append(dataclasses.replace(step, work=work))
         changed[name] = dataclasses.replace(phase, steps=tuple(steps))
-    return dataclasses.replace(service, **changed)  # type: ignore[arg-type]
+    faster = dataclasses.replace(service, **changed)  # type: ignore[arg-type]
+    alone = service.seconds(service.request.computing)
+    share = service.seconds(faster.request.computing) / alone if alone else 1.0
+    return dataclasses.replace(faster, each=share * service.each)

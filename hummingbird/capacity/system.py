@@ -88,6 +88,13 @@ class System:
             hint = "a larger store, or smaller requests and refills"
             raise ConfigError(f"{what}, filled {m} at a time, is sure to hold only {sure}", where="tokens", hint=hint)
 
+    def check_batches(self, load: Load, draws: Draws) -> None:
+        """ConfigError for batches of what may leave early, comes to several queues, or begins a session."""
+        turned_away = self.queue is not None or load.patience is not None
+        if self.batch > 1 and (turned_away or self.replicas > 1 or load.due is None or draws.session is not None):
+            what = "batches go with open arrivals at one queue only: no users, sessions, patience, full queue, replicas"
+            raise ConfigError(what, where="batch", hint="serve requests one at a time")
+
 
 def system_of(service: Service, *, full: bool = True, **rules: object) -> System:
     """The rules of a service, from a full store or an empty one; `rules`: other fields of System."""
@@ -99,6 +106,9 @@ def system_of(service: Service, *, full: bool = True, **rules: object) -> System
         "stored": (tokens or 0) if full else 0,
         "per_refill": service.refill_tokens,
         "per_request": service.request_tokens,
+        "batch": service.batch,
+        "hold": service.hold,
+        "each": service.each,
     }
     return System(**(fields | rules))  # type: ignore[arg-type]
 

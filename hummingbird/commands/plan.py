@@ -18,7 +18,7 @@ from hummingbird.capacity.pricing import Cost, cost_of
 from hummingbird.capacity.quantities import shown_bytes, shown_rate, shown_seconds
 from hummingbird.capacity.result import Result
 from hummingbird.capacity.service_json import to_text
-from hummingbird.commands import plan_show, plan_sweep, plots
+from hummingbird.commands import plan_plot, plan_show, plan_sweep, plots
 from hummingbird.commands.files import check_writable, write_json, write_together
 from hummingbird.commands.plan_load import add_load, arrivals_of, goal_of, needed, options_of
 from hummingbird.commands.plan_service import add_service, service_of
@@ -59,6 +59,11 @@ _EXAMPLES = {
       --threads 4 17 32 --store 16GB
   python -m hummingbird plan show --service masked --model models:get_model resnet18 10 --input 1x3x32x32 \\
       --profile profile.json --bandwidth 352mbit --store 64GB --save service.json
+  python -m hummingbird plan show --service he --model models:get_model cryptonets 10 activation=relu \\
+      --input 2048x1x28x28 --profile profile.json --bandwidth 1gbit
+  python -m hummingbird plan show --service pir --table 1048576x256 --profile profile.json --rtt 20ms
+  python -m hummingbird plan show --service cg --model models:get_model resnet18 10 pool=none --input 1x3x32x32 \\
+      --up 835mbit --down 165mbit --threads 4 17 32 --store 16GB --profile profile.json
 """,
 }
 ACTIONS = tuple(_EXAMPLES)
@@ -76,6 +81,7 @@ def add_parser(commands: Any) -> None:
     running.add_argument("--queue", type=count, metavar="N", help="requests that may wait; one more is rejected")
     running.add_argument("--replicas", type=count, default=1, metavar="N", help="of the service (default 1)")
     running.add_argument("--empty", action="store_true", help="begin with an empty store in place of a full one")
+    running.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies (.png, .pdf, .svg)")
     sweep = _action(actions, "sweep", "Simulate for several values of one input.", _SWEEP, _sweep)
     add_load(sweep, None, None)
     sweep.add_argument("--vary", required=True, choices=tuple(plan_sweep.INPUTS), help="the input")
@@ -85,6 +91,7 @@ def add_parser(commands: Any) -> None:
     add_load(solve, solving.REQUESTS, solving.RUNS)
     solve.add_argument("--goal", required=True, type=goal_of, metavar="FIGURE=TIME", help="as in p99=2s")
     solve.add_argument("--vary", required=True, choices=solving.VARIED, help="what is looked for")
+    solve.add_argument("--plot", type=Path, metavar="FILE", help="draw the latencies at the answer (.png, .pdf, .svg)")
 
 
 def _action(actions: Any, name: str, line: str, description: str, run: Run) -> argparse.ArgumentParser:
@@ -101,6 +108,8 @@ def _checked(args: argparse.Namespace, run: Run) -> int:
         path = getattr(args, option, None)
         if path is not None and str(path) != "-":
             check_writable(Path(path), f"--{option}")
+    if getattr(args, "plot", None) is not None:
+        plots.check(args.plot, "--plot")
     return run(args)
 
 
@@ -124,7 +133,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     service = service_of(args)
-    arrivals = needed(arrivals_of(args, service.images))
+    arrivals = needed(arrivals_of(args, service))
     with tqdm(unit="request", leave=False, disable=args.json == "-") as bar:
 
         def progress(done: int, total: int) -> None:
@@ -148,6 +157,8 @@ def _run(args: argparse.Namespace) -> int:
     figures["cost_per_1000_images"] = cost.per_thousand_images
     money = [_money(cost)] if args.prices else []
     _out(args, figures, "\n\n".join([service.name, found.table(), *_warnings(found), *money]))
+    if args.plot is not None:
+        plan_plot.latencies(found, args.plot)
     return 0
 
 
@@ -170,10 +181,8 @@ def _warnings(found: Result) -> list[str]:
 
 def _sweep(args: argparse.Namespace) -> int:
     plan_sweep.values_of(args)
-    if args.plot is not None:
-        plots.check(args.plot, "--plot")
     service = service_of(args)
-    arrivals = needed(arrivals_of(args, service.images))
+    arrivals = needed(arrivals_of(args, service))
     with tqdm(total=len(args.values), unit="value", leave=False, disable=args.json == "-") as bar:
         found = []
         for row in plan_sweep.rows(args, service, arrivals):
@@ -188,7 +197,7 @@ def _sweep(args: argparse.Namespace) -> int:
 def _solve(args: argparse.Namespace) -> int:
     service = service_of(args)
     goal, most = args.goal
-    arrivals = arrivals_of(args, service.images)
+    arrivals = arrivals_of(args, service)
     if arrivals is None and args.vary == "rate":
         arrivals = Gaps(1.0, images=args.images or service.images)
     with tqdm(unit="trial", leave=False, disable=args.json == "-") as bar:
@@ -202,6 +211,8 @@ def _solve(args: argparse.Namespace) -> int:
             **options_of(args),
         )
     _out(args, _solution(found), _answer(found, money=bool(args.prices)))
+    if args.plot is not None:
+        plan_plot.latencies(found.run, args.plot, goal=(found.goal, found.most))
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from hummingbird.capacity import quantities
 from hummingbird.capacity.arrivals import Arrivals, Gaps, Hourly, Users, trace
 from hummingbird.capacity.result import EVENTS, RECURRENCE
+from hummingbird.capacity.service import Service
 from hummingbird.errors import InputError
 from hummingbird.wire.options import count
 
@@ -32,6 +33,8 @@ def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | 
     group.add_argument("--images", type=count, metavar="N", help="of each request (default: those of the service)")
     text = "a request leaves that has not begun its online phase by then"
     group.add_argument("--patience", type=quantities.seconds, metavar="TIME", help=text)
+    text = "requests of a client, on average, of which the first pays for its session (default: all have one)"
+    group.add_argument("--session", type=count, metavar="N", help=text)
     group = parser.add_argument_group("simulation")
     text = f"of a run (default {requests or '5000, or 1000 by events'})"
     group.add_argument("--requests", type=count, default=requests, metavar="N", help=text)
@@ -42,14 +45,22 @@ def add_load(parser: argparse.ArgumentParser, requests: int | None, runs: int | 
     group.add_argument("--engine", choices=(RECURRENCE, EVENTS), help=text)
 
 
-def arrivals_of(args: argparse.Namespace, images: int) -> Arrivals | None:
-    """The arrivals that the options name, None without; images: of a request where --images says nothing.
+def arrivals_of(args: argparse.Namespace, service: Service) -> Arrivals | None:
+    """The arrivals that the options name, None without; without --images each brings those of a request of the service.
 
     InputError for options that do not go together, and for a trace out of order.
     """
-    other: dict[str, Any] = {"images": args.images or images}
+    other: dict[str, Any] = {"images": args.images or service.images}
     if args.patience:
         other["patience"] = args.patience
+    if args.session:
+        if args.users:
+            what = "--session beside --users, of whom each has one session"
+            raise InputError(what, where="--session", hint="leave --session out")
+        if service.session is None:
+            hint = "leave --session out, or add steps of a session to the file"
+            raise InputError("--session of a service without one", where="--session", hint=hint)
+        other["session"] = float(args.session)
     if args.think is not None and not args.users:
         raise InputError("--think without --users", where="--think", hint="--users N, or leave it out")
     if args.burstiness is not None and not args.rate:

@@ -6,38 +6,39 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from hummingbird.capacity import paper, profile, service_json
 from hummingbird.capacity import quantities as units
-from hummingbird.capacity.nets import DEALERS, gmw, masked
-from hummingbird.capacity.published import asplos23
+from hummingbird.capacity import service_json
+from hummingbird.capacity.nets import DEALERS
 from hummingbird.capacity.service import Hosts, Prices, Service
-from hummingbird.commands.planned import add_arguments, private_net
-from hummingbird.errors import ConfigError, InputError
-from hummingbird.wire.options import count
+from hummingbird.commands.plan_builders import BUILDERS, MEASURED, OTHERS, measured, refuse
+from hummingbird.commands.planned import add_arguments
+from hummingbird.errors import InputError
+from hummingbird.wire.options import count, shape
 
-_NETS = {"masked": masked, "gmw": gmw}
-_MEASURED = "asplos23/"
 _PRICES = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(Prices)}
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
     """--service to --workers, which `service_of` reads."""
-    text = "masked or gmw (a net of --model or --saved, with --input and --profile), asplos23/sg or asplos23/cg (a "
-    text += "net of --net), or a file that `plan show --save` wrote"
+    text = "masked, gmw, crypten or he (a net of --model, with --input and --profile); sg or cg (a net of --model, "
+    text += "with --input, --up and --down; --profile: its garbling); asplos23/sg or asplos23/cg (a net of --net); pir "
+    text += "(a table of --table, with --profile); or a file that `plan show --save` wrote"
     parser.add_argument("--service", required=True, metavar="NAME|FILE", help=text)
-    add_arguments(
-        parser,
-        "shape of a request: one slice of images",
-        required=False,
-        aim="latency, throughput with --dealer stream",
-    )
-    group = parser.add_argument_group("masked, gmw")
+    aim = "latency, throughput with --dealer stream"
+    add_arguments(parser, "shape of a request: one slice of images", required=False, encrypted=True, aim=aim)
+    group = parser.add_argument_group("masked, gmw, crypten, he")
     text = "this kind of machine's speed, by `python -m scripts.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
     text = "slots dealt into a store (default), or made during the request"
     group.add_argument("--dealer", choices=DEALERS, default="store", help=text)
     group.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
-    group = parser.add_argument_group("asplos23 (Garimella et al., 2023)")
+    group = parser.add_argument_group("pir")
+    text = "rows of the table, and bytes of a row, as in 1048576x256"
+    group.add_argument("--table", type=table, metavar="ROWSxBYTES", help=text)
+    text = "many lookups at once, by the plan in a file, as `pir-server --plan`"
+    group.add_argument("--plan", type=Path, metavar="FILE", help=text)
+    group.add_argument("--lookups", type=count, metavar="N", help="rows of a request, without --plan (default 1)")
+    group = parser.add_argument_group("sg, cg (Garimella et al., 2023)")
     group.add_argument("--net", metavar="DATASET/NET", help="one of the six measured nets")
     text = "threads of the client, and of the server for homomorphic evaluation and for garbled circuits"
     group.add_argument("--threads", nargs=3, type=count, metavar=("C", "HE", "GC"), help=text)
@@ -52,68 +53,47 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prices", nargs="+", metavar="NAME=PRICE", help=text)
     group.add_argument("--slots", type=count, metavar="N", help="requests at a time")
     group.add_argument("--workers", type=count, metavar="N", help="refills at a time")
+    text = "requests served as one, with the work, bytes and rounds of one"
+    group.add_argument("--batch", type=count, metavar="N", help=text)
+    text = "of a batch: its first request waits so long for others"
+    group.add_argument("--window", type=units.seconds, dest="hold", metavar="TIME", help=text)
+    text = "of a batch: more for each request but the first"
+    group.add_argument("--each", type=units.seconds, metavar="TIME", help=text)
+
+
+def table(text: str) -> tuple[int, ...]:
+    """Rows and bytes of a row, written as in 1048576x256."""
+    sizes = shape(text)
+    if len(sizes) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no table such as 1048576x256")
+    return sizes
 
 
 def service_of(args: argparse.Namespace) -> Service:
     """The service that the options name, on their machines; ConfigError and InputError for what cannot be."""
     name = args.service
-    if name in _NETS:
-        found = _of_net(name, args)
-    elif name.startswith(_MEASURED):
-        found = _measured(name.removeprefix(_MEASURED), args)
+    if name in BUILDERS:
+        found = BUILDERS[name](args)
+    elif name.startswith(MEASURED):
+        found = measured(name.removeprefix(MEASURED), args)
     else:
-        _refuse(args, f"--service {name}", "net", "threads", "model", "saved", "profile")
+        refuse(args, *OTHERS)
         found = service_json.from_text(_read(Path(name)), name)
     machines = Hosts(args.cores, args.store, args.bandwidth, args.rtt, args.up, args.down, prices_of(args))
-    given = {key: getattr(args, key) for key in ("slots", "workers") if getattr(args, key)}
-    return dataclasses.replace(found.at(machines), **given)
-
-
-def _of_net(name: str, args: argparse.Namespace) -> Service:
-    _refuse(args, f"--service {name}", "net", "threads")
-    for option, hint in (
-        ("input", "the shape of a request, as in 1x3x32x32"),
-        ("profile", "python -m scripts.calibrate --json profile.json makes one"),
-    ):
-        if getattr(args, option) is None:
-            raise InputError(f"--service {name} without --{option}", where=f"--{option}", hint=hint)
-    if not (args.model or args.saved):
-        hint = "--model MODULE:FUNCTION, or --saved DIR"
-        raise InputError(f"--service {name} without a net", where="--model", hint=hint)
-    if args.protocol not in (None, name):
-        raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
-    args.protocol = None if args.saved else name
-    args.aim = args.aim or ("throughput" if args.dealer == "stream" else "latency")
-    speed = profile.load(args.profile)
-    return _NETS[name](private_net(args), args.input, speed, args.dealer, args.parties, args.lanes)
-
-
-def _measured(kind: str, args: argparse.Namespace) -> Service:
-    _refuse(args, f"--service {_MEASURED}{kind}", "model", "saved", "profile", "input")
-    up, down = args.up or args.bandwidth, args.down or args.bandwidth
-    for option, value, hint in (
-        ("net", args.net, f"one of {', '.join(asplos23().nets)}"),
-        ("up", up, "the client's link up, as in 500mbit"),
-        ("down", down, "the client's link down, as in 500mbit"),
-    ):
-        if value is None:
-            raise InputError(f"--service {_MEASURED}{kind} without --{option}", where=f"--{option}", hint=hint)
-    threads = paper.Threads(*args.threads) if args.threads else paper.ONE
-    return paper.service(kind, asplos23().net(args.net), threads, up=up, down=down, store=args.store or 0)
-
-
-def _refuse(args: argparse.Namespace, what: str, *options: str) -> None:
-    """InputError for options that another service takes."""
-    for option in options:
-        if getattr(args, option) is not None:
-            raise InputError(f"--{option} beside {what}", where=f"--{option}", hint=f"leave --{option} out")
+    own = ("slots", "workers", "batch", "hold", "each")
+    given = {key: getattr(args, key) for key in own if getattr(args, key) is not None}
+    there = dataclasses.replace(found.at(machines), **given)
+    if there.batch == 1 and (args.hold or args.each):
+        option = "--window" if args.hold else "--each"
+        raise InputError(f"{option} without batches", where=option, hint="--batch N, or leave it out")
+    return there
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        hint = f"{', '.join(_NETS)}, {_MEASURED}sg, {_MEASURED}cg, or a file that `plan show --save` wrote"
+        hint = f"{', '.join(BUILDERS)}, {MEASURED}sg, {MEASURED}cg, or a file that `plan show --save` wrote"
         raise InputError(f"no service {str(path)!r}: {error}", where="--service", hint=hint) from None
 
 

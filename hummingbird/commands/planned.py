@@ -8,10 +8,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hummingbird import he
 from hummingbird.bits import BitConfig
 from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
 from hummingbird.convert import convert_model
+from hummingbird.errors import InputError
 from hummingbird.graph.at_hand import settled
+from hummingbird.he import HEModel
+from hummingbird.he.runtime.client_spec import MODES
 from hummingbird.mpc.builders import CUSTOM
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.saving import read_net
@@ -20,16 +24,27 @@ from hummingbird.wire.options import count, shape
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, shape_help: str, *, required: bool = True, aim: str = "latency"
+    parser: argparse.ArgumentParser,
+    shape_help: str,
+    *,
+    required: bool = True,
+    encrypted: bool = False,
+    aim: str = "latency",
 ) -> None:
-    """--model to --aim, which `private_net` reads; required: whether there must be a net. aim: its default."""
+    """--model to --aim, which `private_net` reads; required: whether there must be a net. aim: its default.
+
+    encrypted: add what `encrypted_net` reads.
+    """
     add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
     parser.add_argument("--input", required=required, type=shape, metavar="BxCxHxW", help=shape_help)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
-    parser.add_argument("--protocol", help="masked (default) or gmw")
+    parser.add_argument("--protocol", help=f"masked (default){', gmw, crypten or he' if encrypted else ' or gmw'}")
     add_aim_argument(parser, aim)
+    if encrypted:
+        text = f"of he: {MODES[0]} (default), or {MODES[1]}, for nets of sums and products"
+        parser.add_argument("--mode", choices=MODES, help=text)
 
 
 Planned = tuple[nn.Module, BitConfig | None, str | int, str]
@@ -47,6 +62,19 @@ def planned(args: argparse.Namespace) -> Planned:
     bits = BitConfig.load(args.bits).windows if args.bits else None
     net = settled(net_of(args), torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
     return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"
+
+
+def encrypted_net(args: argparse.Namespace) -> HEModel:
+    """The net that the options describe, on ciphertexts; errors of `net_of` and `he.convert_model`.
+
+    InputError for options of nets between parties.
+    """
+    for option in ("saved", "bits", "private_weights"):
+        if getattr(args, option):
+            name = "--" + option.replace("_", "-")
+            what = f"{name} beside a net on ciphertexts"
+            raise InputError(what, where=name, hint="name the net by --model, and its mode by --mode")
+    return he.convert_model(net_of(args), args.input[1:], args.mode or MODES[0])
 
 
 def private_net(args: argparse.Namespace) -> PrivateNet:

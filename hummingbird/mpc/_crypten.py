@@ -76,20 +76,34 @@ __all__ = [
 # Tensors ------------------------------------------------------------------------------------------------------------
 
 
+def _inside(x: MPCTensor) -> ArithmeticSharedTensor:
+    """The arithmetic shares that a tensor holds. CrypTen reads its settings whenever an attribute of `x` is asked for
+    by name, which takes longer than what a layer does with it.
+    """
+    return object.__getattribute__(x, "_tensor")
+
+
 def share_of(x: MPCTensor) -> Tensor:
     """This party's additive share, int64."""
-    share = x.share
+    share = _inside(x).share
     return share.tensor() if type(share).__name__ == "CUDALongTensor" else share
 
 
 def scale_of(x: MPCTensor) -> int:
     """Bits of fraction of a shared tensor."""
-    return int(x.encoder.scale).bit_length() - 1
+    return int(_inside(x).encoder.scale).bit_length() - 1
 
 
 def from_share(share: Tensor, scale: int = SCALE) -> MPCTensor:
-    """A CrypTen tensor from this party's share, int64, with `scale` bits of fraction."""
-    return MPCTensor.from_shares(share, precision=scale)
+    """A CrypTen tensor from this party's share, int64, with `scale` bits of fraction.
+
+    As `MPCTensor.from_shares`, which first shares an empty tensor, and draws a sharing of zero for it.
+    """
+    x = MPCTensor.__new__(MPCTensor)
+    x.requires_grad = False
+    CrypTensor._reset_gradients(x)
+    x._tensor, x.ptype = ArithmeticSharedTensor.from_shares(share, precision=scale), ptype.arithmetic
+    return x
 
 
 # Randomness ---------------------------------------------------------------------------------------------------------

@@ -43,7 +43,9 @@ class MatMul(Layer):
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
         left, right = self.operands(share_of(x), share_of(y))
         out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {})
-        return from_share(self.arranged(out, tuple(x.size()), tuple(y.size())), scale_of(x) + scale_of(y))
+        return from_share(
+            self.arranged(out, tuple(share_of(x).shape), tuple(share_of(y).shape)), scale_of(x) + scale_of(y)
+        )
 
 
 class Einsum(MatMul):

@@ -300,7 +300,7 @@ class PrivateNet(nn.Module):
         public: the public inputs, on which the parties agree. ahead: material made before, by the shape of the slice
         that takes it out; the same at all parties.
         """
-        session, shape = sessions.current(), tuple(x.size())
+        session, shape = sessions.current(), tuple(share_of(x).shape)
         parts = self._slices(session, shape)
         session.dealer.admit(self.facts, [part.shape for part in parts])
 
@@ -337,7 +337,7 @@ class PrivateNet(nn.Module):
         if most is not None and (type(most) is not int or most < 1):
             raise InputError(f"images_per_slice={most!r}", where="images_per_slice", hint="a positive integer, or None")
         _check_input(x)
-        shape = tuple(x.size())
+        shape = tuple(share_of(x).shape)
         self.costs(shape, sessions.current().parties)  # says at once if the net cannot take such an input
         return shape
 
@@ -358,7 +358,7 @@ class PrivateNet(nn.Module):
 
     def _run(self, session: sessions.Session, x: MPCTensor, public: Sequence[Tensor]) -> MPCTensor:
         """One slice through all layers."""
-        costs = self.costs(tuple(x.size()), session.parties)
+        costs = self.costs(tuple(share_of(x).shape), session.parties)
 
         def compute(number: int, step: PlanStep, arguments: tuple[Any, ...]) -> Any:
             if step.layer is None:

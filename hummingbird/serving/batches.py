@@ -1,9 +1,9 @@
 """Batches of several clients' requests through the private net, two slices in turns (three on a GPU).
 
 Whoever has computed a slice asks at once for more, so that under load the opening of one slice is on the wire while
-another one computes, across batches as within one. The order of all messages follows from party 0's lists alone
-(wire/turns.py), so it is the same at every party. While there is nothing to do, the dealer makes the material of one
-image ahead, so that a lone request does not wait for it.
+another one computes, across batches as within one. A batch at most half full runs alone: nothing else was waiting. The
+order of all messages follows from party 0's lists alone (wire/turns.py), so it is the same at every party. While there
+is nothing to do, the dealer makes the material of one image ahead, so that a lone request does not wait for it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Batches:
         self._queue: deque[tuple[_Batch, int]] = deque()  # slices that are to be run: a batch, and which of its slices
         self._at_work = 0
         self._ahead: dict[tuple[int, ...], Supply] = {}  # of one slice, by its shape
+        self._image: tuple[int, ...] | None = None  # the shape of one
 
     def add(self, ids: Sequence[bytes], shares: Sequence[Tensor]) -> None:
         """One batch, of requests' shares int64 (images, ...); its material is made from now on."""
@@ -68,15 +69,21 @@ class Batches:
     def run(self) -> None:
         """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
         if self._queue:
-            self._at_work = microbatch.in_flight(self._session.device)
-            shape = self._queue[0][0].works[0].part.shape
+            self._image = self._queue[0][0].works[0].part.shape[1:]
+            self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             turns.Turns().run([self._work] * self._at_work)
-            self._provide((1, *shape[1:]))
 
-    def _provide(self, shape: tuple[int, ...]) -> None:
-        """Have a slice's material made ahead, unless it is there or comes from a store."""
-        if self._session.dealer.slice_shape is None and shape not in self._ahead:
-            material = self._private.material(shape, _AHEAD_BYTES)
+    @property
+    def _full(self) -> bool:
+        """Whether more requests are likely to wait than were added."""
+        slices, most = [batch.works[number].part for batch, number in self._queue], self._private.images_per_slice
+        return len(slices) > 1 or most is None or 2 * slices[0].images > most
+
+    def provide(self) -> None:
+        """Have one image's material made ahead, unless it is there or comes from a store: there is nothing to do."""
+        if self._image is not None and self._session.dealer.slice_shape is None:
+            shape = (1, *self._image)
+            material = None if shape in self._ahead else self._private.material(shape, _AHEAD_BYTES)
             if material is not None:
                 self._ahead[shape] = material
 

@@ -32,13 +32,17 @@ class Teller:
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
         self._channel, self._every, self._failed = channel, every, failed
+        self._sending = threading.Lock()
         self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hummingbird-teller", daemon=True)
         self._thread.start()
 
     def hold(self, id: bytes, claim: Claim) -> None:
-        """This party holds a request."""
-        self._queue.put([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
+        """This party holds a request: said at once, by the caller's thread, which may have to wait for the network."""
+        try:
+            self._send([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
+        except HummingbirdError as error:
+            self._failed(error)
 
     def give_up(self, id: bytes) -> None:
         """The client of a request has left this party."""
@@ -55,9 +59,13 @@ class Teller:
     def _run(self) -> None:
         try:
             while (row := self._next()) is not None:
-                self._channel.send(0, torch.tensor(row, dtype=torch.int64))
+                self._send(row)
         except HummingbirdError as error:
             self._failed(error)
+
+    def _send(self, row: list[int]) -> None:
+        with self._sending:
+            self._channel.send(0, torch.tensor(row, dtype=torch.int64))
 
     def _next(self) -> list[int] | None:
         try:

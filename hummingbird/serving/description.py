@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -76,7 +77,7 @@ class Description:
     most: int
     rowwise: bool
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """16 bytes that name all of this."""
         text = json.dumps(asdict(self), sort_keys=True).encode()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
+from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.session import Session
 from hummingbird.serving.control import Listener, Teller
 from hummingbird.serving.description import Description
@@ -25,6 +26,8 @@ from hummingbird.serving.message import Request
 from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.front import GRACE
+
+_PATIENCE = 1.0  # seconds for which a request waits for a set of a kept store
 
 
 class Desk(Protocol):
@@ -82,7 +85,8 @@ class OwnDesk:
         self.failure: HummingbirdError | None = None
         self.counts, self._counting = Counts(), threading.Lock()
         self.slots = [math.nan] * session.lanes
-        self._order = Order(session.parties, service.most, wait, alone=not service.rowwise, lanes=session.lanes)
+        patience = _PATIENCE if isinstance(session.dealer, KeptStore) else 0.0
+        self._order = Order(session.parties, service.most, wait, not service.rowwise, session.lanes, patience)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
         if figures is not None:
             figures.lives.inc()

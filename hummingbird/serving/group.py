@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -144,7 +145,8 @@ def _calls(method: str, channels: Sequence[grpc.Channel], messages: Sequence[byt
 
 def difference(one: Description, other: Description) -> str:
     """The first field in which two descriptions differ, and both its values."""
-    for name, value in vars(one).items():
-        if value != getattr(other, name):
-            return f"{name} {str(value)[:60]} and {str(getattr(other, name))[:60]}"
+    for field in fields(one):
+        ours, theirs = getattr(one, field.name), getattr(other, field.name)
+        if ours != theirs:
+            return f"{field.name} {str(ours)[:60]} and {str(theirs)[:60]}"
     return "no difference"

@@ -4,7 +4,8 @@ A request is complete when every party holds it, with the same number of images,
 in line, where clients take turns: who has many images waiting does not keep others waiting for all of them. They run at
 once on a lane that is idle, else as soon as `most` images are there or the first has waited `wait` seconds, on the lane
 that asks first. A lane has material for so many images only, its *room*: it leaves what does not fit to the others, and
-what fits nowhere is dropped. A request that some parties only hold delays nobody, and is dropped at its deadline.
+what fits nowhere is dropped, at once or when it has waited for a keeper to deal more. A request that some parties only
+hold delays nobody, and is dropped at its deadline.
 
 A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
 such a word gets the same decision again, and makes no request complete that its party has refused already.
@@ -23,6 +24,7 @@ from typing import NamedTuple
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 
 _KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
+_LOOK = 0.01  # seconds between two words of a lane on its room while a request waits for material
 
 
 class Action(enum.IntEnum):
@@ -67,10 +69,14 @@ class Order:
     """The requests of all parties, at party 0. Every method may be called from any thread, `next` by one for each lane.
 
     most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
+    patience: seconds for which a request waits for material, where a keeper deals more.
     """
 
-    def __init__(self, parties: int, most: int, wait: float, alone: bool = False, lanes: int = 1) -> None:
+    def __init__(
+        self, parties: int, most: int, wait: float, alone: bool = False, lanes: int = 1, patience: float = 0.0
+    ) -> None:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
+        self._patience = patience
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
@@ -130,20 +136,28 @@ class Order:
                 out, fitting = self._drops(now), self._fitting(room)
                 if fitting and self._due(now, lane, fitting, idle > 0):
                     out += self._batch(lane, fitting)
-                if out or now >= ends or lane in self._awake or self._outdated(lane):
+                if out or now >= ends or lane in self._awake or self._outdated(lane, now):
                     self._awake.discard(lane)
                     return out
                 if not fitting:
                     self._idle.add(lane)
                 self._waiting.add(lane)
-                self._changed.wait(max(0.0, min(ends, self._alarm(fitting)) - now))
+                self._changed.wait(max(0.0, min(ends, self._alarm(lane, fitting)) - now))
                 self._waiting.discard(lane)
 
-    def _outdated(self, lane: int) -> bool:
-        """Whether a request has come that fits no lane: a store may have got material since this one has told of it."""
+    def _outdated(self, lane: int, now: float) -> bool:
+        """Whether a request waits that fits no lane: a store may have got material since this one has told of it."""
+        said, lacking = self._said[lane], self._lacking()
+        return any(held.complete > said for held in lacking) or bool(lacking and now >= said + self._next_look)
+
+    def _lacking(self) -> list[_Held]:
+        """The complete requests that fit no lane."""
         largest = max(self._rooms.values())
-        ready = (self._held[id] for id in self._ready)
-        return any(held.images > largest and held.complete > self._said[lane] for held in ready)
+        return [held for id in self._ready if (held := self._held[id]).images > largest]
+
+    @property
+    def _next_look(self) -> float:
+        return _LOOK if self._patience else math.inf
 
     def _line_up(self, id: bytes, held: _Held) -> None:
         """Put a complete request in line: behind what its client has there, and as many images of each other client
@@ -192,7 +206,7 @@ class Order:
             elif now >= held.ends:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
-            elif held.complete and self._lacks_material(held):
+            elif held.complete and self._lacks_material(held, now):
                 out.append(Decision(id, Action.LOW))
         for decision in out:
             held = self._held.pop(decision.id)
@@ -201,9 +215,10 @@ class Order:
                 self._ready.remove(decision.id)
         return out
 
-    def _lacks_material(self, held: _Held) -> bool:
-        """Whether no lane has room for a request, as all of them have said since it was complete."""
-        return held.images > max(self._rooms.values()) and held.complete <= min(self._said.values())
+    def _lacks_material(self, held: _Held, now: float) -> bool:
+        """Whether no lane has room for a request, as all of them have said since it was complete, and lost patience."""
+        told = held.complete + self._patience <= min(now, min(self._said.values()))
+        return told and held.images > max(self._rooms.values())
 
     def _forget(self, now: float) -> None:
         while self._dropped:
@@ -212,9 +227,10 @@ class Order:
                 break
             del self._dropped[id]
 
-    def _alarm(self, fitting: list[bytes]) -> float:
+    def _alarm(self, lane: int, fitting: list[bytes]) -> float:
         """When something is to be decided though nothing happens."""
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
+        due += [self._said[lane] + self._next_look] if self._lacking() else []
         return min([*due, *(held.ends for held in self._held.values())], default=time.monotonic() + 3600)
 
 

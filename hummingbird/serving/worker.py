@@ -25,6 +25,7 @@ from hummingbird.serving.rows import Rows
 from hummingbird.serving.zeros import ZeroShares
 
 _BEAT = 5.0  # seconds between lists while there is nothing to do
+_QUIET = 0.01  # seconds without a request, after a batch, until something is made ready for the next one
 
 
 class Worker:
@@ -48,7 +49,7 @@ class Worker:
             what = f"the store was dealt for images of shape {slot[1:]}, the service has {service.shape}"
             raise AgreementError(what, where="--store", hint="deal a store for this shape")
         if service.rowwise:
-            private.images_per_slice = -(-service.most // 2)
+            private.images_per_slice = service.most
         self._zeros = ZeroShares(session.channel)
         self._batches = Batches(private, session, self._list, self._answer)
         self._desk: Desk
@@ -64,10 +65,15 @@ class Worker:
         """Run batches until party 0's last list. Raises what a run of the net and the desk do, and PeerError."""
         self._desk = desk
         try:
+            idle = self.beat
             while not self._last:
-                if not self._list(self.beat):
+                if self._list(idle):
+                    self._batches.run()
+                    idle = _QUIET
+                else:
+                    self._batches.provide()
                     self._session.dealer.stay()
-                self._batches.run()
+                    idle = self.beat
         finally:
             if self._rows is not None:
                 self._rows.close()

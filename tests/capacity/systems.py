@@ -9,7 +9,7 @@ from hummingbird.errors import ConfigError
 
 
 def random_case(seed: int, *, requests: int = 40, runs: int = 2, plain: bool = False) -> tuple[System, Load, Draws]:
-    """A system near its limit with any of the mechanisms of both engines; plain: those without replicas."""
+    """A system near its limit with any of the mechanisms but batches; plain: without replicas."""
     rng = np.random.default_rng(seed)
 
     def chance(p: float) -> bool:
@@ -48,3 +48,26 @@ def random_case(seed: int, *, requests: int = 40, runs: int = 2, plain: bool = F
         except ConfigError:  # the store is too small for the requests: another one
             continue
         return system, load, draws
+
+
+def random_batches(seed: int, *, requests: int = 40, runs: int = 2) -> tuple[System, Load, Draws]:
+    """A system near its limit that serves several requests as one."""
+    rng = np.random.default_rng(seed)
+    slots, batch = int(rng.integers(1, 4)), int(rng.integers(2, 6))
+    tokens = [None, 0, 40][int(rng.choice(3))]
+    system = System(
+        slots=slots,
+        workers=int(rng.integers(1, 5)),
+        tokens=tokens,
+        stored=int(rng.integers(0, (tokens or 0) + 1)),
+        per_refill=int(rng.integers(1, 4)),
+        batch=batch,
+        hold=float(rng.choice([0.0, rng.exponential(1.0)])),
+        each=float(rng.choice([0.0, 0.2])),
+    )
+    shape = (runs, requests)
+    rate = rng.uniform(0.3, 1.5) * slots * batch / 1.5
+    due = np.cumsum(rng.exponential(1 / rate, shape), axis=1)
+    size = rng.integers(1, 4, shape) if rng.random() < 0.4 else None
+    refill = rng.gamma(2.0, 0.3 * system.per_refill, (runs, 50)) if tokens is not None else None
+    return system, Load(due=due, size=size), Draws(rng.gamma(2.0, 0.5, shape), refill)

@@ -102,11 +102,33 @@ def test_random_times_lower_the_limit_and_growth_tells() -> None:
 
 def test_batches_replicas_and_users() -> None:
     got = capacity.run(STORE, None, poisson(1.0), runs=10, requests=200, batch=4, hold=0.5, each=0.1)
-    assert got.limit.rate == math.inf and got.means["latency"].value > 0.2
+    assert got.limit.rate == pytest.approx(2.0) and got.means["latency"].value > 0.2
     two = capacity.run(STORE, None, poisson(3.0), runs=10, requests=500, replicas=2)
     assert two.limit.rate == pytest.approx(4.0) and not two.overloaded
     users = capacity.run(STORE, None, Users(30, 1.0), runs=10, requests=500)
     assert not users.overloaded and users.goodput == pytest.approx(2.0, rel=0.1)
+
+
+BATCHED = Service("batched", {"party": Host(cores=2)}, chain(("compute", Compute("party", 0.5, width=2))), slots=2)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_the_limit_of_batches_is_what_full_ones_reach(images: int) -> None:
+    """Two batches of 4 at a time: 0.25 s, on both cores, for each image, and 0.1 s for each request but the first."""
+    for engine in ("recurrence", "events"):
+        rules = {"engine": engine, "batch": 4, "hold": 0.5, "each": 0.1}
+        got = capacity.run(BATCHED, None, constant(100.0, images=images), runs=1, requests=2000, **rules)
+        at_once = 2 if engine == "recurrence" else 1  # both batches share the cores
+        assert got.limit.rate == pytest.approx(at_once * 4 / (0.25 * images + 0.3))
+        left = got.outcome.left[0]
+        assert got.overloaded and 1000 / (left[-1] - left[999]) == pytest.approx(got.limit.rate, rel=0.01)
+
+
+def test_batches_use_cores_once_for_all_of_them() -> None:
+    got = capacity.run(BATCHED, None, constant(4.0), runs=1, requests=2000, batch=4, hold=9.0)
+    assert got.engine == "events" and got.utilisation["party cores"] == pytest.approx(0.25, rel=0.01)
+    assert got.utilisation["slots"] == pytest.approx(0.25 / 2, rel=0.01)
+    assert got.levels["in slots"] == pytest.approx(4 * 0.25, rel=0.01)
 
 
 def test_sessions_cost_their_first_request() -> None:

@@ -13,7 +13,7 @@ from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Send, Ser
 from hummingbird.capacity.sharing import Flow, shares
 from hummingbird.capacity.system import Draws, Load, System
 from hummingbird.errors import ConfigError, InputError
-from tests.capacity.systems import random_case
+from tests.capacity.systems import random_batches, random_case
 from tests.capacity.test_recurrence import alike, simpy_alike
 
 DIAMOND = Phase(
@@ -53,12 +53,28 @@ def seconds_of(service: Service, load: Load, factors: Draws) -> Draws:
 
 
 def test_it_agrees_with_the_recurrence_where_nothing_is_shared() -> None:
+    replicas = 0
     for seed in range(1000, 1100):
-        system, load, factors = random_case(seed, plain=True)
+        system, load, factors = random_case(seed)
         service = wide(system)
         wanted = recurrence.simulate(system, load, seconds_of(service, load, factors))
         got = events.simulate(service, system, load, factors)
         alike(got, wanted, f"{seed}: {system}")
+        replicas += system.replicas > 1
+    assert replicas > 20
+
+
+def test_batches_agree_with_the_recurrence() -> None:
+    """Full ones, those that waited long enough, and those that a slot waited for."""
+    sizes = set()
+    for seed in range(60):
+        system, load, factors = random_batches(seed)
+        service = wide(system)
+        wanted = recurrence.simulate(system, load, seconds_of(service, load, factors))
+        got = events.simulate(service, system, load, factors)
+        alike(got, wanted, f"{seed}: {system}")
+        sizes |= set(np.unique(got.began[0], return_counts=True)[1])
+    assert sizes >= {1, 2, 3, 4, 5}
 
 
 def test_places_that_are_freed_out_of_order_agree_with_simpy() -> None:
@@ -159,11 +175,31 @@ def test_refills_that_share_a_link_promise_no_more_than_it_carries() -> None:
     assert alone.left[0, -1] < 60 / 6
 
 
+def test_replicas_share_nothing_with_one_another() -> None:
+    """Two requests at two hosts of one core each take as long as one; three at three slots of two hosts share."""
+    service = Service("x", {"a": Host()}, chain(("compute", Compute("a", 1.0))))
+
+    def latencies(requests: int, **rules: int) -> list[float]:
+        load = Load(due=np.zeros((1, requests)))
+        return list(events.simulate(service, System(**rules), load, Draws(np.ones((1, 1)))).latency[0])
+
+    assert latencies(2, slots=2, replicas=2) == pytest.approx([1.0, 1.0])
+    assert latencies(2, slots=2) == pytest.approx([2.0, 2.0])
+    assert latencies(3, slots=2, replicas=2) == pytest.approx([2.0, 1.0, 2.0])
+
+
+def test_batches_share_a_core() -> None:
+    """Two batches of two at a time, each 1 s and 0.25 s more for its second request, at half the speed."""
+    service = Service("x", {"a": Host()}, chain(("compute", Compute("a", 1.0))))
+    load = Load(due=np.zeros((1, 4)))
+    got = events.simulate(service, System(slots=2, batch=2, each=0.25), load, Draws(np.ones((1, 1))))
+    assert list(got.latency[0]) == pytest.approx([2.5] * 4)
+
+
 def test_what_it_does_not_know_is_refused() -> None:
     service = Service("x", {"a": Host()}, chain(("compute", Compute("a", 1.0))))
     load = Load(due=np.zeros((1, 2)))
-    for rules in ({"batch": 2}, {"replicas": 2}):
-        with pytest.raises(ConfigError, match="neither batches nor replicas"):
-            events.simulate(service, System(**rules), load, Draws(np.ones((1, 1))))
+    with pytest.raises(ConfigError, match="batches go with"):
+        events.simulate(service, System(batch=2, replicas=2), load, Draws(np.ones((1, 1))))
     with pytest.raises(InputError, match="no refill"):
         events.simulate(service, System(tokens=2), load, Draws(np.ones((1, 1))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,15 @@ def test_a_net_that_was_not_measured_is_composed() -> None:
     compute = next(step.work for step in service.request.steps if step.name == "compute party-0")
     assert compute.core_seconds == pytest.approx(right, rel=1e-6)  # type: ignore[union-attr]
     assert "composed of its layers (error 0 %" in service.notes[0]
+
+
+def test_work_on_two_threads_takes_the_seconds_that_it_was_measured_to_take() -> None:
+    private = net()
+    measured = dataclasses.replace(profile(private), threads=2)
+    service = masked(private, SHAPE, measured)
+    seconds = measured.seconds("mpc masked", "compute", worked(private), digest(private, SHAPE, 2))
+    (step,) = (step for step in service.request.steps if step.name == "compute party-0")
+    assert service.step_seconds(step) == pytest.approx(seconds.mean)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 
 import pytest
 
@@ -108,9 +109,43 @@ def test_cores_and_replicas_and_tokens_are_the_least() -> None:
     assert store.figure <= 0.8 < less.quantile(0.95).value and store.next_token == store.value + 10
 
 
+def test_the_speed_of_batches() -> None:
+    """Alone a request takes 1 s; of full batches of two the second 0.5 s more: all of it is computed."""
+    pairs = dataclasses.replace(queue(), batch=2, hold=9.0, each=0.5)
+    got = solve(pairs, None, mean=9.0, vary="rate", arrivals=constant(0.1), requests=1000, runs=1)
+    assert got.at_limit and got.run.limit.rate == pytest.approx(2 / 1.5)
+    assert got.elasticities["server's speed"] == pytest.approx(-1.5 / got.figure, rel=0.1)
+
+
 def test_the_same_seed_gives_the_same_answer() -> None:
     one, same, other = (solve(queue(), None, mean=1.5, vary="rate", seed=seed, requests=1000) for seed in (1, 1, 2))
     assert one.value == same.value != other.value and one.trials == same.trials
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vary", ["rate", "bandwidth"])
+def test_a_solve_takes_at_most_twenty_seconds_of_one_core(vary: str) -> None:
+    """Two parties and a dealer as in docs/planning.md, whose links are shared: a bisection by the event engine."""
+    roles = ("party-0", "party-1", "dealer")
+    computing = [Step(f"compute {role}", Compute(role, 0.03)) for role in roles[:2]]
+    after = tuple(step.name for step in computing)
+    pairs = [(roles[0], roles[1]), (roles[1], roles[0])]
+    sending = [Step(f"from {one}", Send(one, other, 5e5), after) for one, other in pairs]
+    talking = Step("rounds", Rounds(100), tuple(step.name for step in sending))
+    service = Service(
+        "two parties",
+        {role: Host(cores=16, store=64e9, up=352e6, down=352e6) for role in roles},
+        request=Phase((*computing, *sending, talking), factors=(0.9, 1.0, 1.3)),
+        refill=chain(("deal", Compute("dealer", 0.01)), ("corrections", Send("dealer", "party-0", 7.34e6))),
+        token_bytes={"party-0": 7_340_000},
+        workers=2,
+        slots=2,
+        rtt=2e-3,
+    )
+    begin = time.thread_time()
+    got = solve(service, None, p99=0.36, vary=vary, arrivals=poisson(4.0))
+    assert time.thread_time() - begin <= 20
+    assert got.run.engine == "events" and got.figure <= 0.36 and got.trials > 10
 
 
 def test_goals_that_cannot_be() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 
 from hummingbird.__main__ import main
-from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, to_text
+from hummingbird.capacity import Compute, Host, Rounds, Send, Service, chain, from_text, paper, to_text
+from hummingbird.capacity.compose import composed
 from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.published import asplos23
 from hummingbird.commands.program import machine
+from models import get_model
 
 PAPER = ["--service", "asplos23/sg", "--net", "tinyimagenet/resnet18", "--up", "500mbit", "--down", "0.5gbit"]
 NET = ["--service", "masked", "--model", "models:get_model", "digits", "10", "--input", "2x1x8x8"]
@@ -104,6 +108,56 @@ def test_show_a_file_on_other_machines(capsys: pytest.CaptureFixture[str], tmp_p
     assert changed["online_seconds"] == pytest.approx(0.1 + 0.1 + 0.16) and changed["tokens"] == 100
 
 
+OWN = ["--model", "models:get_model", "digits", "10", "--input", "1x1x8x8", "--up", "20mbit", "--down", "100mbit"]
+
+
+def garbling(tmp_path: Path) -> str:
+    """A profile on which an AND takes 1 ns to garble and 0.5 ns to evaluate, on two threads."""
+    rows = [
+        Row(
+            "gc",
+            f"{n}",
+            "",
+            {"and_gates": gates, "instances": n},
+            {"garble": (1e-9 * gates,), "evaluate": (5e-10 * gates,)},
+        )
+        for n, gates in ((1.0, 8e3), (2.0, 4e3), (3.0, 9e3))
+    ]
+    path = tmp_path / "gc.json"
+    path.write_text(Profile(machine(), 2, tuple(rows)).to_text())
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["sg", "cg"])
+def test_show_garbled_circuits_for_a_net_of_ones_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, kind: str
+) -> None:
+    """Bytes are those of its layers; with a profile garbling is AND gates times the seconds of one."""
+    net = composed(get_model("digits", 10), (1, 8, 8))
+    found = figures(capsys, "show", "--service", kind, *OWN, "--store", "1GB")
+    assert found["client_bytes_per_token"] == paper.token_bytes(kind, net, asplos23())
+    steps = {step["step"]: step for step in found["steps"]}
+    assert steps["circuits"]["bytes"] == net.sg.garbled and steps["prediction"]["bytes"] == net.sg.prediction
+    assert "composed of its layers by units of asplos23" in found["notes"][0]
+    here = figures(capsys, "show", "--service", kind, *OWN, "--store", "1GB", "--profile", garbling(tmp_path))
+    steps = {step["step"]: step for step in here["steps"]}
+    gates = net.relus * asplos23().units.garbled_relu_bytes / 32
+    assert steps["garbling"]["core_seconds"] == pytest.approx(2e-9 * gates, rel=1e-6)
+    assert steps["evaluation"]["core_seconds"] == pytest.approx(1e-9 * gates, rel=1e-6)
+    assert "garbled circuits: AND gates" in here["notes"][1]
+
+
+def test_bad_garbled_services(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    start = ["show", "--service", "sg"]
+    assert "a request of 2 images" in refused(capsys, *start, *OWN[:4], *OWN[6:], "--input", "2x1x8x8")
+    assert "without --up" in refused(capsys, *start, *OWN[:6], "--down", "1mbit")
+    assert "without a net" in refused(capsys, *start, *OWN[4:])
+    assert "--bits beside --service sg" in refused(capsys, *start, *OWN, "--bits", "x")
+    assert "--dealer beside --service sg" in refused(capsys, *start, *OWN, "--dealer", "stream")
+    said = refused(capsys, *start, *OWN, "--profile", str(profile(tmp_path)))
+    assert "no measurements of gc: garble" in said and "scripts.calibrate --only gc --json" in said
+
+
 BAD = {
     "a rate in words": (["--bandwidth", "fast"], "is not a link such as 352mbit"),
     "a link of nothing": (["--bandwidth", "0mbit"], "is not above 0"),
@@ -173,6 +227,48 @@ def test_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "events" in figures(capsys, *words, "--engine", "events")["engine"]
 
 
+def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Below the limit, above it, and at an answer: three that differ."""
+    service = ["--service", str(tiny(tmp_path)), "--requests", "500"]
+    below, above, answer = (["--plot", str(tmp_path / f"{name}.png")] for name in ("below", "above", "answer"))
+    figures(capsys, "run", *service, "--rate", "1/s", "--runs", "2", *below)
+    figures(capsys, "run", *service, "--rate", "9/s", "--runs", "2", *above)
+    figures(capsys, "solve", *service, "--goal", "mean=1s", "--vary", "rate", *answer)
+    pictures = {Path(path).read_bytes() for _, path in (below, above, answer)}
+    assert len(pictures) == 3 and all(one.startswith(b"\x89PNG") and len(one) > 5000 for one in pictures)
+    assert "names no format" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "x.tea")
+    assert "there is no folder" in refused(capsys, "run", *service, "--rate", "1/s", "--plot", "nowhere/x.png")
+
+
+def test_batches_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Equal gaps of 1 s: the first of three waits 2 s for the third, or 1.2 s for the second alone."""
+    words = ["run", "--service", str(tiny(tmp_path)), "--rate", "1/s", "--burstiness", "inf", "--runs", "1"]
+    words += ["--requests", "600", "--batch", "3"]
+    full = figures(capsys, *words, "--window", "5s")
+    assert full["latency_mean"]["value"] == pytest.approx(1.0 + 0.25)
+    assert full["wait_mean"]["value"] == pytest.approx(1.0) and full["utilisation"]["server cores"] < 0.1
+    assert figures(capsys, *words, "--window", "5s", "--each", "60ms")["online_mean"]["value"] == pytest.approx(0.37)
+    two = figures(capsys, *words, "--window", "1.2s")
+    assert two["latency_mean"]["value"] == pytest.approx(1.2 - 0.5 + 0.25)
+    events = figures(capsys, *words, "--window", "1.2s", "--engine", "events")
+    assert events["latency_mean"] == pytest.approx(two["latency_mean"])
+    solve = ["solve", *words[1:3], "--goal", "p99=3s", "--vary", "rate", "--requests", "1000"]
+    alone = figures(capsys, *solve, "--workers", "9", "--cores", "9")
+    several = figures(capsys, *solve, "--workers", "9", "--cores", "9", "--batch", "4", "--window", "1s")
+    assert several["value"] > 1.5 * alone["value"]
+
+
+def test_sessions_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A set-up of 1 s before the first request of each client, of five that each makes."""
+    path = tiny(tmp_path)
+    service = dataclasses.replace(from_text(path.read_text(), ""), session=chain(("setup", Compute("server", 1.0))))
+    path.write_text(to_text(service))
+    words = ["run", "--service", str(path), "--rate", "0.05/s", "--runs", "1", "--requests", "3000"]
+    assert figures(capsys, *words)["online_mean"]["value"] == pytest.approx(0.25)
+    assert figures(capsys, *words, "--session", "5")["online_mean"]["value"] == pytest.approx(0.25 + 1 / 5, rel=0.15)
+    assert figures(capsys, *words, "--session", "1")["online_mean"]["value"] == pytest.approx(1.25)
+
+
 def test_run_other_requests(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["run", "--service", str(tiny(tmp_path)), "--runs", "2"]
     (tmp_path / "trace.txt").write_text("".join(f"{2 * n} 1\n" for n in range(600)))
@@ -225,6 +321,14 @@ LOADS = {
     "bursts of nothing": (["--users", "3", "--think", "3s", "--burstiness", "2"], "--burstiness without --rate"),
     "a burstiness of nothing": (["--rate", "1/s", "--burstiness", "0"], "burstiness"),
     "too few requests": (["--rate", "1/s", "--requests", "40", "--runs", "2"], "the quantile 0.99 of 80 requests"),
+    "a window of nobody": (["--rate", "1/s", "--window", "2s"], "--window without batches"),
+    "more for each of one": (["--rate", "1/s", "--each", "2s"], "--each without batches"),
+    "batches of users": (["--users", "3", "--think", "3s", "--batch", "2"], "batches go with open arrivals"),
+    "batches in a full queue": (["--rate", "1/s", "--batch", "2", "--queue", "3"], "batches go with open arrivals"),
+    "a batch that no store serves": (["--rate", "1/s", "--batch", "5"], "a batch of 5 tokens"),
+    "a batch of nobody": (["--rate", "1/s", "--batch", "0"], "whole number from 1"),
+    "sessions of none": (["--rate", "1/s", "--session", "5"], "--session of a service without one"),
+    "sessions of users": (["--users", "3", "--think", "3s", "--session", "5"], "--session beside --users"),
     "no trace": (["--trace", "nowhere.txt"], "cannot be read"),
     "a trace out of order": (["--trace", "TRACE"], "line 3"),
 }

@@ -219,3 +219,16 @@ def test_a_store_that_was_filled_again_is_asked_before_a_request_is_dropped() ->
     assert found == [[]] and order.next(NEVER, room=4) == run(ids)
     (id,) = held(order, 5)
     assert order.next(NEVER, room=4) == [Decision(id, Action.LOW)]
+
+
+def test_a_request_waits_for_a_keeper_and_not_for_ever() -> None:
+    order = Order(2, most=4, wait=NEVER, patience=0.3)
+    ids = held(order, 2)
+    assert order.next(NEVER, room=0) == [] and not order.empty  # it is to tell its room again
+    assert order.next(NEVER, room=2) == run(ids)
+    ids, found, words = held(order, 2), list[Decision](), 0
+    began = time.monotonic()
+    while not found:
+        found, words = order.next(NEVER, room=0), words + 1
+    assert found == [Decision(ids[0], Action.LOW)] and order.empty
+    assert time.monotonic() > began + 0.2 and words < 50  # about thirty, each after a pause

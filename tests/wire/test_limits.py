@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -159,7 +160,10 @@ def test_idle_connections_do_not_stop_a_client_that_has_one(tmp_path: Path, coun
         opened = idle(address, count)
         for _ in range(20):
             assert service.call(channel, "Echo", b"x", timeout=HANG) == b"x"
-        assert sum(map(is_open, opened)) < count // 2
+        deadline = time.monotonic() + HANG  # a busy server closes those that are too many a little later
+        while sum(map(is_open, opened)) >= count // 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         for each in opened:
             each.close()
         assert asked(address, "Echo", b"y") == b"y"

@@ -81,10 +81,15 @@ class Public:
         """Bytes of `count` ciphertexts of one tensor down."""
         return count * back.size * back.primes * self.parameters.degree * PRIME_BITS // 8
 
+    def turn_bytes(self, turn: Turn) -> tuple[int, int]:
+        """Bytes of a turn's slices, up, seeds included, and down: the same for one image as for `slots` of them."""
+        up = self.up_bytes(turn.sent) + SEED_BYTES * len(list(turn.up()))
+        return up, sum(self.down_bytes(back, back.count) for back in turn.returns)
+
     def batch_bytes(self) -> tuple[int, int]:
-        """Bytes of a batch's slices, up and down, of all turns: the same for one image as for `slots` of them."""
-        up = sum(self.up_bytes(turn.sent) + SEED_BYTES * len(list(turn.up())) for turn in self.turns)
-        return up, sum(self.down_bytes(back, back.count) for turn in self.turns for back in turn.returns)
+        """Bytes of all turns of a batch, up and down."""
+        turns = [self.turn_bytes(turn) for turn in self.turns]
+        return sum(up for up, _ in turns), sum(down for _, down in turns)
 
     def to_json(self) -> str:
         """Plain numbers, names and shapes; the same on every machine."""

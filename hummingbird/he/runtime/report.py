@@ -13,7 +13,6 @@ from hummingbird.he.runtime.memory import predicted
 from hummingbird.he.runtime.precision import Precision, summary
 from hummingbird.he.runtime.program import Line, Plan
 from hummingbird.he.runtime.spec_json import REMOTE
-from hummingbird.prg import SEED_BYTES
 from hummingbird.table import text_table
 
 
@@ -63,22 +62,12 @@ def before(plan: Plan) -> str:
             seen.add(line.turn)
             rows += _encryptions(public, line.turn)
         rows.append(_row(plan, line))
-    up, down = up_bytes(public), down_bytes(public)
+    up, down = public.batch_bytes()
     sent, returned = sum(turn.sent for turn in public.turns), sum(turn.returned for turn in public.turns)
     rows.append(
         ("total", "", "", str(len(public.turns)), "", "", "", f"{sent:,} + {returned:,}", _mb(up), _mb(down), "", "")
     )
     return "\n\n".join([_heading(plan), text_table(_HEAD, rows, left=3, total=True), _NOTES, _notes(plan, up + down)])
-
-
-def up_bytes(public: Public) -> int:
-    """Bytes up for a batch, seeds included."""
-    return sum(public.up_bytes(turn.sent) + SEED_BYTES * sum(1 for _ in turn.up()) for turn in public.turns)
-
-
-def down_bytes(public: Public) -> int:
-    """Bytes down for a batch."""
-    return sum(public.down_bytes(back, back.count) for turn in public.turns for back in turn.returns)
 
 
 def _heading(plan: Plan) -> str:

@@ -24,7 +24,7 @@ from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.folder import LEDGER, lane_folder, places
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder, synchronise
 
-LOOK = 0.25  # seconds between counts
+LOOK, _IDLE = 0.02, 20  # seconds between counts: at least so many, and so many times those of a count
 _SPARE = 64 << 20  # bytes of the disk that are left to the parties: without room for a mark they hand out nothing
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -126,9 +126,9 @@ def keep(
     """
     waits = False
     while True:
-        unused = keeper.unused()
-        if unused >= slots:
-            time.sleep(LOOK)
+        began = time.monotonic()
+        if keeper.unused() >= slots:
+            time.sleep(max(LOOK, _IDLE * (time.monotonic() - began)))
             continue
         try:
             number, seconds = keeper.add(progress)

@@ -60,6 +60,7 @@ class KeptStore:
         self._sets: deque[Set] = deque()  # that all parties have; the first one has slots left
         self._leaving: list[Set] = []  # whose last slots are being used
         self._looking = threading.Lock()  # `slots_left` is asked from other threads
+        self._there: set[int] = set()  # numbers of sets that wait: none but this process erases its part of them
         self._agreeing = False
         self.refill_seconds = 1.0  # in which a set is dealt
         self._slot_bytes = 0  # of corrections
@@ -109,7 +110,8 @@ class KeptStore:
             found = [number for number in numbers(self.folder) if number not in opened]
         except OSError as error:
             raise DealerError(f"{error.strerror}", where=str(self.folder), hint="is the folder still there?") from None
-        return [number for number in found if is_there(self.folder, number, party, lane)]
+        self._there = {n for n in found if n in self._there or is_there(self.folder, n, party, lane)}
+        return [number for number in found if number in self._there]
 
     def admit(self, facts: dict[str, str], shapes: Sequence[tuple[int, ...]]) -> None:
         """Wait until there is material for a net with these facts on these slices. DealerError for another net or
@@ -175,6 +177,7 @@ class KeptStore:
             waiting = self._waiting()
         if not waiting:
             return None
+        self._there.discard(waiting[0])
         return Set(self.folder, waiting[0], self.kept, self._place, self._timeout, self._device, self._supplies)
 
     def _tell(self, word: list[int]) -> dict[int, list[int]]:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hummingbird import he, prg
 from hummingbird.errors import HummingbirdError, InputError
-from hummingbird.he.runtime import report
 from hummingbird.he.runtime.client import Client
 from hummingbird.he.runtime.rounds import Download, Upload
 from hummingbird.he.runtime.server import Server
@@ -341,8 +340,7 @@ def test_the_report_names_every_layer() -> None:
     text = model.report()
     assert "measured: 3 images in 1 batch(es)" in text and "of 3 images compared with the net in the clear" in text
     assert model.last is not None
-    assert model.last.count["up"] == report.up_bytes(model.public)
-    assert model.last.count["down"] == report.down_bytes(model.public)
+    assert (model.last.count["up"], model.last.count["down"]) == model.public.batch_bytes()
     assert f"{model.last.count['up']:,} up" in text
 
 

@@ -1,0 +1,72 @@
+"""The service of private lookups (`pir`): a pass of both servers answers the inferences that have gathered.
+
+Bytes and work of an inference are `pir.price`, without headers; a pass reads the table once for all of its inferences.
+Its batches are those of the server's window (pir/serving/service.py): so many keys, or the first query's wait. The
+client's own work is left out, and its link has no limit; those of the servers have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hummingbird.capacity.profile import Profile
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, check_count
+from hummingbird.pir.batching.batch_code import BatchCode
+from hummingbird.pir.batching.cost_model import Price, price
+from hummingbird.pir.serving.service import MAX_BATCH, MAX_WAIT
+from hummingbird.report import BANDWIDTH, RTT
+
+CLIENT, SERVERS = "client", ("server-0", "server-1")
+KIND = "pir"
+_ONCE = ("bucket", "held")  # of a pass, whatever the number of its inferences
+
+
+def amounts(cost: Price, inferences: int) -> dict[str, float]:
+    """How much of each kind of work an inference holds, with its share of a pass that answers so many."""
+    shares = {name: amount / inferences if name in _ONCE else amount for name, amount in cost.work.items()}
+    return {**shares, "passes": cost.messages / inferences}
+
+
+def pir(
+    codes: Sequence[BatchCode],
+    record_bytes: int,
+    profile: Profile,
+    *,
+    max_batch: int = MAX_BATCH,
+    max_wait: float = MAX_WAIT,
+) -> Service:
+    """The service of lookups by the codes of a plan, each request one inference; records as for `pir.price`.
+
+    max_batch: keys that end the waiting for others; max_wait: seconds after which it ends. ConfigError for a profile
+    without rows "pir".
+
+        capacity.pir(plan.codes, 256, capacity.load_profile("profile.json"))
+    """
+    check_count(record_bytes, "record_bytes", 1, "bytes of a record")
+    check_count(max_batch, "max_batch", 1, "keys")
+    cost = price(codes, record_bytes)
+    alone = profile.seconds(KIND, "answer", amounts(cost, 1))
+    batch = max(1, max_batch // max(code.keys for code in codes))
+    full = profile.seconds(KIND, "answer", amounts(cost, batch))  # of each: fixed / batch + each
+    each = (batch * full.mean - alone.mean) / (batch - 1) if batch > 1 else 0.0
+    server = Host(cores=profile.threads, up=BANDWIDTH, down=BANDWIDTH)
+    rows = " and ".join(f"{code.rows:,}" for code in codes)
+    return Service(
+        name=f"pir, {cost.keys} key(s) to tables of {rows} records of {record_bytes} B",
+        hosts={CLIENT: Host(), **dict.fromkeys(SERVERS, server)},
+        request=Phase(tuple(Step(f"answer {name}", profile.compute(name, alone)) for name in SERVERS), alone.factors),
+        transit=_transit(cost),
+        batch=batch,
+        hold=max_wait,
+        each=max(0.0, each),
+        rtt=RTT,
+        notes=(profile.origin(alone), f"a pass takes up to {batch} requests, which wait {1e3 * max_wait:g} ms at most"),
+    )
+
+
+def _transit(cost: Price) -> Phase:
+    """Keys up to both servers, then records down."""
+    up = [Step(f"keys to {name}", Send(CLIENT, name, cost.up / 2)) for name in SERVERS]
+    there = Step("there", Rounds(1), tuple(step.name for step in up))
+    down = [Step(f"records from {name}", Send(name, CLIENT, cost.down / 2), ("there",)) for name in SERVERS]
+    return Phase((*up, there, *down, Step("back", Rounds(1), tuple(step.name for step in down))))

@@ -1,0 +1,101 @@
+"""The service of CrypTen as it is shipped (`crypten`): words of 64 bits throughout, triples within a request.
+
+Source: B. Knott et al., "CrypTen", NeurIPS 2021; version 0.4.1, two parties, whose truncation sends nothing. Its
+default provider draws every triple at every party from one seed: no dealer, no store, and no secret from party 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from torch.utils.flop_counter import FlopCounterMode
+
+from hummingbird.capacity.profile import Profile
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step
+from hummingbird.cost import FREE, Cost, crypten_shipped_relu
+from hummingbird.errors import ConfigError, ModelError, Problem
+from hummingbird.graph import calls
+from hummingbird.graph.run import run_all
+from hummingbird.mpc.net import PrivateNet
+from hummingbird.report import BANDWIDTH, RTT
+
+KIND, PARTIES = "crypten", 2
+_ROLES = ("party-0", "party-1")
+_WORD = 8  # bytes
+_FREE = frozenset("input output conv linear avg_pool adaptive_avg_pool add flatten".split())
+
+
+def cost(private: PrivateNet, shape: Sequence[int]) -> Cost:
+    """Rounds and bits of a batch through the net's layers at each party, its result not yet opened.
+
+    ModelError with all layers but convolutions, linear layers, ReLUs, average pools and sums; ConfigError for private
+    weights.
+    """
+    if private.facts["weights"] != "public":
+        raise ConfigError("private weights", where="capacity.crypten", hint="a net of public weights")
+    found = [
+        Problem(step.name, f"no price of CrypTen's {step.op}", "use convolutions, linear layers, ReLUs, average pools")
+        for step in private._graph
+        if step.op not in _FREE | {"relu"}
+    ]
+    if found:
+        raise ModelError(found)
+    relus = [step.elements for step in private.costs(shape, PARTIES) if step.op == "relu"]
+    return sum((crypten_shipped_relu(count, PARTIES) for count in relus), FREE)
+
+
+def amounts(private: PrivateNet, shape: Sequence[int]) -> dict[str, float]:
+    """How much of each kind of work a batch holds: products of linear layers, values compared, layers."""
+    planned = [step for step in private.costs(shape, PARTIES) if step.op in _FREE | {"relu"}]
+    with FlopCounterMode(display=False) as flops:
+        run_all(private._graph, *calls.on_meta(private._graph, tuple(shape)))
+    return {
+        "products": flops.get_total_flops() / 2,
+        "compared": float(sum(step.elements for step in planned if step.op == "relu")),
+        "values": float(sum(step.elements for step in planned)),
+        "layers": float(len(planned)),
+        "slices": 1.0,
+    }
+
+
+def digest(private: PrivateNet, shape: Sequence[int]) -> str:
+    """SHA-256 of what decides a batch's work: the net but for its weights, and the shape."""
+    return hashlib.sha256(json.dumps([KIND, private.facts["architecture"], list(shape)]).encode()).hexdigest()
+
+
+def crypten(private: PrivateNet, shape: Sequence[int], profile: Profile) -> Service:
+    """The service of a converted net, whatever its windows, as CrypTen would run it: each request a batch of `shape`.
+
+    Triples are drawn before what needs them; the result is opened to party 0. ConfigError for a profile without rows
+    "crypten"; errors of `cost`.
+    """
+    shape = tuple(shape)
+    priced, work, mark = cost(private, shape), amounts(private, shape), digest(private, shape)
+    results = private.costs(shape, PARTIES)[-1].elements
+    names = ("compute", "triples") if priced != FREE else ("compute",)
+    seconds = {part: profile.seconds(KIND, part, work, mark) for part in names}
+    steps = list[Step]()
+    for role in _ROLES:
+        before: tuple[str, ...] = ()
+        for part in reversed(names):
+            steps.append(Step(f"{part} {role}", profile.compute(role, seconds[part]), before))
+            before = (steps[-1].name,)
+    computed = tuple(f"compute {role}" for role in _ROLES)
+    sends = [
+        Step(f"{one} to {other}", Send(one, other, priced.bits / 8), computed)
+        for one, other in (_ROLES, reversed(_ROLES))
+    ]
+    steps += [*sends, Step("rounds", Rounds(priced.rounds), tuple(step.name for step in sends))]
+    steps.append(Step("result", Send(_ROLES[1], _ROLES[0], _WORD * results), ("rounds",)))
+    steps.append(Step("opening", Rounds(1), ("result",)))
+    host = Host(cores=profile.threads, up=BANDWIDTH, down=BANDWIDTH)
+    return Service(
+        name=f"crypten, triples within, batches of {shape}",
+        hosts=dict.fromkeys(_ROLES, host),
+        request=Phase(tuple(steps), seconds["compute"].factors),
+        images=shape[0],
+        rtt=RTT,
+        notes=(profile.origin(*seconds.values()), "CrypTen's provider hides nothing from party 0"),
+    )

@@ -1,0 +1,142 @@
+"""Seconds of a service on this host, for a plan: of a lone request, between answers where requests wait, of a refill.
+
+A request's latency when nothing else is asked is more than the seconds for which it keeps others waiting: clients and
+parties take requests apart and put answers together while other requests compute. So both are measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, Step, chain
+from hummingbird.errors import ConfigError
+from scripts.serve_watched import Watched
+
+KIND = "serve"
+_PAUSE, _WARM, _WAITING, _SETTLED = 0.005, 5, 3, 0.1
+_LEAST = 1e-3  # of a request's computing
+_ROOM = 6  # sets for which there is room one after another
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Samples of a service. alone: seconds of lone requests, as a client sees them. busy: seconds from one answer to
+    the next while requests wait. cores: core-seconds of parties and client for a request meanwhile. refill: seconds
+    from room in a kept store to the set that fills it, of which the keeper works `deal`; () without one.
+    """
+
+    alone: tuple[float, ...]
+    busy: tuple[float, ...]
+    cores: float
+    refill: tuple[float, ...] = ()
+    deal: tuple[float, ...] = ()
+
+    @property
+    def beside(self) -> float:
+        """Seconds of a request's latency that keep no other waiting."""
+        return max(0.0, statistics.median(self.alone) - statistics.median(self.busy))
+
+    def row(self, name: str) -> Row:
+        """The row of a profile."""
+        seconds = {"alone": self.alone, "busy": self.busy, "cores": (self.cores,)}
+        dealt = {"refill": self.refill, "deal": self.deal} if self.refill else {}
+        return Row(KIND, name, "", {"requests": 1.0}, seconds | dealt)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Calibrated]) -> Calibrated:
+        """The samples of all parts."""
+        cores = statistics.median(part.cores for part in parts)
+        alone, busy, refill, deal = (
+            sum((getattr(part, name) for part in parts), ()) for name in ("alone", "busy", "refill", "deal")
+        )
+        return cls(alone, busy, cores, refill, deal)
+
+    @classmethod
+    def of(cls, profile: Profile, name: str) -> Calibrated:
+        """The samples of a profile; ConfigError where it has none."""
+        for row in profile.rows:
+            if (row.kind, row.name) == (KIND, name):
+                seconds = row.seconds
+                dealt = seconds.get("refill", ()), seconds.get("deal", ())
+                return cls(seconds["alone"], seconds["busy"], seconds["cores"][0], *dealt)
+        hint = "python -m scripts.calibrate --only serve --json profile.json measures it"
+        raise ConfigError(f"no measurements of a service: {name}", where="profile", hint=hint)
+
+    def drift(self, other: Calibrated) -> float:
+        """The larger relative difference of the two in lone requests and in busy ones."""
+        pairs = ((self.alone, other.alone), (self.busy, other.busy))
+        return max(abs(statistics.median(after) / statistics.median(before) - 1) for before, after in pairs)
+
+    def at_pace(self, now: Sequence[Calibrated]) -> Calibrated:
+        """These samples, slower or faster as short calibrations `now` say."""
+
+        def scaled(samples: tuple[float, ...], others: list[tuple[float, ...]]) -> tuple[float, ...]:
+            if not samples or not all(others):
+                return samples
+            pace = statistics.fmean(statistics.median(other) for other in others) / statistics.median(samples)
+            return tuple(pace * sample for sample in samples)
+
+        return Calibrated(
+            scaled(self.alone, [each.alone for each in now]),
+            scaled(self.busy, [each.busy for each in now]),
+            scaled((self.cores,), [(each.cores,) for each in now])[0],
+            scaled(self.refill, [each.refill for each in now]),
+            scaled(self.deal, [each.deal for each in now]),
+        )
+
+    def service(self, name: str, kept: int, cores: int) -> Service:
+        """The service as data: one host of so many cores, whose parties share it with the keeper of `kept` slots.
+
+        A request occupies its slot for the seconds of `busy`: each party computes for half of the core-seconds, and
+        waits for the rest. kept: 0 for a store in which there is material for all.
+        """
+        mean = statistics.fmean(self.busy)
+        computing = min(self.cores / 2, mean)
+        parties = tuple(Step(f"party {rank}", Compute("host", computing)) for rank in range(2))
+        waiting = Step("messages", Rounds(mean - computing), tuple(step.name for step in parties))
+        factors = [max(_LEAST, (sample - mean + computing) / computing) for sample in self.busy]
+        whole = statistics.fmean(factors)
+        refill = None
+        if kept:
+            dealt = statistics.fmean(self.deal)
+            looking = Rounds(max(0.0, statistics.fmean(self.refill) - dealt))
+            work = chain(("look", looking), ("deal", Compute("host", dealt)))
+            refill = Phase(work.steps, tuple(each / dealt for each in self.deal))
+        return Service(
+            name=name,
+            hosts={"host": Host(cores=cores, store=kept)},
+            request=Phase((*parties, waiting), tuple(factor / whole for factor in factors)),
+            refill=refill,
+            token_bytes={"host": 1} if kept else {},
+            slots=1,
+            rtt=2.0,  # a round is a second
+        )
+
+
+def calibrate(service: Watched, alone: int, busy: int) -> Calibrated:
+    """Measure a service with so many lone requests, and as many while others wait as `busy`."""
+    refill = service.refill(_ROOM)  # first: a keeper of a large store looks seldom
+    deal = service.fill(alone + busy + 2 * _WARM + service.kept)
+    lone = []
+    for number in range(_WARM + alone):
+        started = time.perf_counter()
+        service.ask(number)
+        lone.append(time.perf_counter() - started)
+        time.sleep(_PAUSE)
+    time.sleep(_SETTLED)
+    service.times()
+    before = service.core_seconds + time.process_time()
+    with ThreadPoolExecutor(_WAITING) as pool:
+        list(pool.map(service.ask, range(busy + _WARM)))
+    time.sleep(_SETTLED)
+    spent = service.core_seconds + time.process_time() - before
+    ends = service.times()[_WARM - 2 :, 2]
+    between = (ends[2:] - ends[:-2]) / 2  # two are under way at a time, and may end together
+    return Calibrated(
+        tuple(lone[_WARM:]), tuple(between.tolist()), spent / (busy + _WARM), refill, deal if refill else ()
+    )

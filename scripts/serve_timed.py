@@ -1,0 +1,98 @@
+"""A party of a service, the keeper of its store, or a server of lookups, which writes down when everything happens.
+
+    main(["times.txt", "serve", "--saved", "saved", "--input", "1x8x8", "--store", "kept", ...])
+    main(["sets.txt", "deal", "--saved", "saved", "--input", "1x1x8x8", "--images", "1", "--keep", "1", ...])
+    main(["times.txt", "pir-server", "--table", "table.npy", "--party", "0", ...])
+
+The words after the file are a command of `python -m hummingbird`. The file gets a line for each request of a party or
+server: seconds of the clock `time.perf_counter`, which all processes of a host share, when it stood in line (all
+parties had it), when it was taken, and when it was answered; and for each set of a keeper: when its dealing began, and
+when it was there. A keeper is told how many slots to keep unused by the file `sets.txt.keep`, if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import hummingbird.commands.deal as dealing
+import hummingbird.pir.serving.service as lookups
+import hummingbird.serving.desk as desks
+import hummingbird.serving.party as parties
+from hummingbird.__main__ import main as command
+
+_times: dict[bytes, list[float]] = {}
+_out: TextIO
+
+
+class Order(desks.Order):
+    """Party 0's order, with the times at which requests stand in line, and are to be run."""
+
+    def _line_up(self, id: bytes, held: Any) -> None:
+        _times[id] = [time.perf_counter()]
+        super()._line_up(id, held)
+
+    def _batch(self, lane: int, fitting: list[bytes]) -> list[Any]:
+        batch = super()._batch(lane, fitting)
+        now = time.perf_counter()
+        for decision in batch:
+            _times[decision.id].append(now)
+        return batch
+
+
+class Worker(parties.Worker):
+    """A party's lane, with the times at which it has answers."""
+
+    def _answer(self, ids: Sequence[bytes], *rest: Any) -> None:
+        super()._answer(ids, *rest)
+        now = time.perf_counter()
+        for id in ids:
+            _write(*_times.pop(id, ()), now)
+
+
+class Keeper(dealing.Keeper):
+    """A keeper with the times of every set; `--keep` 1 is the number that its file says."""
+
+    def unused(self) -> int:
+        """Slots unused, less those to be kept, plus one."""
+        try:
+            wanted = int(Path(f"{_out.name}.keep").read_text())
+        except FileNotFoundError:
+            wanted = 1
+        return super().unused() - wanted + 1
+
+    def add(self, *progress: Any) -> tuple[int, float]:
+        """As `Keeper.add`."""
+        began = time.perf_counter()
+        dealt = super().add(*progress)
+        _write(began, time.perf_counter())
+        return dealt
+
+
+class Batcher(lookups.Batcher):
+    """A server's passes, with the times of the queries in each; `monotonic` is the same clock on Linux."""
+
+    def _pass(self, batch: list[Any]) -> None:
+        began = time.perf_counter()
+        super()._pass(batch)
+        now = time.perf_counter()
+        for job in batch:
+            _write(job.arrived, began, now)
+
+
+def _write(*times: float) -> None:
+    if int(os.environ.get("RANK", 0)) == 0:
+        _out.write(" ".join(f"{each:.6f}" for each in times) + "\n")
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command with its times; its exit code."""
+    global _out
+    file, *words = words
+    desks.Order, parties.Worker = Order, Worker  # type: ignore[misc]
+    dealing.Keeper, lookups.Batcher = Keeper, Batcher  # type: ignore[misc]
+    with open(file, "a", buffering=1) as _out:
+        return command(words)

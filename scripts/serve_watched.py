@@ -1,0 +1,262 @@
+"""Services on this host whose every request is timed: two parties on a kept store, and two servers of lookups.
+
+Each has `ask`, which asks once and again where it is refused, the times of what was answered, in the order of its end,
+and the core-seconds of its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hummingbird.capacity.system import Floats
+from hummingbird.errors import HummingbirdError, OverloadError, PeerError
+from hummingbird.pir import Client as Lookups
+from hummingbird.serving.client import Client
+from scripts.data import DATASETS
+from scripts.party import ROOT
+from scripts.serve_net import Net
+
+_START = 300.0  # seconds for a service to start, or a store to be filled
+_AGAIN = 0.02  # seconds between looks at the store, and until a refused request is made again
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Watched(ABC):
+    """A service of processes in a folder of its own, in memory where the host has one there. name: in the table.
+
+    images: of a request. kept: slots that a store is kept at; 0: no store, or all dealt ahead.
+    """
+
+    name: str
+    images = 1
+    kept = 0
+
+    def __init__(self) -> None:
+        memory = Path("/dev/shm")
+        where = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+        self._holder = tempfile.TemporaryDirectory(prefix="hb", dir=where)
+        self.folder = Path(self._holder.name)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._at: dict[str, int] = {}  # bytes of each file that were read
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def ask(self, number: int) -> int:
+        """Ask the request of this number; how often it was refused before it was answered."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all processes and delete the folder."""
+
+    def fill(self, requests: int) -> tuple[float, ...]:
+        """Have material for so many requests, to which none is added until `keep`; seconds of each set."""
+        return ()
+
+    def refill(self, sets: int) -> tuple[float, ...]:
+        """Make room in a small store for one set more, so many times: seconds until it is there."""
+        return ()
+
+    def keep(self) -> None:  # noqa: B027 - not all have a store
+        """Have the store kept as full as it should be."""
+
+    @property
+    def core_seconds(self) -> float:
+        """Core-seconds of parties or servers so far."""
+        return sum(self._spent(name) for name in self._processes if name != "keeper")
+
+    def _spent(self, name: str) -> float:
+        fields = Path(f"/proc/{self._processes[name].pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+    def times(self) -> Floats:
+        """When requests stood in line, were taken, and answered, (n, 3), by the last: those since the last call."""
+        found = self._read("times.txt", 3)
+        return found[found[:, 2].argsort(kind="stable")]
+
+    def sets(self) -> Floats:
+        """When the dealing of sets began, and they were there, (n, 2): those since the last call."""
+        return self._read("sets.txt", 2)
+
+    def _read(self, name: str, width: int) -> Floats:
+        path = self.folder / name
+        if not path.exists():
+            return np.empty((0, width))
+        with open(path, "rb") as file:
+            file.seek(self._at.get(name, 0))
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._at[name] = self._at.get(name, 0) + len(whole)
+        return np.array([line.split() for line in whole.splitlines()], dtype=np.float64).reshape(-1, width)
+
+    def _start(self, name: str, times: str, words: list[str], **variables: str) -> None:
+        program = "import sys; from scripts.serve_timed import main; sys.exit(main(sys.argv[1:]))"
+        command = [sys.executable, "-c", program, str(self.folder / times), *words]
+        environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+        with open(self.folder / f"{name}.said", "wb") as said:
+            self._processes[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
+
+    def _check(self) -> None:
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                said = (self.folder / f"{name}.said").read_text()[-2000:]
+                raise HummingbirdError(f"the {name} has ended with code {process.returncode}:\n{said}")
+
+    def _end(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._holder.cleanup()
+
+
+class Kept(Watched):
+    """Two parties on a kept store, a request for each slot. slots: of a set; kept: slots to be kept, 0: all is dealt
+    ahead.
+    """
+
+    def __init__(self, net: Net, slots: int, kept: int) -> None:
+        super().__init__()
+        self.name = f"{net.name}, {'a full store' if not kept else f'a store of {kept}'}"
+        self.images, self.kept, self._slots = net.request, kept, slots
+        self._counting = threading.Lock()
+        self._unused = 0  # slots that were dealt, as far as was read, and not asked for
+        shape = "x".join(map(str, DATASETS[net.dataset].shape))
+        try:
+            self._tell(0)
+            images = ["--images", str(slots * net.request), "--input", f"{net.request}x{shape}"]
+            words = ["deal", *net.words, *images, "--keep", "1", "--out", str(self.folder / "kept")]
+            self._start("keeper", "sets.txt", words)
+            self.fill(1)
+            self._serve(net, shape)
+        except BaseException:
+            self.close()
+            raise
+        self._inputs = net.images()[0]
+
+    def _serve(self, net: Net, shape: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        words = ["serve", *net.words, "--input", shape, "--max-batch", str(net.request)]
+        words += ["--store", str(self.folder / "kept"), "--listen", f"unix:{self.folder}/{{rank}}"]
+        for rank in range(2):
+            place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            self._start(f"party {rank}", "times.txt", words, **place)
+        deadline = time.monotonic() + _START
+        while True:
+            try:
+                self._client = Client([f"unix:{self.folder}/{rank}" for rank in range(2)], timeout=120.0)
+                return
+            except PeerError:
+                self._check()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def _tell(self, slots: int) -> None:
+        new = self.folder / "keep.new"
+        new.write_text(str(slots))
+        new.rename(self.folder / "sets.txt.keep")
+
+    def fill(self, requests: int) -> tuple[float, ...]:
+        self._tell(requests)
+        deadline, seconds = time.monotonic() + _START, list[float]()
+        self.sets()
+        while self._unused < requests:
+            self._check()
+            if time.monotonic() > deadline:
+                raise HummingbirdError(f"a store of {requests} slots was not dealt within {_START:.0f} s")
+            time.sleep(_AGAIN)
+            seconds += [there - began for began, there in self.sets()]
+        self._tell(0)
+        time.sleep(0.2)  # a set that is being dealt
+        self.sets()
+        return tuple(seconds)
+
+    def refill(self, sets: int) -> tuple[float, ...]:
+        seconds = []
+        for _ in range(sets if self.kept else 0):
+            self._tell(self._unused + 1)
+            told = time.perf_counter()
+            while not len(found := self.sets()):
+                self._check()
+                time.sleep(_AGAIN)
+            seconds.append(float(found[-1, 1]) - told)
+        self._tell(0)
+        return tuple(seconds)
+
+    def keep(self) -> None:
+        self._tell(self.kept)
+
+    def sets(self) -> Floats:
+        found = super().sets()
+        self._unused += self._slots * len(found)
+        return found
+
+    def ask(self, number: int) -> int:
+        first = number * self.images % (len(self._inputs) - self.images)
+        refused = 0
+        with self._counting:
+            self._unused -= 1
+        while True:
+            try:
+                self._client(self._inputs[first : first + self.images])
+                return refused
+            except OverloadError:
+                refused += 1
+                time.sleep(_AGAIN)
+
+    def close(self) -> None:
+        if hasattr(self, "_client"):
+            self._client.close()
+        self._end()
+
+
+class Pair(Watched):
+    """Two servers of lookups in a table of `rows` rows of 64 numbers, which take every query alone."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.name, self._rows = f"lookups, {rows:,} rows", rows
+        try:
+            table = np.lib.format.open_memmap(self.folder / "table.npy", "w+", np.float32, (rows, 64))
+            table[:] = np.random.default_rng(0).standard_normal(table.shape, dtype=np.float32)
+            del table
+            addresses = [f"unix:{self.folder}/{party}" for party in (0, 1)]
+            for party, address in enumerate(addresses):
+                words = ["pir-server", "--table", str(self.folder / "table.npy"), "--party", str(party)]
+                words += ["--listen", address, "--max-batch", "1", "--max-wait", "0", "--threads", "1"]
+                self._start(f"server {party}", "times.txt", words, RANK=str(party))
+            self._client = Lookups(addresses, timeout=120.0)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, number: int) -> int:
+        self._client.rows(torch.tensor([number * 7919 % self._rows]))
+        return 0
+
+    def close(self) -> None:
+        if hasattr(self, "_client"):
+            self._client.close()
+        self._end()

@@ -1,0 +1,108 @@
+"""Long runs in pieces: bit for bit what one request after the other gives, in far fewer steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from hummingbird.capacity import pieces, recurrence
+from hummingbird.capacity.arrivals import poisson
+from hummingbird.capacity.drawing import exponential
+from hummingbird.capacity.system import Draws, Load, Outcome, System
+from hummingbird.capacity.walks import Singles
+from hummingbird.errors import ConfigError
+from tests.capacity.systems import random_case
+from tests.capacity.test_recurrence import simpy_alike
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of a dozen requests, where a thousand are worth it."""
+    monkeypatch.setattr(pieces, "_SHORTEST", 12)
+    monkeypatch.setattr(pieces, "_FEWEST", 2)
+
+
+def same(got: Outcome, wanted: Outcome, where: str = "") -> None:
+    """Every bit of two outcomes, refills and tokens, too."""
+    for field in fields(Outcome):
+        np.testing.assert_array_equal(getattr(got, field.name), getattr(wanted, field.name), f"{field.name} of {where}")
+
+
+def long_case(seed: int) -> tuple[System, Load, Draws] | None:
+    """A random system whose runs may be cut, of 150 requests."""
+    system, load, draws = random_case(seed, plain=True, requests=150)
+    system, load = replace(system, queue=None), replace(load, patience=None)
+    try:
+        system.check_tokens(system.per_request * load.sizes())
+        recurrence._check(system, load, draws)
+    except ConfigError:
+        return None
+    return (system, load, draws) if pieces.of_each(system, load) > 1 else None
+
+
+@pytest.mark.usefixtures("small")
+def test_pieces_give_every_bit_of_the_whole() -> None:
+    seen = {"ahead": 0, "on demand": 0, "none": 0, "workers": 0, "slots": 0, "session": 0, "kept": 0, "sizes": 0}
+    for case in filter(None, map(long_case, range(150))):
+        system, load, draws = case
+        need = system.per_request * load.sizes()
+        same(recurrence.simulate(*case), Singles(system, load, draws, need).run(), f"{system}")
+        marks = (system.store, system.tokens == 0, system.tokens is None, system.workers > 1, system.slots > 1)
+        for name, there in zip(
+            seen, (*marks, draws.session is not None, system.kept, load.size is not None), strict=True
+        ):
+            seen[name] += bool(there)
+    assert min(seen.values()) >= 5, seen
+
+
+@pytest.mark.usefixtures("small")
+def test_pieces_agree_with_simpy() -> None:
+    for number, case in enumerate(filter(None, map(long_case, range(500, 530)))):
+        simpy_alike(recurrence.simulate(*case), *case, f"{number}: {case[0]}")
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch, rate: float) -> tuple[int, Outcome, Outcome]:
+    """Numpy steps of one run of 8,000 requests of 1 s, its outcome, and that of one request after the other."""
+    load = poisson(rate).load(1, 8000, seed=1)
+    system, draws = System(tokens=10, stored=10), Draws(exponential((1, 8000), 2, "online"), np.full((1, 1), 0.5))
+    steps, serve = 0, Singles._serve
+
+    def counted(self: Singles, *args: object) -> object:
+        nonlocal steps
+        steps += 1
+        return serve(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Singles, "_serve", counted)
+        found = recurrence.simulate(system, load, draws)
+    return steps, found, Singles(system, load, draws, load.sizes()).run()
+
+
+def test_a_long_run_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, found, wanted = steps_of(monkeypatch, 0.7)
+    same(found, wanted)
+    assert steps <= 3 * 500
+
+
+def test_a_queue_that_never_empties_is_simulated_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "_ROUNDS", 4)
+    steps, found, wanted = steps_of(monkeypatch, 1.3)
+    same(found, wanted)
+    assert steps == 4 * 500 + 8000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [1, 200])
+def test_a_million_requests_take_at_most_a_second_of_one_core(runs: int) -> None:
+    requests = 10**6 // runs
+    load = poisson(1.0).load(runs, requests, seed=1)
+    draws = Draws(0.7 * exponential((runs, requests), 2, "online"), np.full((1, 1), 0.8))
+    spent = []
+    for _ in range(5):  # the least: of a busy machine only the caches are slower
+        begin = time.thread_time()
+        recurrence.simulate(System(tokens=10, stored=10), load, draws)
+        spent.append(time.thread_time() - begin)
+    assert min(spent) <= 1.0

@@ -1,0 +1,129 @@
+"""The planner beside real services: what is pure in it on made-up times, and the whole program on a few requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hummingbird.capacity import recurrence
+from hummingbird.capacity.limit import limits
+from hummingbird.capacity.profile import Profile
+from hummingbird.capacity.system import Draws, Load, System
+from hummingbird.commands.program import machine
+from hummingbird.errors import ConfigError
+from scripts import bench_serve, calibrate, serve_reality
+from scripts.serve_calibrate import Calibrated
+from scripts.serve_predict import ENGINES, Figures, Offered, own, predicted, tolerance
+
+FAST = Calibrated((0.012,) * 9, (0.010,) * 9, 0.016)
+KEPT = Calibrated((0.012,) * 9, (0.010,) * 9, 0.016, (0.021,) * 9, (0.005,) * 9)
+
+
+def offered(kept: int) -> Offered:
+    """A run of 400 requests of a service that is as the recurrence says; a set is dealt in the last of its seconds."""
+    generator = np.random.default_rng(0)
+    due = 7.0 + np.cumsum(generator.exponential(0.03, 400))
+    lined, seconds = due + 0.002, generator.uniform(0.01, 0.03, 400)
+    refill = generator.uniform(0.01, 0.05, 400) if kept else None
+    system = System(tokens=kept, stored=kept) if kept else System()
+    draws = Draws(seconds[None], None if refill is None else refill[None])
+    outcome = recurrence.simulate(system, Load(due=(lined - lined[0])[None]), draws)
+    went, done = (times[0] + lined[0] for times in (outcome.went, outcome.left))
+    there = outcome.refilled[0] + lined[0] if kept else np.empty(0)
+    sets = np.stack([there - 0.005, there], axis=1)
+    return Offered(due, done + 0.003, lined, went, done, sets, 0)
+
+
+@pytest.mark.parametrize("kept", [0, 4])
+def test_a_runs_own_seconds_give_its_own_figures(kept: int) -> None:
+    run = offered(kept)
+    errors = own(run, kept).errors(run.figures)
+    assert set(errors) == {"p50", "p95", "p99", "throughput"}
+    assert max(map(abs, errors.values())) < 1e-9
+    if kept:  # and without the store it is another system
+        assert own(run, 0).errors(run.figures)["p99"] < -0.05
+
+
+def test_what_is_predicted_is_the_queue_of_busy_seconds_and_the_rest_of_a_lone_request() -> None:
+    """Requests far apart take what a lone one takes; at every load all wait as in a queue of one at a time."""
+    far = np.arange(1, 40.0)
+    for engine in ENGINES:
+        found = predicted(FAST, 0, 2, far, engine, 0)
+        assert (found.p50, found.p99) == (pytest.approx(0.012), pytest.approx(0.012))
+    due = np.cumsum(np.random.default_rng(1).exponential(0.02, 4000))
+    half = predicted(FAST, 0, 2, due, ENGINES[0], 0)
+    done = recurrence.simulate(System(), Load(due=due[None]), Draws(np.full((1, 1), 0.01)))
+    assert half.p95 == pytest.approx(float(np.quantile(done.latency, 0.95)) + 0.002)
+
+
+def test_a_keeper_slows_the_parties_in_the_event_engine_alone() -> None:
+    due = np.cumsum(np.random.default_rng(1).exponential(0.03, 500))
+    without, alone, shared = (predicted(each, kept, 2, due, engine, 0) for each, kept, engine in (
+        (FAST, 0, ENGINES[0]), (KEPT, 4, ENGINES[0]), (KEPT, 4, ENGINES[1])
+    ))  # fmt: skip
+    assert without.p50 <= alone.p50 < shared.p50 and without.p99 < alone.p99 < shared.p99
+    bounds = {limit.cause: limit.rate for limit in limits(KEPT.service("kept", 4, 2))}
+    assert bounds["1 refill at a time"] == pytest.approx(1 / 0.021)
+    assert bounds["cores of host"] == pytest.approx(2 / (0.016 + 0.005))
+
+
+def test_the_pace_of_short_calibrations_scales_a_profile() -> None:
+    slow = Calibrated((0.024,) * 3, (0.015,) * 3, 0.016)
+    now = FAST.at_pace([FAST, slow])
+    assert now.alone[0] == pytest.approx(0.018) and now.busy[0] == pytest.approx(0.0125)
+    assert now.beside == pytest.approx(0.0055)
+    assert FAST.drift(slow) == pytest.approx(1.0) and FAST.drift(FAST) == 0
+    profile = Profile(machine(), 1, (KEPT.row("a"),))
+    assert Calibrated.of(profile, "a") == KEPT
+    with pytest.raises(ConfigError, match="no measurements of a service: b"):
+        Calibrated.of(profile, "b")
+
+
+def test_medians_and_verdicts_tell_a_run_that_is_off() -> None:
+    class Service:
+        name, images, kept = "a service", 1, 4
+
+    run = offered(4)
+    good = serve_reality.compare(run, KEPT, 4, 33.0, 0)
+    found = serve_reality.row(Service(), 50.0, [good], 2)  # type: ignore[arg-type]
+    assert found["dropped_runs"] == 2 and found["measured_p50_milliseconds"] == pytest.approx(1e3 * good.measured.p50)
+    assert found["allowed_percent"] == pytest.approx(15) and tolerance(0.7) == pytest.approx(0.05 * (1 + 1 / 0.3))
+    none = serve_reality.row(Service(), 30.0, [], 3)  # type: ignore[arg-type]
+    text = serve_reality.table([found, none])
+    assert "50 %" in text and "15.0 %" in text
+    first, second, _, dropped = serve_reality.verdicts([found, none], 5.0)
+    assert first.endswith("1 of 1 rows") and second.endswith("0 of 1 rows") and dropped.endswith("5 runs")
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    made = Figures.of(np.arange(100.0), np.arange(100.0) + 0.5)
+    assert (made.p50, made.p99) == (0.5, 0.5) and made.throughput == pytest.approx(100 / 99.5)
+    assert Figures(0.6, 0.5, 0.4, made.throughput).errors(made)["p50"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [(["--predict", "absent.json"], "absent.json"), (["--predict", "absent.json", "--loads", "100"], "--loads")],
+)
+def test_wrong_options_are_one_error(words: list[str], where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_serve.main(words) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and where in said.err and not said.out
+
+
+@pytest.mark.slow
+def test_services_run_beside_their_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of the program, on few requests: what a queue gets from a run's own seconds is what was measured."""
+    profile, file = tmp_path / "profile.json", tmp_path / "rows.json"
+    assert calibrate.main(["--only", "serve", "--repeats", "4", "--json", str(profile)]) == 0
+    small = ["--loads", "30", "--requests", "40", "--runs", "1", "--tries", "1", "--samples", "5", "--drift", "1e6"]
+    assert bench_serve.main(["--predict", str(profile), *small, "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())
+    assert [row["kept_slots"] for row in rows] == [None, None, 4] and all(row["runs"] == 1 for row in rows)
+    for row in rows:
+        assert 0 < row["measured_p50_milliseconds"] <= row["measured_p99_milliseconds"]
+        assert abs(row["own_p50_error_percent"]) < 50  # a busy machine wakes threads late
+    assert "dropped" in capsys.readouterr().out
