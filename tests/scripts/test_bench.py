@@ -223,7 +223,9 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
     assert crypten["online_bits_per_relu"] == 1856 and crypten["rounds"] == 9  # as published
     assert crypten["offline_bits_per_relu"] == cost.crypten_relu(count, 2).offline_bits / count == 960
     assert 87 <= gmw["online_bits_per_relu"] < 87.1 and gmw["rounds"] == 5
-    assert 22 <= masked["online_bits_per_relu"] < 22.1 and masked["rounds"] == 2
+    # Of a dealer that streams the fewest bytes in all, of a store the fewest rounds (mpc/aim.py).
+    assert 26 <= masked["online_bits_per_relu"] < 26.1 and masked["rounds"] == 3
+    assert all(22 <= row["online_bits_per_relu"] < 22.1 and row["rounds"] == 2 for row in stored) and stored
     assert gmw["offline_bits_per_relu"] == 144
     assert crypten["largest_error"] < 2**-14 and masked["largest_error"] < 2**-3  # m = 12 of 16 bits of fraction
     for row, delayed in zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True):
