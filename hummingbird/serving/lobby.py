@@ -132,11 +132,13 @@ class Lobby:
 
     def wait(self) -> None:
         """Return when all other lanes have left in an orderly way; raises the failure of one of them."""
-        while any(thread.is_alive() for thread in self._threads):
+        going = True
+        while going:
+            going = any(thread.is_alive() for thread in self._threads)
+            if self._desk.failure is not None:  # looked at last: a lane's thread may have ended with one by now
+                raise self._desk.failure.with_traceback(None)
             for thread in self._threads:
                 thread.join(_LOOK)
-            if self._desk.failure is not None:
-                raise self._desk.failure.with_traceback(None)
 
 
 @dataclass(frozen=True)

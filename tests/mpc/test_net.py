@@ -35,7 +35,7 @@ def test_qualified_names_repr_and_comparing_layers(alone: sessions.Session) -> N
     assert kept <= set(modules) and not {"0.0.bn1", "0.0.drop"} & set(modules)
     assert all(isinstance(modules[name], Layer) for name in kept)
     assert private.get_submodule("0.0.fc") is modules["0.0.fc"]
-    assert private.comparing_layers == ["0.0.relu", "0.0.relu#1", "0.0.pool"]
+    assert private.comparing_layers == ["0.0.relu", "0.0.pool", "0.0.relu#1"]  # the second ReLU is behind the pooling
     text = repr(private)
     assert "PrivateNet(" in text and "protocol masked" in text and "3 layers with a window" in text
     assert "window [24:0), 24 bits" in text and "private to party 0" in text

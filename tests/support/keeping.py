@@ -15,7 +15,7 @@ from tests.support.patience import NEVER
 
 REQUEST = SquarePair((8,))
 SHAPE = (4, 6)
-FACTS = {"architecture": "a", "bits": "b", "plan": "p", "protocol": "masked", "weights": "public"}
+FACTS = {"architecture": "a", "bits": "b", "plan": "p", "aim": "latency", "protocol": "masked", "weights": "public"}
 SLOTS = 3
 
 
