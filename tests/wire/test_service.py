@@ -20,7 +20,7 @@ from hummingbird.wire import service
 from hummingbird.wire.service import Tls
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Authority
-from tests.support.patience import HANG, NEVER
+from tests.support.patience import HANG, NEVER, until
 
 
 def test_local_stand_in():
@@ -227,3 +227,20 @@ def test_contexts_for_plain_sockets(secure):
         meet(two, one)
     with pytest.raises(OSError, match="CERTIFICATE|certificate|alert"):
         meet(theirs.issue("party-0"), two)
+
+
+def test_threads_of_a_busy_moment_end_though_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls one at a time, far more often than a thread may be without work: one thread does them all."""
+    monkeypatch.setattr(service, "_IDLE", 0.5)
+    before, pool, gate = set(threading.enumerate()), service._Pool(), threading.Event()
+    together = [pool.submit(gate.wait, HANG) for _ in range(8)]
+    there = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(there) == 8
+    gate.set()
+    assert all(future.result(HANG) for future in together)
+
+    def one_left() -> bool:
+        assert pool.submit(lambda: "done").result(HANG) == "done"
+        return sum(thread.is_alive() for thread in there) <= 1
+
+    until(one_left, "the threads to end")
