@@ -200,6 +200,8 @@ class Kept(Watched):
             told = time.perf_counter()
             while not len(found := self.sets()):
                 self._check()
+                if time.perf_counter() > told + _START:
+                    raise HummingbirdError(f"the keeper dealt no set within {_START:.0f} s")
                 time.sleep(_AGAIN)
             seconds.append(float(found[-1, 1]) - told)
         self._tell(0)
@@ -215,7 +217,7 @@ class Kept(Watched):
 
     def ask(self, number: int) -> int:
         first = number * self.images % (len(self._inputs) - self.images)
-        refused = 0
+        refused, deadline = 0, time.monotonic() + _START
         with self._counting:
             self._unused -= 1
         while True:
@@ -223,6 +225,8 @@ class Kept(Watched):
                 self._client(self._inputs[first : first + self.images])
                 return refused
             except OverloadError:
+                if time.monotonic() > deadline:
+                    raise
                 refused += 1
                 time.sleep(_AGAIN)
 
