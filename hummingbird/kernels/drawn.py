@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.aes128 import aes128
-from hummingbird.kernels.chacha20 import BLOCK_BYTES, KEY_BYTES, chacha20
+from hummingbird.kernels import aes128, chacha20
+from hummingbird.kernels.chacha20 import BLOCK_BYTES
 
 
 def blocks_of(count: int) -> int:
@@ -49,7 +49,7 @@ class Drawn:
 
     def octets(self) -> Tensor:
         """Compute all of it, as it lies in the stream: uint8 (nbytes,)."""
-        cipher = chacha20 if len(self.key) == KEY_BYTES // 4 else aes128
+        cipher = aes128.aes128 if len(self.key) == aes128.KEY_BYTES // 4 else chacha20.chacha20
         return cipher(self.key, self.first, blocks_of(self.nbytes))[: self.nbytes]
 
     def tensor(self) -> Tensor:

@@ -64,7 +64,7 @@ def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
 
 
 def _parts(tensors: Sequence[Tensor]) -> list[Any]:
-    """What a frame consists of, buffers one after the other."""
+    """Buffers that make a frame, one after the other."""
     for position, tensor in enumerate(tensors):
         if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
             raise InputError(

@@ -36,6 +36,11 @@ class Packed:
         """Where the data are."""
         return self.data.device
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.data.nbytes
+
     def to(self, device: torch.device) -> Packed:
         """The same on a device."""
         return replace(self, data=self.data.to(device))

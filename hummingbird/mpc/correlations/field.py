@@ -56,7 +56,9 @@ class Field:
 
     @property
     def share_bytes(self) -> int:
-        """Size of a drawn share in memory."""
+        """Size of a drawn share in memory, where kernels do not draw it; of ChaCha20's whole words up to twice that."""
+        if self.left and self.kind == "ring":
+            return packed(math.prod(self.shape) * self.width)
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
