@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hummingbird import cost
+from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.products import SquarePair, Triple
@@ -212,9 +213,9 @@ CASES = [
 
 
 def columns(request, materials):
-    """Every party's share of each field, field by field, in the order of the request's fields."""
+    """Every party's share of each field, field by field, in the order of the request's fields, in whole words."""
     assert all(list(material.shares) == list(request.parts) for material in materials)
-    return [[material.shares[name] for material in materials] for name in request.parts]
+    return [[plain(material.shares[name]) for material in materials] for name in request.parts]
 
 
 def take_and_check(dealers, cases=CASES):
