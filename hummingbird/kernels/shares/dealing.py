@@ -29,18 +29,25 @@ def mask_values(
     """Compute the carry, r_b, r_s and r_b lambda, int64 (n,) each, and the step tables, uint8 (ceil(n 2^c / 8),).
 
     mask: the parties' summands, (n,), of which the low k bits count. choice, wrap: r_b and r_s, packed uint8
-    (ceil(n/8),). sizes: bits that each table covers, from bit m of lambda on. Of the carry, 64 - k bits are right.
+    (ceil(n/8),), or J rows of such, whose results are then (J, n). sizes: bits that each table covers, from bit m of
+    lambda on. Of the carry, 64 - k bits are right.
     """
     low = (1 << k) - 1 if k < 64 else -1
     total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
     lambda_ = total & low
     carry = (total - lambda_) >> k if k < 64 else torch.zeros_like(lambda_)
-    r_b, r_s = from_bits(choice, n), from_bits(wrap, n)
+    r_b, r_s = _numbers(choice, n), _numbers(wrap, n)
     tables, at = [], m
     for size in sizes:
         tables.append(step_table(lambda_ >> at, size))
         at += size
     return [carry, r_b, r_s, r_b * lambda_, *tables]
+
+
+def _numbers(bits: Tensor, n: int) -> Tensor:
+    """Packed bits as numbers: uint8 (..., ceil(n/8)) -> int64 (..., n)."""
+    rows = [from_bits(row, n) for row in bits.reshape(-1, bits.shape[-1])]
+    return torch.stack(rows).view(*bits.shape[:-1], n)
 
 
 def deal_masks(
