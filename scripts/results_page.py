@@ -150,8 +150,8 @@ def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
         "## Private inference (`torchrun`, two parties and a dealer on this machine)\n\n"
         "The first test images in batches of 50. Private accuracy must lie within three deviations of the twin's mean\n"
         "over its seeds, with one image for rounding. kB are sent online by one party, and dealt to party 0; in\n"
-        "all: by both parties and the dealer. CrypTen has no windows, and draws its triples at every party: its offline\n"
-        "kB are those that a dealer would send for its ReLUs.\n"
+        "all: by both parties and the dealer. CrypTen has no windows, and draws its triples at every party: its\n"
+        "offline kB are those that a dealer would send for its ReLUs.\n"
     ]
     for net in nets:
         found = [row for row in rows if row["kind"] == "private" and row["net"] == net]
@@ -175,7 +175,8 @@ def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
                     f"{row['rounds_per_batch']:.0f}",
                 )
             )
-        head = ("", "private %", "twin %", "ms/image", "faster", "kB/image", "fewer", "offline kB", "in all kB", "rounds/batch")
+        sizes = ("kB/image", "fewer", "offline kB", "in all kB")
+        head = ("", "private %", "twin %", "ms/image", "faster", *sizes, "rounds/batch")
         parts.append(f"{_name(net).removesuffix(' (1)')}, {found[0]['images']:,} images:\n\n" + table(head, lines))
         if net == _DRAWN:
             parts.append(_LAYERS)
