@@ -176,6 +176,7 @@ def main() -> None:
             "online_seconds": seconds - total.offline_seconds,
             "offline_seconds": total.offline_seconds,
             "online_kilobytes_per_image": total.bits_sent / 8e3 / len(images),
+            "offline_kilobytes_per_image": total.offline_bits_predicted / 8e3 / len(images),  # from a dealer's triples
             "rounds_per_batch": total.rounds / batches,
         }
         args.json.write_text(json.dumps(figures, indent=2) + "\n")

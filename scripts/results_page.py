@@ -149,8 +149,9 @@ def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
     parts = [
         "## Private inference (`torchrun`, two parties and a dealer on this machine)\n\n"
         "The first test images in batches of 50. Private accuracy must lie within three deviations of the twin's mean\n"
-        "over its seeds, with one image for rounding. kB are sent online by one party, and dealt to party 0. CrypTen\n"
-        "has no windows, and draws its triples at every party.\n"
+        "over its seeds, with one image for rounding. kB are sent online by one party, and dealt to party 0; in\n"
+        "all: by both parties and the dealer. CrypTen has no windows, and draws its triples at every party: its\n"
+        "offline kB are those that a dealer would send for its ReLUs.\n"
     ]
     for net in nets:
         found = [row for row in rows if row["kind"] == "private" and row["net"] == net]
@@ -169,11 +170,13 @@ def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
                     f"{crypten['milliseconds_per_image'] / row['milliseconds_per_image']:.1f}x",
                     f"{row['online_kilobytes_per_image']:,.0f}",
                     f"{crypten['online_kilobytes_per_image'] / row['online_kilobytes_per_image']:.1f}x",
-                    f"{row['offline_kilobytes_per_image']:,.0f}" if "offline_kilobytes_per_image" in row else "-",
+                    f"{row['offline_kilobytes_per_image']:,.0f}",
+                    f"{2 * row['online_kilobytes_per_image'] + row['offline_kilobytes_per_image']:,.0f}",
                     f"{row['rounds_per_batch']:.0f}",
                 )
             )
-        head = ("", "private %", "twin %", "ms/image", "faster", "kB/image", "fewer", "offline kB", "rounds/batch")
+        sizes = ("kB/image", "fewer", "offline kB", "in all kB")
+        head = ("", "private %", "twin %", "ms/image", "faster", *sizes, "rounds/batch")
         parts.append(f"{_name(net).removesuffix(' (1)')}, {found[0]['images']:,} images:\n\n" + table(head, lines))
         if net == _DRAWN:
             parts.append(_LAYERS)

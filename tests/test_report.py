@@ -95,7 +95,7 @@ def test_the_table_leaves_out_what_moves_values_alone() -> None:
 
 
 def test_online_offline_and_their_sum_stand_side_by_side() -> None:
-    """Of both aims, of gmw, and of CrypTen's ReLUs by their price; where both aims are one, of what stands above."""
+    """Both aims, gmw and CrypTen's ReLUs have rows; what stands above has one where both aims are the same."""
     found = hummingbird.estimate(NET, SHAPE, BitWindow(20, 12))
     other = hummingbird.estimate(NET, SHAPE, BitWindow(20, 12), protocol="gmw")
     relus = [step.elements for step in found.layers if step.op == "relu"]

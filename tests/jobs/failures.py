@@ -223,6 +223,7 @@ def deal(version: str) -> None:
             tls_ca=None,
             parties=None,
             sessions=None,
+            threads=None,
             device="cpu",
         )
     )

@@ -96,7 +96,7 @@ def test_private_accuracy_must_be_that_of_the_twin(
     if not equal:
         assert "error: private accuracy is not the twin's: digits-digits 6/64" in capsys.readouterr().err
     assert f"| CrypTen 0.4.1, exact, 100 images | {plain:.2f} | - | 300.0 | 1.0x | 600 | 1.0x" in page
-    assert "| 20.0 | 15.0x | 50 | 12.0x | 400 | 19 |" in page
+    assert "| 20.0 | 15.0x | 50 | 12.0x | 400 | 500 | 19 |" in page
     assert asked == ["hummingbird infer"] * 6 + ["scripts.crypten_baseline"]
 
 

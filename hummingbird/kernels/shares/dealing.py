@@ -7,6 +7,7 @@ A correction is a value less all shares of it but party 0's, as it travels: numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 
@@ -46,7 +47,7 @@ def mask_values(
 
 def _numbers(bits: Tensor, n: int) -> Tensor:
     """Packed bits as numbers: uint8 (..., ceil(n/8)) -> int64 (..., n)."""
-    rows = [from_bits(row, n) for row in bits.reshape(-1, bits.shape[-1])]
+    rows = [from_bits(row, n) for row in bits.reshape(math.prod(bits.shape[:-1]), bits.shape[-1])]
     return torch.stack(rows).view(*bits.shape[:-1], n)
 
 
