@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
@@ -214,6 +215,11 @@ def masked_relu(n: int, k: int, m: int, ring: int, parties: int, count: int | No
     offline = sum(packed(n * width) for width in words) + sum(packed(size) for size in _table_bits(n, k - m, count))
     opened = opening(parties, packed(n * k), 8 * offline)
     return opened + _merging(n, count, parties) + opening(parties, 2 * packed(n))
+
+
+def polynomial(n: int, k: int, w: int, widths: Sequence[int], parties: int) -> Cost:
+    """A smooth function (protocols/poly.py): k bits and one round; 2^w coefficients of each power, of these widths."""
+    return opening(parties, packed(n * k), 8 * sum(packed((n << w) * width) for width in widths))
 
 
 def published_relu_bits(w: int) -> int:

@@ -16,7 +16,8 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic, Values
 from hummingbird.mpc.division import divide
 from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
-from hummingbird.mpc.protocols import beaver
+from hummingbird.mpc.polynomials import Table
+from hummingbird.mpc.protocols import beaver, masked, poly
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
@@ -38,8 +39,8 @@ class Shares(Arithmetic):
         y, z = self.compare(torch.stack([x - self._encoded(knot, self.scale) for knot in knots]))
         return y, z[0]
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
-        return Shares(self.session, comparison, SCALE)
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        return Shares(self.session, comparison, scale)
 
     def _encoded(self, value: float, scale: int) -> int:
         code = ring.encode(torch.tensor(value, dtype=torch.float64), scale, where="constant")
@@ -79,6 +80,12 @@ class Shares(Arithmetic):
         y, _ = self.comparison.relu(self.session, torch.cat([below + self.units(torch.ones_like(x)), below]), SCALE)
         return y[: len(numbers)] - y[len(numbers) :]
 
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        y = poly.evaluate(self.session, x, table, self.scale, bits)
+        if whole:
+            _, y = masked.relu(self.session, y.reshape(-1), 0, bits, bits - 2)
+        return y.view(x.shape) << (SCALE - table.scale)
+
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
         parts = truncate(self.session, flat, bits).split([value.numel() for value in values])
@@ -112,8 +119,8 @@ class Prices(Arithmetic):
         y, _ = self.compare(x.expand(len(knots), *x.shape))
         return y, x
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
-        other = Prices(comparison, SCALE, self.parties)
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        other = Prices(comparison, scale, self.parties)
         other._paid, other._compared = self._paid, self._compared  # one bill
         return other
 
@@ -152,6 +159,14 @@ class Prices(Arithmetic):
         self._paid.append(self.comparison.cost(count, SCALE, self.parties))
         self._compared.append(count)
         return x.expand(len(numbers), *x.shape)
+
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        n = x.numel()
+        self._paid.append(poly.price(n, table, bits, self.parties))
+        self._compared.append(n << max(0, table.w - 2))  # coefficients take as much memory as so many comparisons
+        if whole:
+            self._paid.append(cost.masked_relu(n, bits, bits - 2, 64, self.parties))
+        return x
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         self._paid.append(cost.truncate(sum(value.numel() for value in values), self.parties))

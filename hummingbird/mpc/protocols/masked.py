@@ -60,6 +60,7 @@ class Masked(Comparison):
     name = "masked"
     least_width = 2
     takes_rounded_shares = True
+    looks_up = True
 
     def k(self, scale: int) -> int:
         """Bits that are opened: the window's, cut off at those that are valid."""
