@@ -35,6 +35,8 @@ def test_shares_are_named_as_the_fields_are():
                 assert shares.flag_unsigned is shares.flag_signed is tensor and shares.unsigned is shares.mask
             elif name.startswith("table_"):
                 assert shares.tables[int(name.removeprefix("table_"))] is tensor
+            elif name.startswith("power_"):
+                assert shares.coefficients[int(name.removeprefix("power_"))] is tensor
             else:
                 assert getattr(shares, name) is tensor
 
