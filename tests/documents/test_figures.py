@@ -116,7 +116,7 @@ def test_spline_table_is_what_the_converter_makes() -> None:
 
 def test_the_table_of_smooth_functions_is_what_is_chosen() -> None:
     """Results that a convolution reads before a window of the same k: its 20 bits and one more."""
-    text = text_of(ROOT / "docs/protocol.md").partition("| function, window | k, w, d |")[2].partition("\n\n")[0]
+    text = text_of(ROOT / "docs/smooth.md").partition("| function, window | k, w, d |")[2].partition("\n\n")[0]
     found = re.findall(
         r"^\| (\w+), \[20:(\d+)\),[^|]+\| ([\d, ]+) \| ([\d.e-]+) \| (\d+) bits, 1 round \| ([\d,]+) bits", text, re.M
     )
