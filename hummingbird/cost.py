@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
@@ -225,6 +226,11 @@ def masked_squares(n: int, k: int, m: int, parties: int, count: int | None = Non
     words = [64, *(knots * width for width in (64, 64 - k - 1))]
     squares = Cost(offline_bits=8 * sum(packed(n * width) for width in words))
     return masked_relu(n, k, m, 64, parties, count, knots) + squares
+
+
+def polynomial(n: int, k: int, w: int, widths: Sequence[int], parties: int) -> Cost:
+    """A smooth function (protocols/poly.py): k bits and one round; 2^w coefficients of each power, of these widths."""
+    return opening(parties, packed(n * k), 8 * sum(packed((n << w) * width) for width in widths))
 
 
 def published_relu_bits(w: int) -> int:

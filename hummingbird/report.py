@@ -220,6 +220,8 @@ def _notes(setup: Cost, variants: str, thrifty: bool) -> list[str]:
     )
     if "table " in variants:
         out.append("table w: one step table of 2^w bits: no other way sends less, or takes fewer rounds")
+    if "2^" in variants:
+        out.append("2^w lines, parabolas or cubics: a table of polynomials, the one of the fewest bits offline")
     if "tree " in variants and thrifty:
         out.append(
             "tree of n: n step tables below a tree: the fewest bits of all parties and the dealer together, where a "

@@ -6,7 +6,7 @@ rounds. The table BOUNDS has a line for each operation, made of these promises:
     R            a value at rest has 16 bits of fraction, and every party may round its share: (N/2 + 1) 2^-16
     delta(w)     a weight has 20 bits of fraction, a factor 16; none is off by more than 2^-8 of its tensor's largest
     2^-17        of the input, a summand: 16 bits of fraction, rounded to the nearest
-    2^-14        of a smooth activation: its spline, and a few R; 2^-10 of the two of a softmax
+    2^-13        of a smooth activation: its pieces, and some R; 2^-10 of the two of a softmax
 
 Steps that only move values move their errors. Values and errors are those of `hummingbird.graph.run`.
 """
@@ -94,8 +94,11 @@ def _add(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = Non
 
 
 def _smooth(lipschitz: float) -> Bound:
-    """A spline's promise, and the comparisons' roundings: bends times distances, below 4, and three of |x|."""
-    return lambda a, rounding, x, e: e * lipschitz + SPLINE + 7 * rounding
+    """What pieces err by, and roundings: of a spline's comparisons, bends times distances, below 4, and three of |x|.
+
+    Or of a table's shares before and after, which have 14 bits of fraction, and of its coefficients, one unit of these.
+    """
+    return lambda a, rounding, x, e: e * lipschitz + 2 * SPLINE + max(7, 4 * (1 + lipschitz)) * rounding
 
 
 def _softmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:

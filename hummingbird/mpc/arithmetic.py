@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hummingbird.mpc import polynomials
+from hummingbird.mpc.polynomials import Table
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE
 
@@ -61,8 +63,8 @@ class Arithmetic(ABC):
         return x[0]
 
     @abstractmethod
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
-        """The same numbers, at rest, with another comparison."""
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        """The same numbers with another comparison, of values at this scale."""
 
     @abstractmethod
     def constant(self, value: float, fraction: int = 0) -> float:
@@ -103,6 +105,14 @@ class Arithmetic(ABC):
         x: with `fraction` bits of fraction beside 16, below 2^62 in units of the last one.
         """
 
+    @abstractmethod
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        """The table's function of x, with its own scale's precision, at rest.
+
+        On shares it is right in `bits` bits from the table's last one up; whole: in the whole ring, by one opening
+        more, for |f(x)| below 2^(bits - table.scale - 2).
+        """
+
     def expects(self, x: Tensor, most: float, what: str) -> None:  # noqa: B027 - private values cannot be seen
         """Where values can be seen: warn of those from `most` on, for which a formula is noise; `what`: their name."""
 
@@ -128,7 +138,7 @@ class Reals(Arithmetic):
         y, _ = self.above(x, knots)
         return y, [value * value for value in y]
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
         return self
 
     def constant(self, value: float, fraction: int = 0) -> float:
@@ -162,6 +172,9 @@ class Reals(Arithmetic):
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         return [(x >= number).to(x.dtype) for number in numbers]
+
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        return polynomials.evaluate(table, x)
 
     def expects(self, x: Tensor, most: float, what: str) -> None:
         if x.numel() and bool((x.detach() >= most).any()):

@@ -29,6 +29,7 @@ from hummingbird.mpc.rounding_plan import Built
 from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.softmax import Argmax, LogSoftmax, Softmax
 from hummingbird.mpc.tables import Embedding, SharePublic
+from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.ring import SCALE
 
 # What `register_converter` has been taught: module type -> builder of its private form.
@@ -148,8 +149,13 @@ def _avg_pool(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return AvgPool(a["kernel"], a["stride"], a["padding"], a["ceil_mode"], a["count_include_pad"], a.get("divisor"))
 
 
-def _squashing(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return act.Smooth(step.op, smooth.squashing(step.op), comparison)
+def _smooth(step: Step, comparison: Comparison, owner: int | None) -> Layer:
+    name = f"gelu-{step.attrs['approximate']}" if step.op == "gelu" else step.op
+    if comparison.looks_up:
+        return Tabulated(name, comparison)
+    if step.op in ("sigmoid", "tanh"):
+        return act.Smooth(name, smooth.squashing(name), comparison)
+    return act.EvenSmooth(name, smooth.even(name), comparison)
 
 
 def _local(function: Callable[[dict[str, Any]], Callable[..., Any]]) -> Build:
@@ -183,12 +189,7 @@ COMPARING: dict[str, Build] = {
     "hardtanh": lambda step, comparison, owner: act.Hardtanh(step.attrs["low"], step.attrs["high"], comparison),
     "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
-    "sigmoid": _squashing,
-    "tanh": _squashing,
-    "silu": lambda step, comparison, owner: act.EvenSmooth(step.op, smooth.even("silu"), comparison),
-    "gelu": lambda step, comparison, owner: act.EvenSmooth(
-        step.op, smooth.even(f"gelu-{step.attrs['approximate']}"), comparison
-    ),
+    **dict.fromkeys(("sigmoid", "tanh", "silu", "gelu"), _smooth),
     "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
     "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),

@@ -16,7 +16,8 @@ from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic, Values
 from hummingbird.mpc.division import divide
 from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
-from hummingbird.mpc.protocols import beaver
+from hummingbird.mpc.polynomials import Table
+from hummingbird.mpc.protocols import beaver, masked, poly
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
@@ -42,8 +43,8 @@ class Shares(Arithmetic):
         codes = ring.encode(torch.tensor(knots, dtype=torch.float64), fraction, where="constant").tolist()
         return self.comparison.squares(self.session, x, codes, self.scale, fraction)
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
-        return Shares(self.session, comparison, SCALE)
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        return Shares(self.session, comparison, scale)
 
     def constant(self, value: float, fraction: int = 0) -> int:
         code = ring.encode(torch.tensor(value, dtype=torch.float64), SCALE + fraction, where="constant")
@@ -79,6 +80,12 @@ class Shares(Arithmetic):
         codes = ring.encode(torch.tensor(numbers, dtype=torch.float64), SCALE + fraction, where="constant").tolist()
         y, _ = self.comparison.above(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
         return y[: len(numbers)] - y[len(numbers) :]
+
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        y = poly.evaluate(self.session, x, table, self.scale, bits)
+        if whole:
+            _, y = masked.relu(self.session, y.reshape(-1), 0, bits, bits - 2)
+        return y.view(x.shape) << (SCALE - table.scale)
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
@@ -123,8 +130,8 @@ class Prices(Arithmetic):
         values = x.expand(many, *x.shape)
         return values, values
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
-        other = Prices(comparison, SCALE, self.parties)
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        other = Prices(comparison, scale, self.parties)
         other._paid, other._compared = self._paid, self._compared  # one bill
         return other
 
@@ -161,6 +168,14 @@ class Prices(Arithmetic):
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         self._compared_with(2 * len(numbers), x.numel(), SCALE)
         return x.expand(len(numbers), *x.shape)
+
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        n = x.numel()
+        self._paid.append(poly.price(n, table, bits, self.parties))
+        self._compared.append(n << max(0, table.w - 2))  # coefficients take as much memory as so many comparisons
+        if whole:
+            self._paid.append(cost.masked_relu(n, bits, bits - 2, 64, self.parties))
+        return x
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
         self._paid.append(cost.truncate(sum(value.numel() for value in values), self.parties))

@@ -90,6 +90,10 @@ class Layer(nn.Module):
         """The layer's facts in its printed form."""
         return ""
 
+    def variant(self, scale: int, parties: int) -> str:
+        """How it decides by its window, for people."""
+        return self.comparison.variant(scale, parties) if self.comparison is not None else ""
+
     @property
     def comparisons(self) -> list[Comparison]:
         """Every comparison that it makes, or makes others of."""

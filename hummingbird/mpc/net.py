@@ -228,7 +228,7 @@ class PrivateNet(nn.Module):
                     raise InputError(error.what, where=step.name, hint=error.hint) from None
                 breadth = max(elements, step.layer.breadth(specs))
                 if step.layer.comparison is not None:
-                    variant = step.layer.comparison.variant(specs[0].scale, parties)
+                    variant = step.layer.variant(specs[0].scale, parties)
             reach = step.layer.range if isinstance(step.layer, Layer) else None
             out.append(PlannedCost(step.name, step.op, _window(step.layer), variant, elements, reach, cost, breadth))
         return out

@@ -193,12 +193,17 @@ class Planner:
         if (index, form, scale) not in self._rescaled:
             layer: Layer = LocalRescale()
             if form == "whole":
-                layer = Rescale(scale) if step.valid == 64 else Lift(step.valid, scale)
+                layer = Rescale(scale) if step.valid == 64 else Lift(self._opened_bits(index, step), scale)
             name = f"{self._steps[index].name}.{'lift' if isinstance(layer, Lift) else 'rescale'}"
             low = layer.valid([step.scale], [step.valid])
             self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low))
             self._rescaled[index, form, scale] = len(self._plan) - 1
         return Ref(self._rescaled[index, form, scale])
+
+    def _opened_bits(self, index: int, step: PlanStep) -> int:
+        """Low bits of a value that an opening reads: all that are valid, but of one that is known to be small."""
+        bound = self._bounds[index]
+        return step.valid if bound == FLOOR else min(step.valid, step.scale + bound + MARGIN)
 
 
 def digest(plan: Sequence[PlanStep]) -> str:
@@ -227,7 +232,8 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
                 step.layer.range = comparison.range(max(scales))
             else:
                 source = plan[step.inputs[0].index] if step.op == "rescale" else step
-                step.layer.range = source.valid - source.scale - MARGIN
+                valid = step.layer.low if isinstance(step.layer, Lift) else source.valid
+                step.layer.range = valid - source.scale - MARGIN
 
 
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:

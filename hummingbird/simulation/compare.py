@@ -73,9 +73,12 @@ class Compare:
         return y, z if cut.wraps else v
 
     def _clamped(self, v: Tensor, law: Law) -> Tensor:
+        return self.moved(v, *law.range)
+
+    def moved(self, v: Tensor, low: float, high: float) -> Tensor:
+        """Values between two ends, if they are to be clamped; those beyond at the end next to them."""
         if not (self.clamp and self.training):
             return v
-        low, high = law.range
         return v.clamp(_inner(low, v.dtype), _inner(high, v.dtype))
 
 

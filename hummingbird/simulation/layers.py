@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph import OPS, Step
+from hummingbird.mpc import polynomials
 from hummingbird.mpc.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.norms import Norm
+from hummingbird.mpc.polynomials import Table
 from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.selecting import Greater
@@ -55,8 +57,11 @@ class Simulated(Reals):
         first, z = self.decide.both(x - knots[0], self.law, u)
         return [first, *(self.decide.both(x - knot, self.law, u)[0] for knot in knots[1:])], z
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
-        return Simulated(comparison, SCALE, self.parties, self.decide)
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
+        return Simulated(comparison, scale, self.parties, self.decide)
+
+    def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
+        return polynomials.evaluate(table, self.decide.moved(x, -table.most, table.most))
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         return x.to(torch.float32 if fraction <= SCALE else torch.float64)
@@ -72,7 +77,7 @@ class Units(Reals):
         bit, z = self.law.decide(x, torch.zeros_like(x))
         return z * bit, z
 
-    def with_comparison(self, comparison: Comparison) -> Arithmetic:
+    def with_comparison(self, comparison: Comparison, scale: int = SCALE) -> Arithmetic:
         return Units(comparison, self.parties)
 
     def units(self, numbers: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 A window [k:m) holds x in ring units (2^16 is one) if -2^(k-1) <= x < 2^(k-1), so the largest |x| of a layer says which
 k it needs (Maeng and Suh, 2023, section 4.1). A layer that compares differences or shifted values (max pooling,
-hardtanh, splines) is measured at those.
+hardtanh, splines) is measured at those; a table of polynomials at what it is looked up with.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hummingbird import graph, ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc.protocols.law import Law
+from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet
@@ -84,6 +85,8 @@ def magnitudes(
             for relu in windows.order.passed.get(name, ()):
                 passed[relu] = max(passed.get(relu, -1.0), _largest(x))
             out = twin(x, *others)
+            if name in itself and config.window(name).w:
+                compare.largest = _largest(x)
             if compare.largest < 0 and config.window(name).w:
                 compare.see(_spread(x))
             if not math.isfinite(compare.largest):
@@ -93,8 +96,10 @@ def magnitudes(
 
         return run
 
-    layers = twins(windows.plan(config), folded.steps, parties, compare)
+    plan = windows.plan(config)
+    layers = twins(plan, folded.steps, parties, compare)
     instead = {name: watched(name, twin) for name, twin in layers.items()}
+    itself = {step.name for step in plan if isinstance(step.layer, Tabulated)}
     parts = images.split(batch)
 
     def run(number: int) -> Tensor:

@@ -18,6 +18,7 @@ from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels.lookups import dpf
 from hummingbird.mpc import splines
 from hummingbird.mpc.activations import EvenSmooth
+from hummingbird.mpc.polynomials import choose
 from models import MODELS, trained
 from scripts.hybrid_nets import SHIPPED
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
@@ -101,7 +102,7 @@ def test_spline_table_is_what_the_converter_makes() -> None:
         "GELU": torch.nn.GELU(),
         "Hardsigmoid": torch.nn.Hardsigmoid(),
     }
-    nets = {name: convert_model(torch.nn.Sequential(layer).eval()) for name, layer in layers.items()}
+    nets = {name: convert_model(torch.nn.Sequential(layer).eval(), protocol="gmw") for name, layer in layers.items()}
     private = {name: net.get_submodule("0") for name, net in nets.items()}
     made = {name: len(layer.curve.knots) + isinstance(layer, EvenSmooth) for name, layer in private.items()}
     assert stated == made | {
@@ -111,6 +112,21 @@ def test_spline_table_is_what_the_converter_makes() -> None:
     }
     smooth = [len(layer.curve.knots) for name, layer in private.items() if name != "Hardsigmoid"]
     assert f"splines: {min(smooth)} to {max(smooth)} comparisons" in text_of(LIMITS)
+
+
+def test_the_table_of_smooth_functions_is_what_is_chosen() -> None:
+    """Results that a convolution reads before a window of the same k: its 20 bits and one more."""
+    text = text_of(ROOT / "docs/smooth.md").partition("| function, window | k, w, d |")[2].partition("\n\n")[0]
+    found = re.findall(
+        r"^\| (\w+), \[20:(\d+)\),[^|]+\| ([\d, ]+) \| ([\d.e-]+) \| (\d+) bits, 1 round \| ([\d,]+) bits", text, re.M
+    )
+    assert len(found) == 3
+    for name, m, shape, error, online, offline in found:
+        fraction = 22 - int(m)
+        table = choose({"SiLU": "silu", "GELU": "gelu-none"}[name], 8.0, fraction, 41 - 16)
+        assert table is not None and shape == f"{table.k}, {table.w}, {table.degree}" and int(online) == table.k
+        assert error == f"{table.error(2):.1e}".replace("e-0", "e-")
+        assert int(offline.replace(",", "")) == sum(table.widths(25 + fraction)) << table.w
 
 
 def test_the_security_tables_are_those_of_the_package() -> None:

@@ -16,7 +16,7 @@ from hummingbird.graph import problems, run, trace
 from hummingbird.graph.calls import shapes_for, unpacked
 from hummingbird.graph.rowwise import rowwise
 from hummingbird.graph.steps import Step
-from hummingbird.mpc.smooth import TOLERANCE
+from tests.support.operations import SMOOTH
 
 
 class Recurrent(nn.Module):
@@ -89,7 +89,7 @@ def test_recurrent_layers_are_right_in_private(kind: type[nn.RNNBase]) -> None:
     # four weights below 1/2 double that at most.
     for mode in ("exact", "fast"):
         got = hummingbird.simulate(net, mode=mode, seed=1, example=x)(x)
-        assert float((got - net(x)).detach().abs().max()) < 3 * 8 * TOLERANCE
+        assert float((got - net(x)).detach().abs().max()) < 3 * 8 * SMOOTH
 
 
 def test_what_is_no_sequence_of_a_batch_is_refused() -> None:

@@ -61,6 +61,30 @@ def operations(weights: str, protocol: str) -> dict[str, Any]:
     return results
 
 
+def smooth() -> dict[str, Any]:
+    """Smooth activations between linear layers under windows, against torch: a table's error times the last weights."""
+    session = launch.init(timeout=HANG)
+    results = {}
+    torch.manual_seed(2)
+    x = torch.randn(300, 6)
+    for window in (BitWindow(20, 12), BitWindow(20, 10), BitWindow(18, 0), BitWindow(24, 0), BitWindow(64, 0)):
+        for activation in (torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.SiLU(), torch.nn.GELU()):
+            net = torch.nn.Sequential(torch.nn.Linear(6, 5), activation, torch.nn.Linear(5, 3)).eval()
+            private = hummingbird.convert_model(net, window)
+            found = private.get_submodule("1").look_up(36)
+            with hummingbird.meter() as m:
+                shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
+                out = private(shared).get_plain_text()
+            name = f"{type(activation).__name__} {window}"
+            assert not (bad := unequal(m)), f"{name} at party {session.rank}: {bad}"
+            assert found.clamped == (window.k > 20) and (found.clamped or m.rows["1"].rounds == 1)
+            with torch.no_grad():
+                error = float((out - net(x)).abs().max())
+                growth = float(net[2].weight.abs().sum(1).max())
+            results[name] = (error, growth * found.table.error(session.parties) + 40 * 2.0**-16)
+    return results
+
+
 def _remains(shapes: set[tuple[int, ...]], known: list[torch.Tensor]) -> list[str]:
     """Real tensors of these shapes anywhere in this process's memory, except the known ones."""
     gc.collect()
@@ -360,6 +384,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "slices": slices,
     "resnet": resnet,
     "operations": operations,
+    "smooth": smooth,
     "private_weights": private_weights,
     "fixed_weights": fixed_weights,
     "crypten_functions": crypten_functions,

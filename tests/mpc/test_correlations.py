@@ -36,6 +36,8 @@ def test_shares_are_named_as_the_fields_are():
                 assert shares.flag_unsigned is shares.flag_signed is tensor and shares.unsigned is shares.mask
             elif name.startswith("table_"):
                 assert shares.tables[int(name.removeprefix("table_"))] is tensor
+            elif name.startswith("power_"):
+                assert shares.coefficients[int(name.removeprefix("power_"))] is tensor
             else:
                 assert getattr(shares, name) is tensor
 
@@ -50,6 +52,7 @@ def test_a_request_is_the_same_after_a_journey():
 def test_every_parameter_is_checked(kind):
     good = {
         **{name: 2 for name in ("planes", "second", "count", "knots", "shift", "m", "tables", "key", "divisor")},
+        **{"name": "silu", "fraction": 2, "w": 2, "degree": 2, "scale": 2, "bits": 9},
         **{"k": 6, "ring": 9, "squares": 1, "shape": [2], "size0": [2], "size1": [2], "op": "mul", "kwargs": {}},
     }
     params = {field.name: good[field.name] for field in dataclasses.fields(KINDS[kind])}

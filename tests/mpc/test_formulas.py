@@ -20,15 +20,17 @@ from hummingbird.mpc.arithmetic import REALS
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import Spec
 from hummingbird.mpc.pooling import MaxPool
+from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
+from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.ring import SCALE
-from tests.support.operations import cases
+from tests.support.operations import SMOOTH, cases
 
 UNIT = 2.0**-SCALE
-# Errors of splines, and of slopes and of a sixth that are rounded to 2^-20 and 2^-16, times values below 16.
+# Errors of tables and splines, and of slopes and of a sixth that are rounded to 2^-20 and 2^-16, times values below 16.
 BOUNDS = {
-    **dict.fromkeys(("sigmoid", "tanh", "silu", "gelu"), smooth.TOLERANCE),
+    **dict.fromkeys(("sigmoid", "tanh", "silu", "gelu"), SMOOTH),
     **dict.fromkeys(("leaky_relu", "prelu", "hardsigmoid"), 16 * UNIT),
     "hardswish": 18 * 2.0**-16 / 3,
     "softmax": 2.0**-7,
@@ -84,6 +86,18 @@ def tree(compare: Comparison, results: int, length: int, parties: int) -> Cost:
     return total
 
 
+def tabulated(layer: Tabulated, scale: int, parties: int) -> Cost:
+    """One look-up if the table spans the window; else two comparisons of one bit more, and a lift after it."""
+    table, bits, clamped = layer.look_up(scale)
+    once = poly.price(ALL, table, bits, parties)
+    assert clamped == (layer.comparison.window == EXACT)
+    if not clamped:
+        assert (once.rounds, once.bits) == (1, 8 * (parties - 1) * (cost.HEADER_BYTES + cost.packed(15 * ALL)))
+        return once
+    tails = layer.comparison.cost(ALL, scale, parties, 2)  # a window of 64 bits is not widened
+    return tails + once + cost.masked_relu(ALL, bits, bits - 2, 64, parties)
+
+
 @pytest.mark.parametrize("parties", [2, 3])
 @pytest.mark.parametrize("window", [EXACT, BitWindow(20, 12)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -107,6 +121,12 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
             ALL, window.k - 4 if window.k < 64 else 64 - scale + 12, max(0, window.m - 4), parties, knots=2
         )
         assert price(made("hardswish"), scale) == (twice + after if protocol == "gmw" else squares)
+        if protocol == "masked":
+            for op in ("tanh", "silu"):
+                layer = made(op)
+                assert isinstance(layer, Tabulated)
+                assert price(layer, scale) == tabulated(layer, scale, parties)
+            continue
         knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties)
         assert price(made("tanh"), scale) == (
             compare.cost(ALL, scale, parties, knots) + joined + cost.truncate(ALL, parties)

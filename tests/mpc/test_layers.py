@@ -27,6 +27,15 @@ def test_operations_match_torch_and_send_what_was_predicted(parties: int, weight
     assert not wrong, f"error above bound: {wrong}"
 
 
+@pytest.mark.parametrize("parties", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_smooth_activations_under_windows_are_within_their_tables_errors(parties: int) -> None:
+    ended = succeed(["-m", "tests.jobs.programs", "smooth"], parties)
+    results = json.loads(ended[0].out.strip().splitlines()[-1])
+    assert len(results) == 5 * 4
+    wrong = {name: pair for name, pair in results.items() if not pair[1] / 30 < pair[0] <= pair[1]}
+    assert not wrong, f"error above bound, or far below: {wrong}"
+
+
 @pytest.mark.parametrize(
     ("parties", "weights"), [(2, "public"), pytest.param(3, "public", marks=pytest.mark.slow), (2, "1")]
 )

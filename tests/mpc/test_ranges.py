@@ -22,7 +22,7 @@ from hummingbird.errors import ConfigError, HummingbirdError, InputError, ModelE
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.layer import FLOOR, MARGIN, Layer
 from hummingbird.report import estimate
-from tests.support.operations import Function
+from tests.support.operations import SMOOTH, Function
 
 SETTINGS = [("masked", 2), ("masked", 3), ("gmw", 2), ("gmw", 3)]
 
@@ -167,13 +167,14 @@ FAR = torch.tensor([[-3e5, -5000.0, -400.0, -30.0, 0.0, 30.0, 400.0, 5000.0, 3e5
 @pytest.mark.parametrize(("protocol", "parties"), SETTINGS[::3])
 @pytest.mark.parametrize("name", ["Sigmoid", "Tanh", "SiLU", "GELU", "Hardsigmoid", "Hardswish", "ReLU6"])
 def test_activations_are_right_far_from_zero(name: str, protocol: str, parties: int) -> None:
-    """Splines end on the lines that their functions approach, to within 2^-14, and every slope is a whole number."""
+    """Splines end on the lines that their functions approach, to within 2^-14; before a table, values are clamped."""
     net = getattr(nn, name)()
     got = hummingbird.simulate(net, protocol=protocol, parties=parties, mode="exact", seed=0)(FAR)
-    assert float((got - net(FAR)).abs().max()) < 2**-14 + 9 * 2**-16
+    allowed = SMOOTH if protocol == "masked" else 2**-14 + 9 * 2**-16
+    assert float((got - net(FAR)).abs().max()) < allowed
     fast = hummingbird.simulate(net, protocol=protocol, parties=parties, seed=0)(FAR)
     # In float32 hard sigmoid's terms at 3e5 cancel to within 2^-24 of them each.
-    assert float((fast - net(FAR)).abs().max()) < 2**-14 + 2**-16 + (name == "Hardsigmoid") * 2 * 3e5 * 2**-24
+    assert float((fast - net(FAR)).abs().max()) < allowed + (name == "Hardsigmoid") * 2 * 3e5 * 2**-24
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "tanh", "silu", "gelu-none", "gelu-tanh"])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import comb
+
 import torch
 
 from hummingbird import cost
 from hummingbird.kernels.shares.words import plain
+from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.masked import MaskedOpening
+from hummingbird.mpc.correlations.poly import Polynomial
 from hummingbird.mpc.correlations.products import SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
@@ -138,6 +143,21 @@ def check_masked(parts, *, count, k, m, tables, ring):
         at += size
 
 
+def check_poly(parts, *, count, name, k, fraction, w, degree, scale, bits):
+    """Every row: the piece of each opened word, moved by the mask's low bits, as fractions rounded once."""
+    mask = [value & ((1 << k) - 1) for value in total(parts[0])]
+    m, pieces = k - w, polynomials.pieces(polynomials.Table(name, k, fraction, w, degree, scale)).tolist()
+    for power, column in enumerate(parts[1:]):
+        modulus = (1 << bits + polynomials.GUARD + power * m) - 1
+        found = [value & modulus for value in total(column)]
+        for i, value in enumerate(mask):
+            low = Fraction(-(value & ((1 << m) - 1)), 1 << m)
+            for upper in range(1 << w):
+                row = pieces[(upper - (value >> m)) % (1 << w)]
+                exact = sum(comb(j, power) * low ** (j - power) * row[j] for j in range(power, degree + 1))
+                assert found[(i << w) + upper] == round(exact) & modulus
+
+
 def check_thresholds(parts, *, count, knots, k, m, tables, ring, squares):
     """For each number, what a ReLU's request holds, of one mask, carry and table; and the squares."""
     low, modulus = (1 << k) - 1, (1 << ring) - 1
@@ -201,6 +221,8 @@ CASES = [
     (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
     (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
     (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
+    (Polynomial(COUNT, "silu", k=12, fraction=8, w=3, degree=3, scale=8, bits=20), check_poly),
+    (Polynomial(COUNT, "tanh", k=6, fraction=3, w=6, degree=1, scale=10, bits=62), check_poly),
     (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=3, k=12, m=1, tables=3, ring=64, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=2, k=16, m=8, tables=1, ring=64, squares=1), check_thresholds),

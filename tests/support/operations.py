@@ -9,9 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird.mpc.smooth import TOLERANCE
+from hummingbird.mpc.polynomials import FUNCTIONS, choose
+from hummingbird.mpc.tabulated import FINEST
 
 UNIT = 2.0**-16
+# Of a smooth activation under exact windows: its table's bound for four parties (mpc/tabulated.py), more than the 2^-14
+# of a spline. Beside it, bends of splines times values round by two units each, at most 9 in all.
+SMOOTH = 9 * UNIT + max(
+    table.error(4) for name in FUNCTIONS if (table := choose(name, FUNCTIONS[name].end + 0.25, FINEST, 3))
+)
 
 
 class Case(NamedTuple):
@@ -247,11 +253,8 @@ def cases() -> dict[str, Case]:
     out["square"] = Case(Function(lambda x: x**2), image, 15 * UNIT)
     # Slopes below 1.5 times what 3 parties round to 12 bits, and a sixth of 16 bits.
     out["hardswish"] = Case(nn.Hardswish(), 3 * image, (36 + 6) * UNIT)
-    # Splines: their tolerance; bends times values, at most 4 in all, of what comparisons round by two units each; the
-    # result's own rounding.
-    spline = TOLERANCE + 9 * UNIT
     for name, net in {"sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "silu": nn.SiLU(), "gelu": nn.GELU()}.items():
-        out[name] = Case(net, 3 * image, spline)
+        out[name] = Case(net, 3 * image, SMOOTH)
     # exp and 1/x err by 2^-9 of themselves each, and rounding adds less than their square.
     out["softmax"] = Case(nn.Softmax(dim=1), row, 9 * 2**-12)
     out["log_softmax"] = Case(Function(lambda x: F.log_softmax(x, 2)), image, 2**-8 + 2**-11 + 9 * UNIT)
@@ -263,5 +266,5 @@ def cases() -> dict[str, Case]:
     gain = float(reused.a.weight.detach().abs().sum(1).max())  # what the second layer makes of the first one's error
     out["reused modules, shared weights"] = Case(reused, row, (1 + gain) * linear_bound(reused.a, 2 * row))
     out |= _rearranged(image) | _selected(image)
-    out["squeeze and excitation"] = Case(Gate(), image, 5 * (TOLERANCE + 60 * 5 * UNIT))
+    out["squeeze and excitation"] = Case(Gate(), image, 5 * (SMOOTH + 60 * 5 * UNIT))
     return out

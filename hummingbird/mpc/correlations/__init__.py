@@ -7,6 +7,7 @@
     registry.py     all kinds by name: requests that come from another process
     bits.py         ANDs of packed bits (protocols/boolean.py, protocols/gmw.py)
     masked.py       a mask and its step tables (protocols/masked.py)
+    poly.py         a mask and the coefficients of polynomials (protocols/poly.py)
     truncation.py   masks and their quotients (protocols/truncation.py, mpc/division.py)
     products.py     products of masks (protocols/beaver.py, protocols/weight_mask.py)
     provider.py     for CrypTen's own functions (mpc/provider.py)

@@ -39,6 +39,7 @@ class Comparison(ABC):
 
     name: ClassVar[str]
     least_width: ClassVar[int]  # bits that a window keeps if it keeps any
+    looks_up: ClassVar[bool] = False  # whether smooth functions are tables of polynomials, which its dealer makes
     # Whether every party may round its own share before the comparison: it is then right in fewer low bits.
     takes_rounded_shares: ClassVar[bool]
     gives_squares: ClassVar[bool] = False  # whether it has `squares`, without a product

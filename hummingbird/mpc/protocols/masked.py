@@ -60,6 +60,7 @@ class Masked(Comparison):
     name = "masked"
     least_width = 2
     takes_rounded_shares = True
+    looks_up = True
     gives_squares = True
 
     def k(self, scale: int) -> int:

@@ -1,0 +1,73 @@
+"""A smooth function in one round: a masked opening whose answer is a polynomial with dealt coefficients.
+
+The parties cut the surplus fraction off their own shares (local), and open
+
+    x^ = x + lambda  mod 2^k,      X = x^ >> m,   v = x^ mod 2^m,   L, l the same of lambda,   w = k - m bits
+
+For D = X - L mod 2^w, with its sign, and u = v - l, exactly x = 2^m D + u, where |u| < 2^m, for every x from -2^(k-1)
+to 2^(k-1) - 2^m. For every X the dealer knows D and l. It deals additive shares of the coefficients T_j[X] of
+P_D(u / 2^m) as a polynomial in v (correlations/poly.py), of which X, that is public, chooses one row:
+
+    f(x) ~ sum over j of T_j[X] (v / 2^m)^j
+
+Every party computes this of its own shares. T_j has `scale` + GUARD bits of fraction, so that the sum in units of the
+highest power has shift = GUARD + degree m bits more than the result, which each party cuts off its share: of a sum that
+is right mod 2^R the result is right mod 2^(R - shift). T_j itself is dealt mod 2^(R - (degree - j) m), no more.
+
+k bits and one round, no product of private values. Source: as masked.py's, one-time truth tables of a function of a
+masked wire; polynomials in the mask's remainder are derived here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, kernels
+from hummingbird.cost import Cost
+from hummingbird.kernels.shares.words import plain
+from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares
+from hummingbird.mpc.polynomials import Table
+from hummingbird.mpc.session import Session
+
+AT_ONCE = 1 << 24  # coefficients of one power under way at a time, 128 MiB
+
+
+def evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
+    """Shares mod 2^bits of the table's function, at `table.scale`, int64 of any shape, from shares of x at `scale`.
+
+    |x| <= table.most, and shares are right mod 2^(table.k + scale - table.fraction). Errors: `Table.error`. Cost:
+    `price`, table.k bits and 1 round for up to AT_ONCE >> w values.
+    """
+    parts = share.reshape(-1).split(AT_ONCE >> table.w)
+    return torch.cat([_evaluate(session, part, table, scale, bits) for part in parts]).view(share.shape)
+
+
+def _evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
+    count = share.numel()
+    request = Polynomial(count, table.name, table.k, table.fraction, table.w, table.degree, table.scale, bits)
+    material = session.correlation(request)
+    mine = kernels.mask_words(share, material.mask, scale - table.fraction, table.k)
+    frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
+    return combined(kernels.open_words(frames, count, table.k), material, table)
+
+
+def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor:
+    """This party's share of the result, int64 (n,), from opened words, int64 (n,) in 0 .. 2^k - 1."""
+    row = (torch.arange(opened.numel(), device=opened.device) << table.w) + (opened >> table.m)
+    low, total = opened & ((1 << table.m) - 1), torch.zeros_like(opened)
+    for power, words in enumerate(material.coefficients):
+        place = (table.degree - power) * table.m
+        total += (plain(words)[row].long() << place) * low**power  # mod 2^64: only the low R <= 64 bits count
+    return (total + (1 << table.shift >> 1)) >> table.shift
+
+
+def price(n: int, table: Table, bits: int, parties: int) -> Cost:
+    """Price of `evaluate` on n values."""
+    whole, rest = divmod(n, AT_ONCE >> table.w)
+
+    def part(count: int) -> Cost:
+        return cost.polynomial(count, table.k, table.w, table.widths(bits), parties)
+
+    parts = part(AT_ONCE >> table.w) * whole
+    return parts + part(rest) if rest or not whole else parts
