@@ -50,7 +50,7 @@ class LeakyReLU(Comparing):
         self.slope = int(ring.encode(number, self.fraction, where="slope"))
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] + self.growth
+        return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, z = n.compare(x)
@@ -73,7 +73,7 @@ class PReLU(Comparing):
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] + self.growth
+        return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """weight: real slopes for real x; None: the layer's own, for shares."""
@@ -109,6 +109,9 @@ class Hardswish(Comparing):
     """
 
     whole_ring = True
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, _ = n.above(x, (-3.0, 3.0))
@@ -180,7 +183,7 @@ class EvenSmooth(Smooth):
     """
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0]
+        return self.within(bounds[0])
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, z = n.compare(n.precise(x, smooth.LINE))

@@ -49,7 +49,7 @@ def test_a_request_is_the_same_after_a_journey():
 def test_every_parameter_is_checked(kind):
     good = {
         **{name: 2 for name in ("planes", "second", "count", "shift", "m", "tables", "key", "divisor")},
-        **{"k": 6, "ring": 9, "shape": [2], "size0": [2], "size1": [2], "op": "mul", "kwargs": {}},
+        **{"k": 6, "ring": 9, "bits": 9, "shape": [2], "size0": [2], "size1": [2], "op": "mul", "kwargs": {}},
     }
     params = {field.name: good[field.name] for field in dataclasses.fields(KINDS[kind])}
     from_json({"kind": kind, "params": params})

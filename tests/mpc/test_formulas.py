@@ -102,17 +102,17 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
         once, twice = compare.cost(ALL, scale, parties), compare.cost(2 * ALL, scale, parties)
         assert price(made("relu"), scale) == price(made("leaky_relu", slope=0.1), scale) == once
         assert price(made("hardtanh", low=-1.0, high=2.0), scale) == price(made("hardsigmoid"), scale) == twice
-        after = cost.square(ALL, parties) + cost.truncate(ALL, parties)
+        after = cost.square(ALL, parties) + cost.lift(ALL, 24, 64, parties)
         assert price(made("hardswish"), scale) == twice + after
-        knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties)
+        knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties, 53)
         assert price(made("tanh"), scale) == (
-            compare.cost(knots * ALL, scale, parties) + joined + cost.truncate(ALL, parties)
+            compare.cost(knots * ALL, scale, parties) + joined + cost.lift(ALL, 21, 64, parties)
         )
         silu = made("silu")
         assert isinstance(silu, EvenSmooth)
         knots = len(silu.curve.knots)
         second = silu.again(scale).cost(knots * ALL, SCALE, parties)
-        assert price(silu, scale) == once + second + joined + cost.truncate(ALL, parties)
+        assert price(silu, scale) == once + second + joined + cost.lift(ALL, 22, 64, parties)
     slopes = PReLU(torch.rand(LENGTH), compare, 0)
     assert price(slopes) == compare.cost(ALL, SCALE, parties) + cost.fixed_product(ALL, ALL, parties)
     assert price(PReLU(torch.rand(LENGTH), compare, None)) == compare.cost(ALL, SCALE, parties)
@@ -128,9 +128,9 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     assert softmax.cost([spec], parties) == (
         tree(compare, N, LENGTH, parties)
         + compare.cost(exp * ALL, SCALE, parties)
-        + cost.truncate(N, parties)
+        + cost.lift(ALL + N, 22, 64, parties)  # 7 numbers of at most 1, and their sum
         + compare.cost(inverse * N, SCALE, parties)
-        + cost.truncate(ALL + N, parties)
+        + cost.lift(N, 48, 64, parties)
         + cost.product(ALL, N, ALL, parties)
     )
     assert softmax.breadth([spec]) == max(exp * ALL, inverse * N)
@@ -138,9 +138,9 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     assert places.LogSoftmax(1, compare).cost([spec], parties) == (
         tree(compare, N, LENGTH, parties)
         + compare.cost(exp * ALL, SCALE, parties)
-        + cost.truncate(N, parties)
+        + cost.lift(N, 22, 64, parties)
         + compare.cost(log * N, SCALE, parties)
-        + cost.truncate(N, parties)
+        + cost.lift(N, 24, 64, parties)
     )
     wider = type(compare)(BitWindow(20 + 3 + 1, 0), 64)
     assert argmax.cost([spec], parties) == tree(wider, N, LENGTH, parties) + wider.cost(ALL, SCALE, parties)

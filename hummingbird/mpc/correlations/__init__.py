@@ -8,6 +8,7 @@
     bits.py         ANDs of packed bits (protocols/boolean.py, protocols/gmw.py)
     masked.py       a mask and its step tables (protocols/masked.py)
     truncation.py   masks and their quotients (protocols/truncation.py, mpc/division.py)
+    lift.py         a mask of a small ring, and its carry (protocols/lift.py)
     products.py     products of masks (protocols/beaver.py, protocols/weight_mask.py)
     provider.py     for CrypTen's own functions (mpc/provider.py)
 

@@ -7,15 +7,16 @@ from typing import Any
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
+from hummingbird.mpc.correlations.lift import Lifting
 from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, SquarePair, Triple
+from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, RowProducts, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
 _ALL: tuple[type[Request[Any]], ...] = (
-    *(MaskedOpening, And, PrivateAnd, AndPair, Selection, Truncation, Division),
-    *(Triple, FixedMask, FixedTriple, SquarePair, WordTriple, SharedBit, Wraps),
+    *(MaskedOpening, And, PrivateAnd, AndPair, Selection, Truncation, Division, Lifting),
+    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, WordTriple, SharedBit, Wraps),
 )
 KINDS = {found.kind: found for found in _ALL}
 
