@@ -66,7 +66,7 @@ class Compare:
         return out
 
     def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
-        """bit z and z; u: its key as drawn before (gmw: shares moved by a public constant keep their low bits)."""
+        """bit z and z; u: its key as drawn before, for comparisons that have one u."""
         v, cut = self._clamped(v, law), law.cut
         key = 0 if not law.draws else self.draw() if u is None else u
         y, z = _Compare.apply(v, cut, key, cut.wraps)

@@ -87,10 +87,10 @@ def test_the_price_of_a_norm_is_the_sum_written_out(protocol: str) -> None:
     assert Norm(attrs, exact).cost([Spec((n, length), SCALE)], parties) == (
         cost.truncate(n, parties)
         + cost.opened_rows(n * length, n, parties, 64)
-        + exact.cost(2 * count * n, SCALE, parties)
+        + exact.cost(n, SCALE, parties, 2 * count)
         + cost.product(n, n, n, parties)
         + cost.lift(n, 18, 64, parties)
-        + exact.cost(knots * n, SCALE, parties)
+        + exact.cost(n, SCALE, parties, knots)
         + cost.product(n, n, n, parties)
         + cost.lift(n, 47, 64, parties)
     )

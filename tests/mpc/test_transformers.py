@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.convert import build
+from tests.jobs import transformers as own
+from tests.support.data import data_folder
+from tests.support.parties import succeed
 
 torchvision = pytest.importorskip("torchvision")
 torch.set_num_threads(1)
@@ -54,6 +59,8 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "torchvision ConvNeXt": convnext,
     "torch's encoder": encoder,
     "BERT": bert,
+    "the repository's ViT": lambda: own.nets()["vit"],
+    "the repository's BERT": lambda: own.nets()["bert"],
     "timm ViT": timm_net("vit_tiny_patch16_224", 32, img_size=32, depth=1, embed_dim=16, num_heads=2),
     "timm ConvNeXt": timm_net("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)),
 }
@@ -102,10 +109,49 @@ def test_bert_takes_other_words_masks_and_batches_than_the_examples(words: str) 
         assert float((logits(twin, x) - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "timm ViT"])
+@pytest.mark.parametrize(
+    "name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "the repository's ViT", "timm ViT"]
+)
 def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
     net, x = named(name)
     private = build(net, example=x)
     assert private.rowwise(x.shape)
     one, two = (sum(step.cost.bits for step in private.costs((n, *x.shape[1:]), 2)) for n in (1, 2))
     assert one < two < 2 * one  # frames have headers
+
+
+def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
+    found = json.loads(succeed(["-m", "tests.jobs.transformers"], 2)[0].out)
+    for name, (net, x) in own.nets().items():
+        wanted, got = logits(net, x), torch.tensor(found[name])
+        assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
+
+
+TRAINED = {
+    "cifar10": ["models:get_model", "vit", "10", "--weights", "checkpoints/vit-cifar10.pt"],
+    "wikitext-2": ["models.bert:bert_tiny", "--weights", "checkpoints/wikitext2-bert.pt"],
+}
+INPUTS = {
+    "cifar10": ["scripts.data:load", "cifar10", "test"],
+    "wikitext-2": ["scripts.hidden_words:vectors", "checkpoints/wikitext2-bert.pt", "count=4"],
+}
+
+
+@pytest.mark.parametrize("data", TRAINED)
+def test_trained_transformers_answer_two_parties_as_they_answer_torch(data: str, tmp_path: Path) -> None:
+    folder, place = data_folder(data), tmp_path / "found.json"
+    words = [
+        "--model",
+        *TRAINED[data],
+        "--data",
+        *INPUTS[data],
+        f"data={folder}",
+        "--samples",
+        "4",
+        "--json",
+        str(place),
+    ]
+    succeed(["-m", "hummingbird", "infer", *words], 2)
+    found = json.loads(place.read_text())
+    assert found["images"] == 4 and found["agreement_percent"] == 100 and found["bits_predicted_equal_bits_sent"]
+    assert found["largest_logit_error"] <= 2.0**-7 * found["largest_logit"]

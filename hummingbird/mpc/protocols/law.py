@@ -13,9 +13,14 @@ approximation: the cut shares of gmw add up to floor((r - u) / 2^m) mod 2^w, as 
 r - u; and X - L of the masked opening is floor((r + u) / 2^m) mod 2^w, where the lifted value x^ - lambda + 2^k (...)
 is S(d) - u for every r, also outside the window. (Go through X >= h or not, and L <= X or not.)
 
+Comparisons of r - t for several public t have one u: masked opens r once, and in gmw the shares of r - t are those of r
+but for party 0's, whose low bits are not among the N - 1.
+
 `decide` is the law on integers. `cut` is the same for `kernels.twin_relu`, on real numbers in one pass: mod 2^k,
 bit = 1 says of d - 2^m, or of d, that it is below 2^(k-1) - 2^m, or 2^(k-1). That pass is exact for every v below 2^46,
 whatever k and m are (kernels/twin.py), but for the low m - 32 bits of uniform numbers wider than 32.
+
+Squares (`Comparison.squares`) follow the same rule, on values rounded to their fraction. That rounding is not modelled.
 
 Not modelled, being below the resolution 2^-16 of r: the rounding of N shares in a masked truncation and the 0 or 1 of
 gmw's, both at most max(1, N / 2) units of z. gmw on shares with more fraction than 16 bits cuts between the integers:
@@ -28,7 +33,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,8 +50,6 @@ class Law(ABC):
     k: int
     m: int
     parties: int
-
-    draws_again: ClassVar[bool]  # whether comparisons of x - t, for several public t, have a u each
 
     @property
     @abstractmethod
