@@ -141,6 +141,11 @@ def relu(n: int, w: int, shift: int, parties: int) -> Cost:
     return drelu(n, w, parties) + select(n, shift, parties)
 
 
+def lift(n: int, k: int, ring: int, parties: int) -> Cost:
+    """x mod 2^k to a ring of `ring` bits (protocols/lift.py): k bits and one round."""
+    return opening(parties, packed(n * k), 8 * 2 * packed(n * (ring - k)))
+
+
 # The masked opening (protocols/masked.py) -----------------------------------------------------------------------------
 
 TABLE_BITS = 256  # of all step tables of one ReLU: what one table for a window of 8 bits takes
@@ -241,19 +246,29 @@ def published_relu_bits(w: int) -> int:
 # Products of two private values -------------------------------------------------------------------------------------
 
 
-def product(left: int, right: int, out: int, parties: int) -> Cost:
-    """One Beaver product (matrix product, convolution, ...) of private operands with these numbers of elements."""
-    return opening(parties, 8 * (left + right), 64 * out)
+def product(left: int, right: int, out: int, parties: int, bits: int = 64) -> Cost:
+    """One Beaver product (matrix product, convolution, ...) of private operands with these numbers of elements, mod
+    2^bits.
+    """
+    return opening(parties, packed(bits * left) + packed(bits * right), 8 * packed(bits * out))
 
 
-def fixed_product(left: int, out: int, parties: int) -> Cost:
+def fixed_product(left: int, out: int, parties: int, bits: int = 64) -> Cost:
     """The same where the right operand was opened before, behind a mask that stays (protocols/weight_mask.py)."""
-    return opening(parties, 8 * left, 64 * out)
+    return opening(parties, packed(bits * left), 8 * packed(bits * out))
 
 
-def square(n: int, parties: int) -> Cost:
-    """A product of n elements with themselves, from dealt squares."""
-    return opening(parties, 8 * n, 64 * n)
+def square(n: int, parties: int, bits: int = 64) -> Cost:
+    """A product of n elements with themselves mod 2^bits, from dealt squares."""
+    return opening(parties, packed(bits * n), 8 * packed(bits * n))
+
+
+def opened_rows(n: int, rows: int, parties: int, bits: int) -> Cost:
+    """n elements in rows, opened once for the sums of their squares and for a product with a number of each row, mod
+    2^bits: 2 rounds.
+    """
+    opened = opening(parties, 8 * n, 64 * rows + 8 * packed(bits * n))
+    return opened + opening(parties, packed(bits * rows))
 
 
 def crypten_mul(n: int, parties: int) -> Cost:

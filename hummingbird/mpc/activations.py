@@ -50,7 +50,7 @@ class LeakyReLU(Comparing):
         self.slope = int(ring.encode(number, self.fraction, where="slope"))
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] + self.growth
+        return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, z = n.compare(x)
@@ -73,7 +73,7 @@ class PReLU(Comparing):
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] + self.growth
+        return self.within(bounds[0]) + self.growth
 
     def formula(self, n: Arithmetic, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """weight: real slopes for real x; None: the layer's own, for shares."""
@@ -118,6 +118,9 @@ class Hardswish(Comparing):
         super().__init__(comparison)
         if comparison.gives_squares:
             self.fraction = 2 * _COARSE + _COARSE_SIXTH_BITS - SCALE
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         if self.comparison.gives_squares:
@@ -197,7 +200,7 @@ class EvenSmooth(Smooth):
     """
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0]
+        return self.within(bounds[0])
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, z = n.compare(n.precise(x, smooth.LINE))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -87,8 +87,14 @@ class Arithmetic(ABC):
         """x times the weight of its channel (dimension 1), which adds the weight's bits of fraction."""
 
     @abstractmethod
-    def product(self, x: Tensor, y: Tensor) -> Tensor:
-        """x times y, element by element, with broadcasting."""
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
+        """x times y, element by element, with broadcasting; of shares of the result `bits` low bits are read."""
+
+    @abstractmethod
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """The sums of the squares of each row, the last dimension, which is kept; and a function for products of x with
+        a number for each row, of which `bits` low bits are read. One opening of x for both.
+        """
 
     @abstractmethod
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
@@ -117,8 +123,8 @@ class Arithmetic(ABC):
         """Where values can be seen: warn of those from `most` on, for which a formula is noise; `what`: their name."""
 
     @abstractmethod
-    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
-        """The values with `bits` fewer bits of fraction, all in one opening."""
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
+        """The values, below 2^top in the ring, with `bits` fewer bits of fraction, all in one opening."""
 
     def precise(self, x: Tensor, fraction: int) -> Tensor:
         """x in a type for sums that have `fraction` bits of fraction beside 16, and terms that cancel."""
@@ -161,8 +167,11 @@ class Reals(Arithmetic):
     def per_channel(self, x: Tensor, weight: Any) -> Tensor:
         return x * weight.to(x.dtype).view(-1, *[1] * (x.dim() - 2))
 
-    def product(self, x: Tensor, y: Tensor) -> Tensor:
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
         return x * y
+
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return x.square().sum(-1, keepdim=True), lambda factors: x * factors
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return x * (x + shift)
@@ -181,7 +190,7 @@ class Reals(Arithmetic):
             what = f"{what} {float(x.detach().max()):g}, and private inference has room for {most:g}"
             warnings.warn(f"{what}: its results would be noise", stacklevel=2)
 
-    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
         return list(values)
 
 

@@ -18,7 +18,9 @@ from hummingbird.ring import SCALE
 
 
 class MatMul(Layer):
-    """The product of two private values as matrices, batches broadcast: 64 bits for each of their elements, 1 round."""
+    """The product of two private values as matrices, batches broadcast: 1 round, and as many bits for each of their
+    elements as are read of the result.
+    """
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + scales[1]
@@ -38,11 +40,11 @@ class MatMul(Layer):
         left, right = self.operands(*(torch.empty(spec.shape, device="meta") for spec in inputs))
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         out = math.prod(batch) * left.shape[-2] * right.shape[-1]
-        return cost.product(left.numel(), right.numel(), out, parties)
+        return cost.product(left.numel(), right.numel(), out, parties, self.read)
 
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
         left, right = self.operands(share_of(x), share_of(y))
-        out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {})
+        out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {}, self.read)
         return from_share(
             self.arranged(out, tuple(share_of(x).shape), tuple(share_of(y).shape)), scale_of(x) + scale_of(y)
         )

@@ -5,7 +5,7 @@ On `Shares` the formula runs between parties; on `Prices` the same formula gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,11 +15,12 @@ from hummingbird.cost import FREE, Cost
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic, Values
 from hummingbird.mpc.division import divide
-from hummingbird.mpc.layer import MAX_SCALE, Layer, Spec
+from hummingbird.mpc.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.polynomials import Table
-from hummingbird.mpc.protocols import beaver, masked, poly
+from hummingbird.mpc.protocols import beaver, poly
+from hummingbird.mpc.protocols.beaver import OpenedRows
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.protocols.lift import lift
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
 from hummingbird.mpc.weights import PublicWeight
@@ -66,8 +67,12 @@ class Shares(Arithmetic):
         view = (-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else (1,) * x.dim()
         return weight.product(self.session, "mul", x, {}, view)
 
-    def product(self, x: Tensor, y: Tensor) -> Tensor:
-        return beaver.product(self.session, "mul", x, y, {})
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
+        return beaver.product(self.session, "mul", x, y, {}, bits)
+
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        rows = OpenedRows(self.session, x, bits)
+        return rows.squares(), rows.times
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return beaver.square(self.session, x) + x * int(ring.encode(torch.tensor(shift, dtype=torch.float64)))
@@ -84,12 +89,12 @@ class Shares(Arithmetic):
     def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
         y = poly.evaluate(self.session, x, table, self.scale, bits)
         if whole:
-            _, y = masked.relu(self.session, y.reshape(-1), 0, bits, bits - 2)
+            y = lift(self.session, y.reshape(-1), 0, bits)
         return y.view(x.shape) << (SCALE - table.scale)
 
-    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
         flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
-        parts = truncate(self.session, flat, bits).split([value.numel() for value in values])
+        parts = lift(self.session, flat, bits, top + MARGIN - bits).split([value.numel() for value in values])
         return [part.view(value.shape) for part, value in zip(parts, values, strict=True)]
 
 
@@ -152,10 +157,15 @@ class Prices(Arithmetic):
             self._paid.append(cost.fixed_product(x.numel(), x.numel(), self.parties))
         return x
 
-    def product(self, x: Tensor, y: Tensor) -> Tensor:
+    def product(self, x: Tensor, y: Tensor, bits: int = 64) -> Tensor:
         out = x * y
-        self._paid.append(cost.product(x.numel(), y.numel(), out.numel(), self.parties))
+        self._paid.append(cost.product(x.numel(), y.numel(), out.numel(), self.parties, bits))
         return out
+
+    def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        out = x.sum(-1, keepdim=True)
+        self._paid.append(cost.opened_rows(x.numel(), out.numel(), self.parties, bits))
+        return out, lambda factors: x * factors
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         self._paid.append(cost.square(x.numel(), self.parties))
@@ -174,11 +184,12 @@ class Prices(Arithmetic):
         self._paid.append(poly.price(n, table, bits, self.parties))
         self._compared.append(n << max(0, table.w - 2))  # coefficients take as much memory as so many comparisons
         if whole:
-            self._paid.append(cost.masked_relu(n, bits, bits - 2, 64, self.parties))
+            self._paid.append(cost.lift(n, bits, 64, self.parties))
         return x
 
-    def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
-        self._paid.append(cost.truncate(sum(value.numel() for value in values), self.parties))
+    def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
+        count = sum(value.numel() for value in values)
+        self._paid.append(cost.lift(count, top + MARGIN - bits, 64, self.parties))
         return list(values)
 
 
@@ -223,6 +234,13 @@ class Comparing(Layer):
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return valid[0] if self.comparison.drops else 64
+
+    def bound(self, bounds: Sequence[int]) -> int:
+        return self.within(bounds[0])
+
+    def within(self, bound: int) -> int:
+        """log2 of how large what has been compared can be, if it was below 2^bound before."""
+        return bound if self.comparison.drops else min(bound, max(0, self.comparison.reach))
 
     def reads(self, later: int | None) -> int | None:
         return later if self.comparison.drops else self.comparison.reads

@@ -17,14 +17,13 @@ from hummingbird import cost
 from hummingbird.cost import Cost
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.mpc.protocols.truncation import truncate
+from hummingbird.mpc.protocols.lift import lift
 from hummingbird.ring import SCALE
 
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
 FLOOR = 20  # every value of a net may reach 2^20, unless it is known to stay below less
-MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(k-2) (Lift)
+MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(low-2) (Lift)
 FINER = 12  # bits of fraction beside 16 that a net's result keeps if it is known to be small: FLOOR less its bound
 
 
@@ -116,38 +115,6 @@ class Layer(nn.Module):
         return sessions.current()
 
 
-class Rescale(Layer):
-    """x at a higher scale to scale 2^target, exact to one unit: 64 bits and one round per element."""
-
-    input_limit = 62
-
-    def __init__(self, target: int = SCALE) -> None:
-        super().__init__()
-        self.target = target
-
-    def out_scale(self, scales: Sequence[int]) -> int:
-        return self.target
-
-    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return 64
-
-    def reads(self, later: int | None) -> int | None:
-        return None
-
-    def needs(self, scales: Sequence[int], later: int) -> int:
-        return 64
-
-    def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        return cost.truncate(inputs[0].numel, parties) if inputs[0].scale != self.target else cost.FREE
-
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        shift = scale_of(x) - self.target
-        if not shift:
-            return x
-        share = share_of(x)
-        return from_share(truncate(self.session(), share.reshape(-1), shift).view(share.shape), self.target)
-
-
 class LocalRescale(Layer):
     """x to scale 2^16 by rounding every share on its own: free, within N/2 units, and with that many valid bits less.
 
@@ -168,8 +135,8 @@ class LocalRescale(Layer):
 
 
 class Lift(Layer):
-    """x at any scale, of whose shares `low` bits are valid, to scale 2^target and the whole ring: the masked opening
-    without its ReLU, for |x| < 2^(low - 2) in the ring. low - shift + 2 bits and two rounds.
+    """x at any scale, of whose shares the `low` lowest bits are looked at, to scale 2^target and the whole ring, for
+    |x| < 2^(low - 2) in the ring: low bits less those of fraction that are cut, and one round.
     """
 
     input_limit = 62
@@ -190,15 +157,23 @@ class Lift(Layer):
     def needs(self, scales: Sequence[int], later: int) -> int:
         return self.low
 
+    def constants(self) -> tuple[int, ...]:
+        return (self.low,)
+
+    def _sizes(self, scale: int) -> tuple[int, int, int]:
+        """Bits of fraction to cut, bits to open, and bits of the result that are read."""
+        k = self.low - (scale - self.target)
+        return scale - self.target, k, max(k, self.read)
+
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        k = self.low - (inputs[0].scale - self.target)
-        return cost.masked_relu(inputs[0].numel, k, k - 2, 64, parties)
+        _, k, ring = self._sizes(inputs[0].scale)
+        return cost.lift(inputs[0].numel, k, ring, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        share, shift = share_of(x), scale_of(x) - self.target
-        k = self.low - shift
-        _, z = masked.relu(self.session(), share.reshape(-1), shift, k, k - 2)
-        return from_share(z.view(share.shape), self.target)
+        share = share_of(x)
+        return from_share(
+            lift(self.session(), share.reshape(-1), *self._sizes(scale_of(x))).view(share.shape), self.target
+        )
 
 
 class Local(Layer):

@@ -29,8 +29,9 @@ class Linear(Layer):
         bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
     last: for "mul", factors and bias are for the last dimensions, not for channels.
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
-    Public: no communication. Private: `cost.fixed_product`, 64 bits per element of the input, 1 round; the weights are
-    opened masked once, by `PrivateNet.set_up`. InputError for weights too small for the fixed point.
+    Public: no communication. Private: `cost.fixed_product`, 1 round and as many bits per element of the input as are
+    read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small for
+    the fixed point.
     """
 
     input_limit = 22  # 22 + 20 = 42 bits of fraction leave 22 for the integer part: FLOOR and MARGIN
@@ -81,7 +82,7 @@ class Linear(Layer):
             out = torch.broadcast_shapes(inputs[0].shape, self.weight.shape).numel() if self.last else n
         else:
             out = _numel(self.op, inputs[0].shape, self.weight.shape, self.options)
-        return cost.fixed_product(n, out, parties)
+        return cost.fixed_product(n, out, parties, self.read)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x) + self.fraction

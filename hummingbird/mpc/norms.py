@@ -9,9 +9,10 @@ b_j = [S >= T_j], and with these, in whole numbers,
 
 sqrt(n / u) is a linear spline on [1/4, 1], and sqrt(n / S) = sqrt(n / u) R 2^-15.
 
-*Error.* u is rounded by 2^-16 at most, 2^-14 of itself; the root by half of that and by 2^-14 of the spline; what it is
-multiplied with by less than 2^-15 of itself: a result errs by less than 2^-13 of itself. Besides, x and its mean are
-rounded to 2^-16 each, which moves a result by less than 2^-15 / sqrt(variance + eps).
+*Error.* Each of N parties rounds its share of u by 2^-17 at most, together N 2^-15 of u; the root errs by half of that
+and by 2^-14 of the spline; what it is multiplied with by less than N 2^-16 of itself: a result errs by less than
+2^-14 + N 2^-15 of itself, 2^-13 for two parties. Besides, x and its mean are rounded to 2^-16 each, which moves a
+result by less than 2^-15 / sqrt(variance + eps).
 
 *Range.* S < 2^30, n times the variance: beyond it a row is noise without notice. If eps is below 2^-20, rows of a
 variance below about 2^-20 are divided by about 2^-10, and by no less: their values were rounded to 2^-16 before, by a
@@ -74,11 +75,14 @@ def root(length: int) -> splines.Fit:
     return splines.fit(function, u, (0.0, -top / 2), _TOLERANCE * function(u))
 
 
-def normed(n: Arithmetic, x: Tensor, eps: float, center: bool) -> Tensor:
-    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16."""
+def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, read: int = 64) -> Tensor:
+    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16, and right in `read` low
+    bits.
+    """
     length = x.shape[-1]
     centered = x - n.divided(x.sum(-1, keepdim=True), length) if center else x
-    total = n.shifted_square(centered, 0.0).sum(-1, keepdim=True) + n.constant(length * eps, SCALE)
+    squares, times = n.opened_rows(centered, read)
+    total = squares + n.constant(length * eps, SCALE)
     n.expects(total, 2.0**TOP, "the squares of a row, less its mean, add up to")
     least, count = places(length, eps)
     bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
@@ -89,14 +93,15 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool) -> Tensor:
     (u,) = n.cut(SCALE + TOP, n.times(n.product(total, up_squared), 1, TOP))  # below 2^62: see TOP
     inverse = splines.evaluate(root(length), u, n)  # below 2^(12 + 32) for the longest rows, for which R is 2^14
     (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.product(inverse, up), 1, TOP // 2))
-    return n.product(centered, inverse)  # below sqrt(length) 2^(16 + FRACTION)
+    return times(inverse)  # below sqrt(length) 2^(16 + FRACTION)
 
 
 class Norm(Layer):
     """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/norms.py).
 
-    Nine messages and two comparisons deep: one for the mean, one square and one product per value, and for a row
-    2 J + 56 comparisons, J about 20. The price is the formula's. InputError for rows of more than 2^20 values.
+    Seven messages and two comparisons deep: one for the mean, one opening of every value for its square and its
+    product, and for a row 2 J + 56 comparisons, J about 20. The price is the formula's. InputError for rows of more
+    than 2^20 values.
     """
 
     input_limit = SCALE
@@ -116,7 +121,8 @@ class Norm(Layer):
         values = rows(self.attrs, x)
         if not 0 < values.shape[-1] <= LONGEST:
             raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
-        return normed(n, values, self.attrs["eps"], self.attrs["center"]).reshape(x.shape).to(x.dtype)
+        out = normed(n, values, self.attrs["eps"], self.attrs["center"], self.read)
+        return out.reshape(x.shape).to(x.dtype)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         n = Shares(self.session(), self.exact, SCALE)

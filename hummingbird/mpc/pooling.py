@@ -23,6 +23,9 @@ class _MaxPooling(Comparing):
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return valid[0]
 
+    def bound(self, bounds: Sequence[int]) -> int:
+        return bounds[0]
+
     def reads(self, later: int | None) -> int | None:
         here = self.comparison.reads
         return later if self.comparison.drops else None if here is None or later is None else max(here, later)

@@ -14,7 +14,9 @@ from hummingbird.mpc.protocols import beaver
 
 
 class Multiply(Layer):
-    """The product of two private tensors (broadcasting): one Beaver product, 1 round."""
+    """The product of two private tensors (broadcasting): 1 round, and as many bits for each of their elements as are
+    read of the result.
+    """
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + scales[1]
@@ -24,15 +26,15 @@ class Multiply(Layer):
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         out = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
-        return cost.product(inputs[0].numel, inputs[1].numel, out, parties)
+        return cost.product(inputs[0].numel, inputs[1].numel, out, parties, self.read)
 
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
-        out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {})
+        out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {}, self.read)
         return from_share(out, scale_of(x) + scale_of(y))
 
 
 class Square(Layer):
-    """x * x from a shared square: 64 bits and one round per element."""
+    """x * x from a shared square: a round, and as many bits per element as are read of the result."""
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return 2 * scales[0]
@@ -41,7 +43,7 @@ class Square(Layer):
         return 2 * bounds[0]
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        return cost.square(inputs[0].numel, parties)
+        return cost.square(inputs[0].numel, parties, self.read)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        return from_share(beaver.square(self.session(), share_of(x)), 2 * scale_of(x))
+        return from_share(beaver.square(self.session(), share_of(x), self.read), 2 * scale_of(x))

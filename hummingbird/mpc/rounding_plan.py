@@ -3,7 +3,8 @@
 The low V bits of a value's shares are valid, s of them are fraction, so it is known modulo 2^(V - s): V - s integer
 bits, sign included. A linear layer keeps V and adds the bits of its weights to s. Where a reader cannot take the scale,
 the value is rescaled: "masked" rounds every share on its own, which is free and costs s and V alike;
-an opening (`Rescale`, `Lift`) gives scale 2^16 and the whole ring back. "gmw" has openings only.
+an opening (`Lift`), of as many bits as the value's bound needs, gives scale 2^16 and the whole ring back. "gmw" has
+openings only.
 
 Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
 integer bits as the bound needs, and two, and opens where they would be fewer. A layer with a window [k:m) reads k bits
@@ -25,7 +26,7 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
-from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, Rescale
+from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
@@ -193,17 +194,12 @@ class Planner:
         if (index, form, scale) not in self._rescaled:
             layer: Layer = LocalRescale()
             if form == "whole":
-                layer = Rescale(scale) if step.valid == 64 else Lift(self._opened_bits(index, step), scale)
-            name = f"{self._steps[index].name}.{'lift' if isinstance(layer, Lift) else 'rescale'}"
+                layer = Lift(min(step.valid, step.scale + self._bounds[index] + MARGIN), scale)
+            name = f"{self._steps[index].name}.{'lift' if form == 'whole' else 'rescale'}"
             low = layer.valid([step.scale], [step.valid])
             self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low))
             self._rescaled[index, form, scale] = len(self._plan) - 1
         return Ref(self._rescaled[index, form, scale])
-
-    def _opened_bits(self, index: int, step: PlanStep) -> int:
-        """Low bits of a value that an opening reads: all that are valid, but of one that is known to be small."""
-        bound = self._bounds[index]
-        return step.valid if bound == FLOOR else min(step.valid, step.scale + bound + MARGIN)
 
 
 def digest(plan: Sequence[PlanStep]) -> str:
@@ -217,7 +213,7 @@ def digest(plan: Sequence[PlanStep]) -> str:
         layer = step.layer
         facts = [step.name, step.op, step.scale, step.valid, type(layer).__name__]
         if isinstance(layer, Layer):
-            facts += [layer.comparison and layer.comparison.ring, *layer.constants()]
+            facts += [layer.read, layer.comparison and layer.comparison.ring, *layer.constants()]
         state.update((repr(facts) + ";").encode())
     return state.hexdigest()
 
@@ -232,8 +228,8 @@ def _note_ranges(plan: Sequence[PlanStep]) -> None:
                 step.layer.range = comparison.range(max(scales))
             else:
                 source = plan[step.inputs[0].index] if step.op == "rescale" else step
-                valid = step.layer.low if isinstance(step.layer, Lift) else source.valid
-                step.layer.range = valid - source.scale - MARGIN
+                low = step.layer.low if isinstance(step.layer, Lift) else source.valid
+                step.layer.range = low - source.scale - MARGIN
 
 
 def settle_rings(plan: Sequence[PlanStep]) -> list[int]:

@@ -91,6 +91,9 @@ class Larger(_OfTwo):
         super().__init__(comparison)
         self.sign = sign
 
+    def bound(self, bounds: Sequence[int]) -> int:
+        return max(bounds)
+
     def reads(self, later: int | None) -> int | None:
         here = self.comparison.reads
         return None if here is None or later is None else max(here, later)

@@ -41,23 +41,26 @@ class Softmax(Comparing):
         return bounds[0] if self.comparison.drops else 1
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        _, exp, total = self._exponentials(n, x)
+        _, exp = self._exponentials(n, x)
+        # One opening for both, each element and the sum: a sum of what was rounded would err by more.
+        numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp)))
         inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
-        # One opening cuts 16 bits off both: exp has 16 left, 1/x what tells numbers down to 1/length apart.
-        numerator, inverse = n.cut(SCALE, exp, inverse)
-        return n.product(numerator, inverse.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)
+        (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
+        return n.product(numerator, inverse.unsqueeze(0), self.read).movedim(0, self.dim).to(x.dtype)
 
-    def _exponentials(self, n: Arithmetic, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x - max with `dim` in front, exp of it with 16 bits of fraction more, and the sum of that, at rest."""
+    def _exponentials(self, n: Arithmetic, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x - max with `dim` in front, and exp of it with 16 bits of fraction more."""
         values = n.precise(x, SCALE).movedim(self.dim, 0)
         length = len(values)
         if length > splines.LONGEST:
             raise InputError(f"softmax over {length} places", hint=f"at most {splines.LONGEST}")
         below = values - n.maximum(values)
-        exp = splines.evaluate(splines.exponential(length), below, n)
-        # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
-        (total,) = n.cut(SCALE, exp.sum(0))
-        return below, exp, total
+        return below, splines.evaluate(splines.exponential(length), below, n)
+
+
+def _top(length: int) -> int:
+    """Bits that hold sums of so many exponentials, at most 1 + 2^-9 each, at scale 2^32."""
+    return 2 * SCALE + 1 + length.bit_length()
 
 
 class LogSoftmax(Softmax):
@@ -81,7 +84,9 @@ class LogSoftmax(Softmax):
         return bounds[0] if self.comparison.drops else max(bounds[0] + 1, 4) + 1
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        below, exp, total = self._exponentials(n, x)
+        below, exp = self._exponentials(n, x)
+        # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
+        (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp)))
         log = splines.evaluate(splines.logarithm(len(exp)), total, n)
         (log,) = n.cut(splines.LOGARITHM_FRACTION, log)
         return (below - log.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)

@@ -95,7 +95,7 @@ def tabulated(layer: Tabulated, scale: int, parties: int) -> Cost:
         assert (once.rounds, once.bits) == (1, 8 * (parties - 1) * (cost.HEADER_BYTES + cost.packed(15 * ALL)))
         return once
     tails = layer.comparison.cost(ALL, scale, parties, 2)  # a window of 64 bits is not widened
-    return tails + once + cost.masked_relu(ALL, bits, bits - 2, 64, parties)
+    return tails + once + cost.lift(ALL, bits, 64, parties)
 
 
 @pytest.mark.parametrize("parties", [2, 3])
@@ -116,7 +116,7 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
         once, twice = (compare.cost(ALL, scale, parties, thresholds) for thresholds in (1, 2))
         assert price(made("relu"), scale) == price(made("leaky_relu", slope=0.1), scale) == once
         assert price(made("hardtanh", low=-1.0, high=2.0), scale) == price(made("hardsigmoid"), scale) == twice
-        after = cost.square(ALL, parties) + cost.truncate(ALL, parties)
+        after = cost.square(ALL, parties) + cost.lift(ALL, 24, 64, parties)
         squares = cost.masked_squares(
             ALL, window.k - 4 if window.k < 64 else 64 - scale + 12, max(0, window.m - 4), parties, knots=2
         )
@@ -127,15 +127,15 @@ def test_the_price_of_a_formula_is_the_sum_written_out(protocol: str, window: Bi
                 assert isinstance(layer, Tabulated)
                 assert price(layer, scale) == tabulated(layer, scale, parties)
             continue
-        knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties)
+        knots, joined = len(smooth.squashing("tanh").knots), cost.product(ALL, ALL, ALL, parties, 53)
         assert price(made("tanh"), scale) == (
-            compare.cost(ALL, scale, parties, knots) + joined + cost.truncate(ALL, parties)
+            compare.cost(ALL, scale, parties, knots) + joined + cost.lift(ALL, 21, 64, parties)
         )
         silu = made("silu")
         assert isinstance(silu, EvenSmooth)
         knots = len(silu.curve.knots)
         second = silu.again(scale).cost(ALL, SCALE, parties, knots)
-        assert price(silu, scale) == once + second + joined + cost.truncate(ALL, parties)
+        assert price(silu, scale) == once + second + joined + cost.lift(ALL, 22, 64, parties)
     slopes = PReLU(torch.rand(LENGTH), compare, 0)
     assert price(slopes) == compare.cost(ALL, SCALE, parties) + cost.fixed_product(ALL, ALL, parties)
     assert price(PReLU(torch.rand(LENGTH), compare, None)) == compare.cost(ALL, SCALE, parties)
@@ -151,9 +151,9 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     assert softmax.cost([spec], parties) == (
         tree(compare, N, LENGTH, parties)
         + compare.cost(ALL, SCALE, parties, exp)
-        + cost.truncate(N, parties)
+        + cost.lift(ALL + N, 22, 64, parties)  # 7 numbers of at most 1, and their sum
         + compare.cost(N, SCALE, parties, inverse)
-        + cost.truncate(ALL + N, parties)
+        + cost.lift(N, 48, 64, parties)
         + cost.product(ALL, N, ALL, parties)
     )
     assert softmax.breadth([spec]) == max(exp * ALL, inverse * N)
@@ -161,9 +161,9 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     assert places.LogSoftmax(1, compare).cost([spec], parties) == (
         tree(compare, N, LENGTH, parties)
         + compare.cost(ALL, SCALE, parties, exp)
-        + cost.truncate(N, parties)
+        + cost.lift(N, 22, 64, parties)
         + compare.cost(N, SCALE, parties, log)
-        + cost.truncate(N, parties)
+        + cost.lift(N, 24, 64, parties)
     )
     wider = type(compare)(BitWindow(20 + 3 + 1, 0), 64)
     assert argmax.cost([spec], parties) == tree(wider, N, LENGTH, parties) + wider.cost(ALL, SCALE, parties)

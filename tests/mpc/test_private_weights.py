@@ -27,8 +27,9 @@ from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
 from tests.support.correlation_checks import take_and_check
 from tests.support.parties import succeed
 
-CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}, "key": 3}
-MUL = {"size0": (2, 5, 3, 3), "size1": (5, 1, 1), "op": "mul", "kwargs": {}, "key": 8}
+CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
+CONV |= {"key": 3, "bits": 64}
+MUL = {"size0": (2, 5, 3, 3), "size1": (5, 1, 1), "op": "mul", "kwargs": {}, "key": 8, "bits": 64}
 
 
 def dealers(parties: int) -> list[LocalDealer]:
@@ -150,8 +151,10 @@ def test_what_a_product_and_the_opening_cost(alone: sessions.Session) -> None:
     for parties in (1, 2, 3):
         assert private.setup_cost(parties) == cost.opening(parties, 8 * count)
         rows = {row.name: row.cost for row in private.costs((5, 2, 4, 4), parties)}
-        assert rows["0"] == cost.opening(parties, 8 * 5 * 2 * 16, 64 * 5 * 3 * 4)
-        assert rows["3"] == cost.opening(parties, 8 * 5 * 12, 64 * 5 * 4)
+        # Of the convolution's result the window's 30 bits are read, and its 20 bits of fraction beside 16.
+        assert rows["0"] == cost.opening(parties, 50 * 5 * 2 * 16 // 8, 50 * 5 * 3 * 4)
+        # The net's result is lifted: it may reach 2^20, and has 36 bits of fraction before.
+        assert rows["3"] == cost.opening(parties, 58 * 5 * 12 // 8, 8 * cost.packed(58 * 5 * 4))
     assert convert_model(small(), BitWindow(30, 0)).setup_cost(2) == cost.FREE
 
 

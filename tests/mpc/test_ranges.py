@@ -161,6 +161,7 @@ def test_constants_of_every_size_are_right(case: str, protocol: str, parties: in
     assert error(net, x, protocol, parties) < 2**-8
 
 
+OPENINGS = "Lift", "LocalRescale"
 FAR = torch.tensor([[-3e5, -5000.0, -400.0, -30.0, 0.0, 30.0, 400.0, 5000.0, 3e5]])
 
 
@@ -239,10 +240,10 @@ def test_windows_say_how_far_values_reach_and_cost_no_opening() -> None:
         str(bits): [step.name for step in build(net, bits).plan if step.op == "rescale"]
         for bits in (EXACT, BitWindow(20, 0))
     }
-    assert rescaled == {"[64:0)": ["0.rescale", "3.rescale"], "[20:0)": ["0.rescale", "3.rescale"]}
+    assert rescaled == {"[64:0)": ["0.lift", "3.lift"], "[20:0)": ["0.rescale", "3.lift"]}
     exact, windowed = build(net, EXACT), build(net, BitWindow(20, 0))
-    assert [type(m).__name__ for m in exact.modules() if "escale" in type(m).__name__] == ["Rescale", "Rescale"]
-    assert [type(m).__name__ for m in windowed.modules() if "escale" in type(m).__name__] == ["LocalRescale", "Rescale"]
+    assert [type(m).__name__ for m in exact.modules() if type(m).__name__ in OPENINGS] == ["Lift", "Lift"]
+    assert [type(m).__name__ for m in windowed.modules() if type(m).__name__ in OPENINGS] == ["LocalRescale", "Lift"]
     assert ranges(windowed)["2"] == 3 and ranges(exact)["2"] == 27
 
 

@@ -17,6 +17,7 @@ from hummingbird import kernels
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.convert import build
 from hummingbird.mpc.linear import Linear
+from hummingbird.mpc.products import Multiply
 from tests.support.operations import cases
 
 CASES = cases()
@@ -119,6 +120,19 @@ def test_the_highest_bit_that_is_read_counts(monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             noisy(patch, taken=1)
             assert not torch.equal(results(nets()[name], x, window, "masked", 2), expected), name
+
+
+def test_the_highest_bit_of_a_private_product_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of two private values open no more bits than are read of them, and no fewer would do."""
+    x, window = torch.rand(2, 4, 6, 6) - 0.5, BitWindow(18, 0)
+    net = nn.Sequential(Product(), nn.ReLU())
+    (layer,) = (step.layer for step in build(net.eval(), window).plan if isinstance(step.layer, Multiply))
+    assert layer.read == 18 + 16  # the window's, and the bits of fraction beside 16
+    expected = results(net, x, window, "masked", 2)
+    assert float((expected - net(x)).abs().max()) < 2.0**-12
+    bits = property(lambda self: self.__dict__["read"] - 1, lambda self, read: self.__dict__.update(read=read))
+    monkeypatch.setattr(Multiply, "read", bits)
+    assert not torch.equal(results(net, x, window, "masked", 2), expected)
 
 
 def test_the_plan_says_how_many_bits_are_read() -> None:

@@ -11,9 +11,10 @@ from hummingbird import cost
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
+from hummingbird.mpc.correlations.lift import Lifting
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.poly import Polynomial
-from hummingbird.mpc.correlations.products import SquarePair, Triple
+from hummingbird.mpc.correlations.products import RowProducts, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
@@ -71,19 +72,33 @@ def bits(plane: list[int], count: int) -> list[int]:
     return [plane[i // 8] >> (i % 8) & 1 for i in range(count)]
 
 
-def check_additive(parts, *, op, size0, size1, kwargs):
+def check_additive(parts, *, op, size0, size1, kwargs, bits):
     a, b, c = (total(column) for column in parts)
     if op == "mul":
-        assert c == [x * y & M64 for x, y in zip(a, b, strict=True)]
+        wanted = [x * y for x, y in zip(a, b, strict=True)]
     elif op == "matmul":
-        assert c == products(a, b, MATMUL_PAIRS, 15)
+        wanted = products(a, b, MATMUL_PAIRS, 15)
     else:
-        assert kwargs == {"stride": 2, "padding": 1} and c == products(a, b, conv2d_pairs(), 24)
+        assert kwargs == {"stride": 2, "padding": 1}
+        wanted = products(a, b, conv2d_pairs(), 24)
+    assert equal_below(bits, c, wanted)
 
 
-def check_square(parts, *, shape):
+def equal_below(bits, found, wanted):
+    """Whether the low bits of both are the same."""
+    return [x & (M64 >> (64 - bits)) for x in found] == [x & (M64 >> (64 - bits)) for x in wanted]
+
+
+def check_square(parts, *, shape, bits):
     r, squared = (total(column) for column in parts)
-    assert squared == [x * x & M64 for x in r]
+    assert equal_below(bits, squared, [x * x for x in r])
+
+
+def check_rows(parts, *, shape, bits):
+    a, b, squares, products_ = (total(column) for column in parts)
+    rows = [a[i : i + shape[-1]] for i in range(0, len(a), shape[-1])]
+    assert squares == [sum(x * x for x in row) & M64 for row in rows]
+    assert equal_below(bits, products_, [x * y for row, y in zip(rows, b, strict=True) for x in row])
 
 
 def check_binary(parts, *, size0, size1):
@@ -204,6 +219,15 @@ def check_divide(parts, *, count, divisor):
     assert [signed(x) for x in arithmetic] == [signed(x) // divisor for x in a]
 
 
+def check_lift(parts, *, count, k, ring):
+    """lambda from its summands and their carry, with the top bit of lambda and without it."""
+    low, above = (1 << k) - 1, (1 << (ring - k)) - 1
+    sums = [sum(word & low for word in words) for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
+    carry, wrapped = ([value & above for value in total(column)] for column in parts[1:])
+    assert carry == [(value >> k) & above for value in sums]
+    assert wrapped == [((value >> k) + ((value & low) >> (k - 1))) & above for value in sums]
+
+
 CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
 
 
@@ -211,7 +235,11 @@ CASES = [
     (Triple((3, 4), (4, 5), "matmul", {}), check_additive),
     (Triple((17,), (17,), "mul", {}), check_additive),
     (Triple(**CONV), check_additive),
+    (Triple((17,), (17,), "mul", {}, bits=44), check_additive),
+    (Triple((3, 4), (4, 5), "matmul", {}, bits=27), check_additive),
     (SquarePair((3, 5)), check_square),
+    (SquarePair((3, 5), bits=30), check_square),
+    (RowProducts((3, 5), bits=54), check_rows),
     (WordTriple((2, 3, 4), (3, 4)), check_binary),
     (SharedBit((40,)), check_b2a),
     (Wraps((200,)), check_wraps),
@@ -231,6 +259,8 @@ CASES = [
     (Selection(COUNT, shift=16), check_select),
     (Truncation(COUNT, shift=9), check_truncate),
     (Division(COUNT, divisor=12_345), check_divide),
+    (Lifting(COUNT, k=21, ring=40), check_lift),
+    (Lifting(COUNT, k=38, ring=64), check_lift),
 ]
 
 

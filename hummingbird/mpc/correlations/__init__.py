@@ -9,6 +9,7 @@
     masked.py       a mask and its step tables (protocols/masked.py)
     poly.py         a mask and the coefficients of polynomials (protocols/poly.py)
     truncation.py   masks and their quotients (protocols/truncation.py, mpc/division.py)
+    lift.py         a mask of a small ring, and its carry (protocols/lift.py)
     products.py     products of masks (protocols/beaver.py, protocols/weight_mask.py)
     provider.py     for CrypTen's own functions (mpc/provider.py)
 

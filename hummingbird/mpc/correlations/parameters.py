@@ -22,6 +22,13 @@ def number(*, least: int = 0, most: int = LIMIT) -> Any:
     return _parameter(lambda value: _natural(value) and least <= value <= most, f"a whole number in {least}..{most}")
 
 
+def width() -> Any:
+    """How many bits of a ring element count, 1..64; 64 unless told, by its name."""
+    return _parameter(
+        lambda value: _natural(value) and 1 <= value <= 64, "a whole number in 1..64", default=64, kw_only=True
+    )
+
+
 def shape() -> Any:
     """A tuple of sizes."""
     return _parameter(
@@ -55,8 +62,8 @@ def faults(request: Any) -> str:
 _SHOWN = 200  # characters of what another process sent
 
 
-def _parameter(good: Callable[[Any], bool], expected: str) -> Any:
-    return dataclasses.field(metadata={"good": good, "expected": expected})
+def _parameter(good: Callable[[Any], bool], expected: str, **how: Any) -> Any:
+    return dataclasses.field(metadata={"good": good, "expected": expected}, **how)
 
 
 def _natural(value: Any) -> bool:

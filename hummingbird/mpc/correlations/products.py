@@ -1,4 +1,7 @@
-"""Products of masks, for products of private values: protocols/beaver.py, and protocols/weight_mask.py for weights."""
+"""Products of masks, for products of private values: protocols/beaver.py, and protocols/weight_mask.py for weights.
+
+All but the masks of weights are in Z_2^bits: the bits of a share above are anything.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.parameters import LIMIT, number, one_of, options, shape
+from hummingbird.mpc.correlations.parameters import LIMIT, number, one_of, options, shape, width
 from hummingbird.mpc.correlations.request import Request, Shares
 
 
 class TripleShares(NamedTuple):
-    """Shares of masks a and b, and of c, their product."""
+    """Shares of masks a and b, and of c, their product; int32 where at most 32 bits count."""
 
     a: Tensor
     b: Tensor
@@ -27,22 +30,24 @@ class TripleShares(NamedTuple):
 
 @dataclass(frozen=True)
 class _Product(Request[Shares]):
-    """c = op(a, b, **kwargs) in Z_2^64, for op of `ring.BILINEAR` and sizes as in torch."""
+    """c = op(a, b, **kwargs) in Z_2^bits, for op of `ring.BILINEAR` and sizes as in torch."""
 
     size0: tuple[int, ...] = shape()
     size1: tuple[int, ...] = shape()
     op: str = one_of(ring.BILINEAR)
     kwargs: dict[str, Any] = options()
+    bits: int = width()
 
     def check(self) -> None:
         _check_margins(self.size0, self.size1, self.op, self.kwargs)
 
     @cached_property
     def derived(self) -> Fields:
-        return {"c": Field("ring", _product_shape(self.size0, self.size1, self.op, self.kwargs))}
+        size = _product_shape(self.size0, self.size1, self.op, self.kwargs)
+        return {"c": Field("ring", size, width=self.bits)}
 
     def derive(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-        return {"c": ring.bilinear(self.op, a, b, **self.kwargs)}
+        return {"c": ring.bilinear(self.op, a.long(), b.long(), self.bits, **self.kwargs)}
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Triple(_Product[TripleShares]):
 
     @cached_property
     def free(self) -> Fields:
-        return {"a": Field("ring", self.size0), "b": Field("ring", self.size1)}
+        return {"a": Field("ring", self.size0, width=self.bits), "b": Field("ring", self.size1, width=self.bits)}
 
     def shares(self, **tensors: Tensor) -> TripleShares:
         return TripleShares(**tensors)
@@ -97,7 +102,8 @@ class FixedTriple(_Product[FixedTripleShares]):
 
     @cached_property
     def free(self) -> Fields:
-        return {"a": Field("ring", self.size0), "b": Field("ring", self.size1, key=self.key, earlier=True)}
+        b = Field("ring", self.size1, key=self.key, earlier=True)  # in Z_2^64, for products of any width
+        return {"a": Field("ring", self.size0, width=self.bits), "b": b}
 
     def shares(self, **tensors: Tensor) -> FixedTripleShares:
         return FixedTripleShares(**tensors)
@@ -112,24 +118,62 @@ class SquareShares(NamedTuple):
 
 @dataclass(frozen=True)
 class SquarePair(Request[SquareShares]):
-    """r uniform in Z_2^64; r^2."""
+    """r uniform in Z_2^bits; r^2."""
 
     kind = "square"
     shape: tuple[int, ...] = shape()
+    bits: int = width()
 
     @cached_property
     def free(self) -> Fields:
-        return {"r": Field("ring", self.shape)}
+        return {"r": Field("ring", self.shape, width=self.bits)}
 
     @cached_property
     def derived(self) -> Fields:
-        return {"square": Field("ring", self.shape)}
+        return {"square": Field("ring", self.shape, width=self.bits)}
 
     def derive(self, r: Tensor) -> dict[str, Tensor]:
-        return {"square": r * r}
+        return {"square": r.long() * r}
 
     def shares(self, **tensors: Tensor) -> SquareShares:
         return SquareShares(**tensors)
+
+
+class RowShares(NamedTuple):
+    """Shares of masks a and b, of the sums of each row's a^2, and of a b."""
+
+    a: Tensor
+    b: Tensor
+    squares: Tensor
+    products: Tensor
+
+
+@dataclass(frozen=True)
+class RowProducts(Request[RowShares]):
+    """a uniform in Z_2^64, of this shape, b in Z_2^bits for each row, the last dimension; sums of a^2, and a b."""
+
+    kind = "rows"
+    shape: tuple[int, ...] = shape()
+    bits: int = width()
+
+    def check(self) -> None:
+        if not self.shape:
+            raise ValueError("no rows")
+
+    @cached_property
+    def free(self) -> Fields:
+        return {"a": Field("ring", self.shape), "b": Field("ring", (*self.shape[:-1], 1), width=self.bits)}
+
+    @cached_property
+    def derived(self) -> Fields:
+        sums, products = (*self.shape[:-1], 1), Field("ring", self.shape, width=self.bits)
+        return {"squares": Field("ring", sums), "products": products}
+
+    def derive(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
+        return {"squares": (a * a).sum(-1, keepdim=True), "products": a * b}
+
+    def shares(self, **tensors: Tensor) -> RowShares:
+        return RowShares(**tensors)
 
 
 def _product_shape(size0: Sequence[int], size1: Sequence[int], op: str, kwargs: dict[str, Any]) -> tuple[int, ...]:

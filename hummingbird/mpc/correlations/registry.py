@@ -7,17 +7,18 @@ from typing import Any
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
+from hummingbird.mpc.correlations.lift import Lifting
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.poly import Polynomial
-from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, SquarePair, Triple
+from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, RowProducts, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
 _ALL: tuple[type[Request[Any]], ...] = (
-    *(MaskedOpening, MaskedThresholds, Polynomial, And, PrivateAnd, AndPair, Selection, Truncation, Division),
-    *(Triple, FixedMask, FixedTriple, SquarePair, WordTriple, SharedBit, Wraps),
+    *(MaskedOpening, MaskedThresholds, Polynomial, And, PrivateAnd, AndPair, Selection, Truncation, Division, Lifting),
+    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, WordTriple, SharedBit, Wraps),
 )
 KINDS = {found.kind: found for found in _ALL}
 

@@ -54,6 +54,11 @@ class Comparison(ABC):
     def reads(self) -> int | None:
         """Integer bits, sign included, that are read of a value; None: all that it has (a window up to bit 64)."""
 
+    @property
+    def reach(self) -> int:
+        """Results of `relu` are below 2^reach in magnitude, whatever is compared; 64: they are as large as that."""
+        return 64
+
     @abstractmethod
     def needs(self, scale: int) -> int:
         """Low bits of the input's shares that must be right, at this scale."""

@@ -71,6 +71,10 @@ class Masked(Comparison):
     def reads(self) -> int | None:
         return None if self.window.k == 64 else self.window.k - SCALE
 
+    @property
+    def reach(self) -> int:
+        return self.window.k - SCALE - 1  # a value is known mod 2^k alone
+
     def needs(self, scale: int) -> int:
         return min(self.valid, self.k(scale) + scale - SCALE)
 

@@ -1,14 +1,15 @@
 """Private weights: opened once behind a mask that stays; from then on a product opens its input only.
 
 The dealer shares B, uniform and the same for as long as the weights W are used, and the parties open d = W - B once.
-For every product it shares a fresh uniform a and c = op(a, B), and the parties open e = x - a:
+For every product it shares a fresh uniform a and c = op(a, B), and the parties open e = x + a:
 
-    op(x, W) = op(x, d) + op(e, B) + c          since op is linear in both operands, and W = d + B, x = e + a
+    op(x, W) = op(x, d) + op(e, B) - c          since op is linear in both operands, and W = d + B, x = e - a
 
-each party with its own shares of x, B and c. This is Beaver's product (CRYPTO 1991) with one mask kept, as in SecureML
-(Mohassel and Zhang, S&P 2017, section IV-A). d is uniform, and so is every e, whatever W and x are; but two weights
-behind one mask would show their difference. So every weight of a session has a key of its own, and a dealer that hands
-out the same masks in a later run, a store, is told first what they will hide (`bind`).
+each party with its own shares of x, B and c. a, e and c have as many bits as are read of the result. This is Beaver's
+product (CRYPTO 1991) with one mask kept, as in SecureML (Mohassel and Zhang, S&P 2017, section IV-A). d is uniform,
+and so is every e, whatever W and x are; but two weights behind one mask would show their difference. So every weight
+of a session has a key of its own, and a dealer that hands out the same masks in a later run, a store, is told first
+what they will hide (`bind`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.mpc import sharing
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
+from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.session import Session
 
 
@@ -64,18 +66,16 @@ class FixedWeight(nn.Module):
     ) -> Tensor:
         """Share of op(x, W, **options) mod 2^bits from a share of x, int64; `view`: of W in this product.
 
-        Cost: `cost.fixed_product`, 64 bits per element of x, 1 round.
+        Cost: `cost.fixed_product`, `bits` bits per element of x, 1 round.
         """
         assert self.mask is not None and self.difference is not None, "the weights have not been opened"
         view = self.shape if view is None else view
         mask, difference = self.mask.view(tuple(view)), self.difference.view(tuple(view))
-        a, out = session.correlation(FixedTriple(tuple(x.shape), tuple(mask.shape), op, options, self.key))
-        e = x - a
-        for theirs in session.channel.exchange(e).values():
-            e += theirs[0]
-        out += ring.bilinear(op, x, difference, bits, **options)
+        a, c = session.correlation(FixedTriple(tuple(x.shape), tuple(mask.shape), op, options, key=self.key, bits=bits))
+        (e,) = beaver.opened(session, bits, (x, a))
+        out = ring.bilinear(op, x, difference, bits, **options)
         out += ring.bilinear(op, e, mask, bits, **options)
-        return out
+        return out.sub_(c)
 
     def extra_repr(self) -> str:
         return f"{self.shape} private to party {self.owner}"
