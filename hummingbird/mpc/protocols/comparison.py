@@ -86,7 +86,8 @@ class Comparison(ABC):
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
 
-        Cost: `cost`. Windows of no bits are not handled here: their layers are identities.
+        Of a window with q both are multiples of 2^q in the ring. Cost: `cost`. Windows of no bits are not handled here:
+        their layers are identities.
         """
         parts = [self._run(session, part, scale) for part in share.reshape(-1).split(AT_ONCE)]
         y, z = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
