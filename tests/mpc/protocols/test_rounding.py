@@ -79,7 +79,7 @@ def test_every_value_under_every_mask_and_rounding(window: tuple[int, int, int],
 
 
 def test_the_result_is_dealt_in_q_bits_less_than_are_right() -> None:
-    """Behind a linear layer, of 4 bits more fraction: right mod 2^ring, though ring - q bits are dealt."""
+    """With a bit more fraction than at rest: right mod 2^ring, though ring - q bits are dealt."""
     k, m, q, scale, ring = 8, 4, 3, SCALE + 1, 13
     opened, shares, lam = every_value(2, k, m, q, scale)
     comparison = Masked(BitWindow(k, m, q), ring=ring)
