@@ -154,15 +154,16 @@ def chunks(w: int, tables: int) -> list[int]:
 
 
 @functools.cache
-def tables(w: int) -> int:
+def tables(w: int, knots: int = 1) -> int:
     """How many step tables a window of w bits is cut into: fewest rounds first, then fewest bits, online and offline.
 
-    The tables of one ReLU take at most `TABLE_BITS`, beyond which the dealer's bits outweigh a round.
+    knots: comparisons of a value that the tables serve. They take at most `TABLE_BITS` for each, beyond which the
+    dealer's bits outweigh a round.
     """
-    fitting = [n for n in _splits(w) if sum(1 << size for size in chunks(w, n)) <= TABLE_BITS]
+    fitting = [n for n in _splits(w) if sum(1 << size for size in chunks(w, n)) <= TABLE_BITS * knots]
 
     def price(n: int) -> tuple[int, int]:
-        tree = _merging(1 << 10, n, 2)
+        tree = _merging(knots << 10, n, 2)
         bits = tree.bits + tree.offline_bits + sum(packed(size) * 8 for size in _table_bits(1 << 10, w, n))
         return tree.rounds, bits
 
@@ -170,15 +171,16 @@ def tables(w: int) -> int:
 
 
 @functools.cache
-def thrifty_tables(w: int, parties: int = 2, dealer: float = 1.0) -> int:
+def thrifty_tables(w: int, parties: int = 2, dealer: float = 1.0, knots: int = 1) -> int:
     """How many step tables a window of w bits is cut into: fewest bits of all parties and the dealer together.
 
-    dealer: what one of the dealer's bits counts for. A round counts for `ROUND_BITS` of a value's bits.
+    dealer: what one of the dealer's bits counts for. knots: comparisons of a value that the tables serve. A round
+    counts for `ROUND_BITS` of a value's bits.
     """
     n = 1 << 20  # values: the headers of frames decide nothing
 
     def price(count: int) -> tuple[float, int]:
-        tree = _merging(n, count, parties)
+        tree = _merging(knots * n, count, parties)
         offline = tree.offline_bits + 8 * sum(packed(size) for size in _table_bits(n, w, count))
         return parties * tree.bits + dealer * offline + ROUND_BITS * n * tree.rounds, tree.rounds
 
@@ -204,16 +206,25 @@ def _merging(n: int, count: int, parties: int) -> Cost:
     return total + (_and(n, 2, parties) if below else FREE)
 
 
-def masked_relu(n: int, k: int, m: int, ring: int, parties: int, count: int | None = None) -> Cost:
+def masked_relu(n: int, k: int, m: int, ring: int, parties: int, count: int | None = None, knots: int = 1) -> Cost:
     """A ReLU on k bits of which the upper k - m decide, its result mod 2^ring: k + 2 bits in 2 rounds for one table.
 
-    count: of tables; None: `tables`.
+    count: of tables; None: `tables`. knots: J public numbers with which every value is compared, from one opening
+    (protocols/thresholds.py): k + 2J bits.
     """
-    count = count or tables(k - m)
-    words = [ring - k, ring, ring - k, ring]
+    count = count or tables(k - m, knots)
+    words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
     offline = sum(packed(n * width) for width in words) + sum(packed(size) for size in _table_bits(n, k - m, count))
     opened = opening(parties, packed(n * k), 8 * offline)
-    return opened + _merging(n, count, parties) + opening(parties, 2 * packed(n))
+    tree = _merging(8 * packed(n) * knots, count, parties)
+    return opened + tree + opening(parties, 2 * knots * packed(n))
+
+
+def masked_squares(n: int, k: int, m: int, parties: int, count: int | None = None, knots: int = 1) -> Cost:
+    """`masked_relu` mod 2^64 with the squares of its results: not a bit more between the parties."""
+    words = [64, *(knots * width for width in (64, 64 - k - 1))]
+    squares = Cost(offline_bits=8 * sum(packed(n * width) for width in words))
+    return masked_relu(n, k, m, 64, parties, count, knots) + squares
 
 
 def published_relu_bits(w: int) -> int:

@@ -15,15 +15,13 @@ import hashlib
 import secrets
 
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.chacha20 import BLOCK_BYTES, Drawn, blocks_of, key_words
+from hummingbird.kernels import aes128, chacha20
+from hummingbird.kernels.drawn import Drawn, blocks_of
 
 CIPHERS = {"aes-128-ctr": 16, "chacha20": 32}  # bytes of a seed
 SEED_BYTES = CIPHERS["aes-128-ctr"]
-_BLOCK = 1 << 20
-_ZEROS = bytes(_BLOCK)
 
 
 def cipher_of(device: str) -> str:
@@ -65,7 +63,7 @@ class Stream:
 
     Every call begins at a whole block of 64 bytes, so that what it draws can be computed alone, where it is read
     (`leave`). Two streams of the same seed give the same values if and only if the same calls are made in the same
-    order. device: where the results are; a seed of 32 bytes is expanded there.
+    order. device: where the results are; a seed of 32 bytes is expanded there. on_device: whether that is not the CPU.
     """
 
     def __init__(self, seed: bytes, device: torch.device | str = "cpu") -> None:
@@ -74,37 +72,24 @@ class Stream:
         self.device = torch.device(device)
         self._block = 0  # that comes next
         # A zero nonce is safe: the key belongs to this stream alone.
-        self._key: torch.Tensor | None = None  # of what is expanded on a device
         chacha = expands_on_devices(seed)
-        if chacha and self.device.type != "cpu":
-            self._key = key_words(seed, self.device)
-        else:
-            cipher = _chacha20_cipher(seed) if chacha else Cipher(algorithms.AES(seed), modes.CTR(bytes(16)))
-            self._encrypt = cipher.encryptor()
+        self.on_device = chacha and self.device.type != "cpu"
+        self._key = chacha20.key_words(seed, self.device) if chacha else aes128.key_words(seed)
 
     @property
-    def on_device(self) -> bool:
-        """Whether it is expanded where its results are, on another device than the CPU."""
-        return self._key is not None
+    def packs(self) -> bool:
+        """Whether words of any width are drawn without gaps; a GPU draws whole ones, each in a register of its own."""
+        return len(self._key) == aes128.KEY_BYTES // 4
 
-    def leave(self, dtype: torch.dtype, *shape: int) -> Drawn:
-        """Leave uniform elements of the next whole blocks to the kernels that read them; for a stream `on_device`."""
-        assert self._key is not None
-        drawn = Drawn(self._key, self._block, shape, dtype)
+    def leave(self, dtype: torch.dtype, *shape: int, width: int | None = None) -> Drawn:
+        """Leave uniform elements of the next whole blocks to who reads them; width: of a packed word, in bits."""
+        drawn = Drawn(self._key, self._block, shape, dtype, width)
         self._block += blocks_of(drawn.nbytes)
         return drawn
 
     def bytes(self, count: int) -> torch.Tensor:
         """`count` uniform bytes, uint8 (count,)."""
-        if self._key is not None:
-            return self.leave(torch.uint8, count).tensor()
-        size = blocks_of(count) * BLOCK_BYTES
-        out = torch.empty(size + 15, dtype=torch.uint8)  # update_into wants a block of slack
-        view = out.numpy().data
-        for start in range(0, size, _BLOCK):
-            end = min(start + _BLOCK, size)
-            self._encrypt.update_into(memoryview(_ZEROS)[: end - start], view[start : end + 15])
-        return out[:count].to(self.device)
+        return self.leave(torch.uint8, count).octets().to(self.device)
 
     def words(self, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """Uniform elements of Z_2^64, or of Z_2^32 as int32, of the given shape."""
@@ -116,7 +101,3 @@ class Stream:
         packed = self.bytes((count + 7) // 8)
         places = torch.arange(8, dtype=torch.uint8, device=self.device)
         return ((packed[:, None] >> places) & 1).view(-1)[:count].reshape(shape)
-
-
-def _chacha20_cipher(seed: bytes) -> Cipher[None]:
-    return Cipher(algorithms.ChaCha20(seed, bytes(16)), None)

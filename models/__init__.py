@@ -19,6 +19,7 @@ from models.impala import impala_cifar10, impala_mnist
 from models.mobilenet import mobilenetv2
 from models.resnet import resnet18, resnet32, resnet34, resnet50
 from models.vgg import vgg16
+from models.vit import vit
 
 __all__ = ["MODELS", "ModelSpec", "get_model", "load_checkpoint", "trained"]
 
@@ -41,6 +42,7 @@ MODELS: dict[str, ModelSpec] = {
     "impala-mnist": ModelSpec(impala_mnist, (1, 28, 28)),
     "impala-cifar10": ModelSpec(impala_cifar10, (3, 32, 32)),
     "mobilenetv2": ModelSpec(mobilenetv2, (3, 96, 96)),
+    "vit": ModelSpec(vit, (3, 32, 32)),
 }
 
 

@@ -3,6 +3,9 @@
 Every contestant is the same worker (scripts/contest.py) with another protocol. `compare` starts the workers over every
 link, and turns their samples into flat rows with units in the key names.
 
+Material is dealt over a link like the parties' (`--dealers far`: a relay holds the dealer's messages back), over
+loopback (`near`), or in advance.
+
 A link that this host cannot make (scripts/link.py) is computed, and says so: bits and rounds as measured on loopback,
 `Cost.seconds` in place of loopback's waiting. Computation then overlaps nothing, and copying costs nothing.
 """
@@ -10,13 +13,14 @@ A link that this host cannot make (scripts/link.py) is computed, and says so: bi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,38 +32,42 @@ from hummingbird.commands.files import check_outputs
 from hummingbird.commands.party import run_party
 from hummingbird.commands.program import device_name, machine
 from hummingbird.errors import HummingbirdError, InputError
+from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.table import text_table
 from scripts.contest import BESIDE, PARTS, Sample, store_of, window_of
 from scripts.link import Link, obstacle, places
 from scripts.party import ROOT, launch
 from scripts.plot import draw
+from scripts.relay import relayed
 
 CRYPTEN = "CrypTen 0.4.1"
+RATIOS = ("speedup_online", "speedup_total", "fewer_relu_bits", "fewer_bits_in_all")
+_START = 60.0  # seconds for a dealer to start
 NOTES = """
 offline: drawing correlated randomness, or waiting for it, within the total
 seeds, dealer: work on it by party 0 and by the dealer, at the same time or before
-online, total: times faster than CrypTen on the same link; bits: times fewer, sent by ReLU layers
+sent: online by one party; in all: by both and by the dealer; far: the dealer's link is like the parties'
+online, total: times faster than CrypTen on the same link; bits: times fewer, sent by ReLU layers; all: in all
 *: what a dealer would send for its triples (cost.py); as shipped, both parties draw them all"""
 
 
 class Contestant(NamedTuple):
     """A protocol, and where its correlated randomness comes from."""
 
+    name: str  # on the command line
     protocol: str
     material: str  # "drawn": by every party itself; "streamed": by a dealer during the run; "stored": before it
-
-    @property
-    def name(self) -> str:
-        """The word for it on the command line."""
-        return "stored" if self.material == "stored" else self.protocol
+    aim: str | None = None
 
 
 CONTESTANTS = [
-    Contestant("crypten", "drawn"),
-    Contestant("gmw", "streamed"),
-    Contestant("masked", "streamed"),
-    Contestant("masked", "stored"),
+    Contestant("crypten", "crypten", "drawn"),
+    Contestant("gmw", "gmw", "streamed"),
+    Contestant("masked-latency", "masked", "streamed", "latency"),
+    Contestant("masked", "masked", "streamed", "throughput"),
+    Contestant("stored", "masked", "stored", "latency"),
 ]
+DEALERS = ("near", "far")
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,19 @@ class Unit:
         seconds = {"": sample.seconds, "online_": online}
         seconds |= {f"{part}_": getattr(sample, f"{part}_seconds") for part in (*PARTS, *BESIDE)}
         size = {"bits": 1.0, "megabytes": 1 / 8e6}[self.size] / self.count
+        dealt, whole = size * sample.offline_bits, size * in_all(sample)
         return {
             **{f"{key}{self.time}_per_{self.name}": scale * value for key, value in seconds.items()},
             f"online_{self.size}_per_{self.name}": size * sample.online_bits,
-            f"offline_{self.size}_per_{self.name}": size * sample.offline_bits,
+            f"offline_{self.size}_per_{self.name}": dealt,
+            f"all_{self.size}_per_{self.name}": whole,
             "rounds": sample.rounds,
         }
+
+
+def in_all(sample: Sample) -> int:
+    """Bits that both parties and the dealer send."""
+    return 2 * sample.online_bits + sample.offline_bits
 
 
 def add_arguments(parser: argparse.ArgumentParser, windows: Sequence[str], repeats: int) -> None:
@@ -119,6 +134,8 @@ def add_arguments(parser: argparse.ArgumentParser, windows: Sequence[str], repea
         help="round-trip times to add, milliseconds (default 0): by tc netem where the kernel has it, else computed",
     )
     names = [contestant.name for contestant in CONTESTANTS]
+    text = "where the dealer is on a link that is no loopback: far (default), over such a link; near, for free"
+    parser.add_argument("--dealers", nargs="+", choices=DEALERS, default=["far"], help=text)
     text = "which to run: CrypTen as shipped, the protocols with a dealer, masked with what was dealt before (all)"
     parser.add_argument("--contestants", nargs="+", choices=names, default=names, help=text)
     parser.add_argument("--device", default="cpu", help="where the parties' shares are: cpu (default), or cuda")
@@ -127,6 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser, windows: Sequence[str], repea
     parser.add_argument("--json", type=Path, help="write the rows to a file")
     parser.add_argument("--plot", type=Path, help="draw where the time goes, and the speedup, into a file (.png, .pdf)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    for hidden in ("--aim", "--dealer"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
     for hidden in ("--store", "--result"):
         parser.add_argument(hidden, type=Path, help=argparse.SUPPRESS)
 
@@ -155,8 +174,8 @@ def compare(args: argparse.Namespace, work: Work, unit: Unit, labels: dict[str, 
         for delay in delays:
             there = link.with_round_trip(delay)
             if missing[link]:
-                found, how = measured(Link()), "computed"
-                samples = [Sample(**run["sample"]).over(there) for run in found]
+                found, how = [_moved(run, args.dealers[-1]) for run in measured(Link())], "computed"
+                samples = [Sample(**run["sample"]).over(there, run["dealer"] == "far") for run in found]
             elif delay and not netem:
                 found, how = measured(link), "round trips computed"
                 samples = [Sample(**run["sample"]).delayed(delay) for run in found]
@@ -207,25 +226,57 @@ def _ratios(baseline: Sample, sample: Sample) -> dict[str, float]:
         "speedup_total": baseline.seconds / sample.seconds,
         "fewer_online_bits": baseline.online_bits / max(1, sample.online_bits),  # 0: windows of no bits
         "fewer_relu_bits": baseline.relu_bits / max(1, sample.relu_bits),
+        "fewer_bits_in_all": in_all(baseline) / max(1, in_all(sample)),
     }
 
 
 def _contest(link: Link, args: argparse.Namespace, work: Work) -> list[dict[str, Any]]:
     """Every contestant on this link: window, sample and errors of each run."""
     out = []
-    chosen = [contestant for contestant in CONTESTANTS if contestant.name in args.contestants]
-    for protocol, material in tqdm(chosen, desc=str(link), unit="protocol", leave=False):
+    chosen = [
+        (contestant, dealer)
+        for contestant in CONTESTANTS
+        if contestant.name in args.contestants
+        for dealer in _dealers(contestant, link, args)
+    ]
+    for contestant, dealer in tqdm(chosen, desc=str(link), unit="protocol", leave=False):
+        _, protocol, material, aim = contestant
         words = [*work.options, "--worker", protocol, "--device", args.device, "--repeats", str(args.repeats)]
-        words += ["--windows", *args.windows]
-        with tempfile.TemporaryDirectory() as folder, places(link, 2) as where:
+        words += ["--windows", *args.windows, *([] if aim is None else ["--aim", aim])]
+        with tempfile.TemporaryDirectory() as folder, places(link, 2) as where, _far(dealer, link, args) as address:
             if material == "stored":
                 for window in args.windows:
                     _deal(work, protocol, window, args, Path(folder))
                 words += ["--store", folder]
+            words += [] if address is None else ["--dealer", address]
             runs = launch(where, work.module, words)
         name = CRYPTEN if protocol == "crypten" else protocol
-        out += [{"protocol": name, "material": material, **run} for run in runs]
+        out += [{"protocol": name, "material": material, "aim": aim, "dealer": dealer, **run} for run in runs]
     return out
+
+
+def _dealers(contestant: Contestant, link: Link, args: argparse.Namespace) -> Sequence[str | None]:
+    """Where the dealer of a contestant is in each of its runs over this link; None without one."""
+    if contestant.material != "streamed":
+        return [None]
+    return ["near"] if link == Link() else list(args.dealers)
+
+
+def _moved(run: dict[str, Any], dealer: str) -> dict[str, Any]:
+    """A run on loopback, for a link that is computed: its dealer there, if it has one."""
+    return run if run["dealer"] is None else {**run, "dealer": dealer}
+
+
+@contextlib.contextmanager
+def _far(dealer: str | None, link: Link, args: argparse.Namespace) -> Iterator[str | None]:
+    """The address of a far dealer for a run on each window; None: party 0 starts one that is near, or there is none."""
+    if dealer != "far":
+        yield None
+        return
+    address, _ = spawn_local(2, _START, len(args.windows))
+    rate, far = link.bits_per_second, address.replace("dealer.sock", "far.sock")
+    with relayed(address, link.round_trip_seconds / 2, listen=far, rate=rate) as relay:
+        yield relay
 
 
 def _deal(work: Work, protocol: str, window: str, args: argparse.Namespace, folder: Path) -> None:
@@ -252,12 +303,13 @@ def show(title: str, rows: Sequence[dict[str, Any]], unit: Unit, errors: dict[st
         f"dealer {time}",
         f"{size} sent",
         f"offline {size}",
+        f"in all {size}",
         "rounds",
         *(name for name, _ in errors.values()),
     ]
-    head += ["online", "total", "bits"] if "speedup_total" in rows[0] else []
+    head += ["online", "total", "bits", "all"] if "speedup_total" in rows[0] else []
     print(f"{title}; medians of {rows[0]['repeats']} runs after one to warm up")
-    print("2 parties and a dealer, three processes with one thread each on this host; seconds are those of party 0")
+    print("2 parties of one thread and a dealer of all on this host, three processes; seconds are those of party 0")
     for link in dict.fromkeys(row["link"] for row in rows):
         here = [row for row in rows if row["link"] == link]
         print(f"\n{link} ({here[0]['times']})\n")
@@ -267,17 +319,19 @@ def show(title: str, rows: Sequence[dict[str, Any]], unit: Unit, errors: dict[st
 
 def _cells(row: dict[str, Any], unit: Unit, errors: dict[str, tuple[str, str]]) -> list[str]:
     times = [row[f"{key}{unit.time}_per_{unit.name}"] for key in ("", "online_", "offline_", "expanding_", "dealer_")]
-    sent, dealt = (row[f"{key}_{unit.size}_per_{unit.name}"] for key in ("online", "offline"))
+    sent, dealt, whole = (row[f"{key}_{unit.size}_per_{unit.name}"] for key in ("online", "offline", "all"))
+    drawn = "*" if row["material"] == "drawn" else ""
     return [
-        row["protocol"],
+        " ".join(filter(None, (row["protocol"], row["aim"]))),
         row["window"],
-        row["material"],
+        f"{row['material']}, far" if row["dealer"] == "far" else row["material"],
         *(f"{value:.4f}" for value in times),
         f"{sent:.2f}",
-        f"{dealt:.2f}{'*' if row['material'] == 'drawn' else ''}",
+        f"{dealt:.2f}{drawn}",
+        f"{whole:.2f}{drawn}",
         str(row["rounds"]),
         *(style.format(row[key]) for key, (_, style) in errors.items()),
-        *(f"{row[key]:.1f}x" for key in ("speedup_online", "speedup_total", "fewer_relu_bits") if key in row),
+        *(f"{row[key]:.1f}x" for key in RATIOS if key in row),
     ]
 
 

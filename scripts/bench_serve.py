@@ -119,24 +119,24 @@ def parser() -> argparse.ArgumentParser:
     text = "compare with what is predicted from this profile (scripts.calibrate --only serve)"
     guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
     text = "of each run (default: %(default)s)"
-    guess.add_argument("--requests", type=count, default=250, metavar="N", help=text)
+    guess.add_argument("--requests", type=count, default=200, metavar="N", help=text)
     text = "that count, of each load; medians are told (default: %(default)s)"
     guess.add_argument("--runs", type=count, default=5, metavar="N", help=text)
     text = "at most, so many of which may be dropped (default: %(default)s)"
     guess.add_argument("--tries", type=count, default=8, metavar="N", help=text)
     text = "lone requests of a calibration, and twice as many among others (default: %(default)s)"
-    guess.add_argument("--samples", type=count, default=30, metavar="N", help=text)
+    guess.add_argument("--samples", type=count, default=60, metavar="N", help=text)
     text = "by which a run's calibrations may differ (default: %(default)s)"
     guess.add_argument("--drift", type=positive, default=5.0, metavar="PERCENT", help=text)
     text = "after which no run is made again; each load is run once in any case (default: %(default)s)"
-    guess.add_argument("--minutes", type=positive, default=12.0, metavar="MIN", help=text)
+    guess.add_argument("--minutes", type=positive, default=20.0, metavar="MIN", help=text)
     return p
 
 
 def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of the services on this host beside the planner's figures, and their table."""
     profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
-    makers = serve_reality.services(NETS["digits"])
+    makers = serve_reality.services()
     with tqdm(total=len(makers) * len(args.loads) * args.runs, unit="run", leave=False) as bar:
         for number, make in enumerate(makers, 1):
             until = started + 60 * args.minutes * number / len(makers)

@@ -77,11 +77,13 @@ class Sample:
             total.rounds,
         )
 
-    def over(self, link: Link) -> Sample:
-        """The same run with the time on this link computed."""
+    def over(self, link: Link, far: bool = False) -> Sample:
+        """The same run with the time on this link computed; far: the dealer's bits come over such a link, too."""
         assert link.bits_per_second is not None
         wire = Cost(self.rounds, self.online_bits).seconds(link.bits_per_second, link.round_trip_seconds)
-        return replace(self, wire_seconds=wire, seconds=self.seconds - self.wire_seconds + wire)
+        dealt = self.offline_bits / link.bits_per_second if far else 0.0
+        seconds, offline = self.seconds - self.wire_seconds + wire + dealt, self.offline_seconds + dealt
+        return replace(self, wire_seconds=wire, offline_seconds=offline, seconds=seconds)
 
     def delayed(self, round_trip_seconds: float) -> Sample:
         """The same run with half a round trip (one way) more for every round."""
@@ -154,8 +156,9 @@ def _hummingbird(args: argparse.Namespace, net: nn.Module, x: Tensor) -> Runs:
 
     for text in args.windows:
         window = window_of(text)
-        session = launch.init(store=store_of(args.store, text) if args.store else None, device=args.device)
-        private = hummingbird.convert_model(net, window, protocol=args.worker)
+        store = store_of(args.store, text) if args.store else None
+        session = launch.init(store=store, dealer=args.dealer, device=args.device)
+        private = hummingbird.convert_model(net, window, protocol=args.worker, aim=args.aim)
         shared = hummingbird.cryptensor(x if session.rank == 0 else None, src=0)
 
         def work(session: Any = session, private: Any = private, shared: Any = shared) -> Any:

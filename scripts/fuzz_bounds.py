@@ -126,8 +126,8 @@ def _argmax(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
 
 
 def _hardswish(a: Attrs, rounding: float, x: Tensor, e: Tensor) -> Tensor:
-    """c (c + 3) / 6 + relu(x - 3), slope at most 1.5: two comparisons in c, one more, a truncation; 1/6 to 2^-25."""
-    return 1.5 * (e + 2 * rounding) + 18 * 2.0**-25 + 2 * rounding
+    """Slope at most 1.5, of x rounded to 12 bits of fraction; 18 times 1/6 to 2^-17. Of "gmw" it is less."""
+    return 1.5 * (e + 16 * rounding) + 18 * 2.0**-17 + 2 * rounding
 
 
 def _leaky(slope: Callable[[Attrs, Tensor], Tensor], half: float) -> Bound:

@@ -16,7 +16,8 @@ from torch import Tensor
 from hummingbird import kernels
 from hummingbird.he.scheme.params import choose
 from hummingbird.kernels import Factor, chacha20, ciphertexts, registry
-from hummingbird.kernels.chacha20 import BLOCK_BYTES, Drawn
+from hummingbird.kernels.chacha20 import BLOCK_BYTES
+from hummingbird.kernels.drawn import Drawn, blocks_of
 from hummingbird.kernels.lookups import dpf
 from hummingbird.kernels.reference.lookups import dpf as plain_dpf
 from hummingbird.kernels.reference.lookups import rows as plain_rows
@@ -134,7 +135,7 @@ def _dealing(n: int) -> Iterator[Case]:
     for place, (dtype, size) in enumerate([*both, *other]):
         owners = keys if place < len(both) else keys[1:]
         fields.append([Drawn(key, first, (size,), dtype) for key in owners])
-        first += chacha20.blocks_of(dtype.itemsize * size)
+        first += blocks_of(dtype.itemsize * size)
     octets = n * (2 * (ring - K + ring) + (1 << TABLE)) / 8
     drawn = sum(share.nbytes for shares in fields for share in shares)
     work = CHACHA20 * drawn / BLOCK_BYTES
@@ -163,7 +164,7 @@ def _openings(n: int, source: Stream) -> Iterator[Case]:
 
 def _random(n: int) -> Iterator[Case]:
     """ChaCha20, 8 bytes an element."""
-    key, blocks = chacha20.key_words(bytes(range(32)), torch.device("cpu")), chacha20.blocks_of(8 * n)
+    key, blocks = chacha20.key_words(bytes(range(32)), torch.device("cpu")), blocks_of(8 * n)
     octets = BLOCK_BYTES * blocks
     yield _declared("chacha20", chacha20.chacha20, (key, 7, blocks), n, octets, CHACHA20 * blocks)
 

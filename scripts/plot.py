@@ -67,7 +67,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def _name(row: dict[str, Any], here: Sequence[dict[str, Any]]) -> str:
     """The label that tells a bar from the others."""
-    same = [r["material"] for r in here if (r["protocol"], r["window"]) == (row["protocol"], row["window"])]
-    words = [row["protocol"], row["window"], *([row["material"]] if len(set(same)) > 1 else [])]
+    same = [r for r in here if (r["protocol"], r["window"]) == (row["protocol"], row["window"])]
+    differ = [key for key in ("material", "aim", "dealer") if len({r[key] for r in same}) > 1 and row[key]]
+    words = [row["protocol"], row["window"], *(row[key] for key in differ)]
     words += [row["weights"]] if len({r.get("weights") for r in here}) > 1 else []
     return " ".join(words)

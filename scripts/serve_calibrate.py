@@ -6,28 +6,33 @@ parties take requests apart and put answers together while other requests comput
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, Step, chain
 from hummingbird.errors import ConfigError
+from scripts.serve_offered import ask_at
 from scripts.serve_watched import Watched
 
 KIND = "serve"
-_PAUSE, _WARM, _WAITING, _SETTLED = 0.005, 5, 3, 0.1
+_WARM, _WAITING, _SETTLED = 5, 6, 0.1
+_SPARSE = 0.3  # of the largest rate, for lone requests
 _LEAST = 1e-3  # of a request's computing
 _ROOM = 6  # sets for which there is room one after another
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Samples of a service. alone: seconds of lone requests, as a client sees them. busy: seconds from one answer to
-    the next while requests wait. cores: core-seconds of parties and client for a request meanwhile. refill: seconds
-    from room in a kept store to the set that fills it, of which the keeper works `deal`; () without one.
+    """Samples of a service. alone: seconds of requests that find no other, as a client sees them. busy: seconds from
+    one answer to the next while requests wait. cores: core-seconds of parties and client for a request meanwhile.
+    refill: seconds from room in a kept store to the set that fills it, `deal` of them the keeper's; () without one.
     """
 
     alone: tuple[float, ...]
@@ -118,25 +123,23 @@ class Calibrated:
         )
 
 
-def calibrate(service: Watched, alone: int, busy: int) -> Calibrated:
-    """Measure a service with so many lone requests, and as many while others wait as `busy`."""
+def calibrate(service: Watched, samples: int) -> Calibrated:
+    """Measure a service with about so many lone requests, and twice as many while others wait.
+
+    Lone ones come at random times, so few that most find the service idle: what a client meets there differs from what
+    it meets in requests that follow each other at once (caches and sleeping cores, other clients' requests).
+    """
     refill = service.refill(_ROOM)  # first: a keeper of a large store looks seldom
-    deal = service.fill(alone + busy + 2 * _WARM + service.kept)
-    lone = []
-    for number in range(_WARM + alone):
-        started = time.perf_counter()
-        service.ask(number)
-        lone.append(time.perf_counter() - started)
-        time.sleep(_PAUSE)
-    time.sleep(_SETTLED)
+    busy, spread = _WARM + 2 * samples, math.ceil(samples / (1 - _SPARSE))
+    deal = service.fill(busy + spread + service.kept)
     service.times()
     before = service.core_seconds + time.process_time()
     with ThreadPoolExecutor(_WAITING) as pool:
-        list(pool.map(service.ask, range(busy + _WARM)))
+        list(pool.map(service.ask, range(busy)))
     time.sleep(_SETTLED)
     spent = service.core_seconds + time.process_time() - before
     ends = service.times()[_WARM - 2 :, 2]
     between = (ends[2:] - ends[:-2]) / 2  # two are under way at a time, and may end together
-    return Calibrated(
-        tuple(lone[_WARM:]), tuple(between.tolist()), spent / (busy + _WARM), refill, deal if refill else ()
-    )
+    gaps = np.random.default_rng(busy).exponential(float(between.mean()) / _SPARSE, spread)
+    alone = ask_at(service, np.cumsum(gaps)).alone
+    return Calibrated(tuple(alone.tolist()), tuple(between.tolist()), spent / busy, refill, deal if refill else ())

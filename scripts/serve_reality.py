@@ -7,7 +7,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,14 @@ from hummingbird.capacity.profile import Profile, Row
 from hummingbird.table import text_table
 from scripts.serve_calibrate import Calibrated, calibrate
 from scripts.serve_net import NETS, Net
-from scripts.serve_predict import ENGINES, TOLERANCE, Figures, Offered, offer, own, predicted, tolerance
+from scripts.serve_offered import Figures, Offered, offer
+from scripts.serve_predict import ENGINES, TOLERANCE, own, predicted, tolerance
 from scripts.serve_watched import Kept, Pair, Watched
 
 KEPT = 4  # slots of the small store
-ROWS = 1 << 19  # of the lookups' table
-SET = 300  # slots of a set of the full store
+ROWS = 1 << 21  # of the lookups' table: large enough for the servers' work to be most of a request's seconds
+IMAGES = 64  # of a request of digits, likewise
+SET = 60  # slots of a set of the full store
 FIGURES = ("p50", "p95", "p99", "throughput")
 HEADS = (
     *("service", "load", "asked/s", "p50 ms", "p95 ms", "p99 ms", "refused", "own times", "recurrence", "event engine"),
@@ -41,16 +43,17 @@ class Compared:
     refused: int
 
 
-def services(net: Net) -> list[Callable[[], Watched]]:
-    """Makers of the services: lookups, and a net's on a full store and on a small one."""
+def services() -> list[Callable[[], Watched]]:
+    """Makers of the services: lookups, and digits on a full store and on a small one."""
+    net: Net = replace(NETS["digits"], request=IMAGES)
     return [partial(Pair, ROWS), partial(Kept, net, SET, 0), partial(Kept, net, 1, KEPT)]
 
 
 def calibrated_rows(repeats: int) -> Iterator[Row]:
     """Rows of a profile for these services, each of `repeats` short calibrations."""
-    for make in services(NETS["digits"]):
+    for make in services():
         with make() as service:
-            yield Calibrated.joined([calibrate(service, 30, 60) for _ in range(repeats)]).row(service.name)
+            yield Calibrated.joined([calibrate(service, 30) for _ in range(repeats)]).row(service.name)
 
 
 def measure(
@@ -62,7 +65,7 @@ def measure(
     with make() as service:
         bar.set_description(f"{service.name}: calibrating")
         known = Calibrated.of(profile, service.name)
-        before = calibrate(service, args.samples, 2 * args.samples)
+        before = calibrate(service, args.samples)
         for number in range(args.tries):
             for load in args.loads:
                 if len(compared[load]) == args.runs or (number and time.monotonic() > until):
@@ -71,7 +74,7 @@ def measure(
                 gaps = np.random.default_rng([number, int(100 * load)]).exponential(size=args.requests)
                 rate = load / 100 * _limit(known.at_pace([before]), service)
                 offered = offer(service, np.cumsum(gaps) / rate)
-                after = calibrate(service, args.samples, 2 * args.samples)
+                after = calibrate(service, args.samples)
                 if before.drift(after) > args.drift / 100:
                     dropped[load] += 1
                 else:

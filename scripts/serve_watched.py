@@ -87,8 +87,7 @@ class Watched(ABC):
 
     def times(self) -> Floats:
         """When requests stood in line, were taken, and answered, (n, 3), by the last: those since the last call."""
-        found = self._read("times.txt", 3)
-        return found[found[:, 2].argsort(kind="stable")]
+        return _by_end(self._read("times.txt", 3))
 
     def sets(self) -> Floats:
         """When the dealing of sets began, and they were there, (n, 2): those since the last call."""
@@ -128,6 +127,10 @@ class Watched(ABC):
                 process.kill()
                 process.wait()
         self._holder.cleanup()
+
+
+def _by_end(times: Floats) -> Floats:
+    return times[times[:, 2].argsort(kind="stable")]
 
 
 class Kept(Watched):
@@ -250,11 +253,20 @@ class Pair(Watched):
             for party, address in enumerate(addresses):
                 words = ["pir-server", "--table", str(self.folder / "table.npy"), "--party", str(party)]
                 words += ["--listen", address, "--max-batch", "1", "--max-wait", "0", "--threads", "1"]
-                self._start(f"server {party}", "times.txt", words, RANK=str(party))
+                self._start(f"server {party}", f"times{party or ''}.txt", words)
             self._client = Lookups(addresses, timeout=120.0)
         except BaseException:
             self.close()
             raise
+
+    def times(self) -> Floats:
+        """Of each request the later of both servers' times: its answer needs both, which take requests alike, but
+        where two of them come at once.
+        """
+        first, second = _by_end(self._read("times.txt", 3)), _by_end(self._read("times1.txt", 3))
+        if len(first) != len(second):
+            raise HummingbirdError(f"one server answered {len(first)} requests, the other {len(second)}")
+        return np.maximum(first, second)
 
     def ask(self, number: int) -> int:
         self._client.rows(torch.tensor([number * 7919 % self._rows]))

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from hummingbird.errors import InputError
 from hummingbird.kernels.chacha20 import chacha20, key_words
+from hummingbird.kernels.shares.words import plain
 from hummingbird.prg import Stream, derive, new_seed
 from tests.support.triton import interpret
 
@@ -35,6 +36,16 @@ def test_bytes_are_aes_in_counter_mode(count: int) -> None:
     out = Stream(SEED).bytes(count)
     assert out.dtype == torch.uint8 and out.shape == (count,)
     assert out.numpy().tobytes() == keystream(SEED, count)
+
+
+def test_packed_words_lie_without_gaps_in_whole_blocks() -> None:
+    stream, raw = Stream(SEED), keystream(SEED, 3 * 64)
+    left = [stream.leave(torch.int64, 3, 5, width=20), stream.leave(torch.int64, 1, width=7)]
+    assert [(drawn.first, drawn.nbytes) for drawn in left] == [(0, 38), (1, 1)]
+    assert [drawn.octets().numpy().tobytes() for drawn in left] == [raw[:38], raw[64:65]]
+    numbers = int.from_bytes(raw[:38], "little")
+    assert plain(left[0]).tolist() == [[numbers >> 20 * (5 * i + j) & 0xFFFFF for j in range(5)] for i in range(3)]
+    assert stream.bytes(1).tolist() == [raw[128]]
 
 
 SIZES = [1, 15, 64, 3, 0, 63, 65, (1 << 20) + 5, 7, 1 << 20, 9]
@@ -185,8 +196,8 @@ def test_triton_computes_the_same() -> None:
 def test_a_device_draws_what_a_cpu_draws_and_may_leave_it() -> None:
     """The meta device stands in for one, with a key of its own on the CPU."""
     here, there = Stream(LONG), Stream(LONG, "meta")
+    assert there.on_device and not here.on_device and not Stream(SEED, "meta").on_device
     there._key, there.device = key_words(LONG, CPU), CPU
-    assert there.on_device and not here.on_device
     raw = whole_blocks(chacha_keystream(LONG, 4 << 20), SIZES)
     assert [stream.bytes(size).numpy().tobytes() for stream in (here, there) for size in SIZES] == raw * 2
     left, words = there.leave(torch.int32, 7, 5), here.words(7, 5, dtype=torch.int32)

@@ -14,6 +14,7 @@ from hummingbird.commands.planned import add_arguments, private_net
 from hummingbird.commands.program import add_command
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import heap
+from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.keeper import Keeper, keep
 from hummingbird.mpc.dealer.store import material_facts
@@ -63,12 +64,14 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("--out", required=True, type=Path, metavar="DIR", help=text)
     text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand, and deal, too"
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
+    add_threads(sub)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, once, or again and again."""
     heap.keep()
+    deal_on(args.threads)
     private = private_net(args)
     plan = dry_run(private, args.input, args.parties)
     images, lanes = args.input[0], args.lanes

@@ -7,9 +7,7 @@ independent, so a device computes all of them at once, and a kernel that reads f
 
 from __future__ import annotations
 
-import math
 import struct
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -27,11 +25,6 @@ def key_words(key: bytes, device: torch.device) -> Tensor:
     return torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
 
 
-def blocks_of(count: int) -> int:
-    """How many blocks so many bytes begin."""
-    return -(-count // BLOCK_BYTES)
-
-
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     """Compute blocks first .. first + blocks - 1 of the key stream, zero nonce: uint8 (64 * blocks,), where the key is.
 
@@ -42,35 +35,3 @@ def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:
     if not 0 <= first <= first + blocks <= 1 << 32:
         raise InputError("the key stream ends after 2^32 blocks, 256 GiB", where="kernels.chacha20")
     return best(chacha20, key)(key, first, blocks)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A tensor that is a part of a key stream, from a whole block on, and is computed where it is read.
-
-    Kernels that take one (`shares.opening`) never store it on a GPU; `tensor` does. key: of `key_words`.
-    """
-
-    key: Tensor = field(repr=False)
-    first: int  # block
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is computed."""
-        return self.key.device
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def to(self, device: torch.device) -> Drawn:
-        """The same on a device."""
-        return replace(self, key=self.key.to(device))
-
-    def tensor(self) -> Tensor:
-        """Compute all of it."""
-        octets = chacha20(self.key, self.first, blocks_of(self.nbytes))
-        return octets[: self.nbytes].view(self.dtype).view(self.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from hummingbird.errors import InputError
@@ -24,3 +26,8 @@ def find_device(name: str, where: str) -> torch.device:
         what = f"{name} of {torch.cuda.device_count()} GPUs"
         raise InputError(what, where=where, hint=f"they are cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return device
+
+
+def processors() -> int:
+    """How many processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, LaunchError
+from hummingbird.kernels.devices import processors
 from hummingbird.launching import sending
 from hummingbird.launching.processes import Process, Processes
 from hummingbird.mpc.lanes import Place
@@ -119,9 +120,8 @@ def _store(timeout: float) -> Iterator[int]:
 
 def _environment(place: Place, port: int) -> dict[str, str]:
     """torchrun's variables for one process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
-        "OMP_NUM_THREADS": str(max(1, cores // place.world)),
+        "OMP_NUM_THREADS": str(max(1, processors() // place.world)),
         **os.environ,
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world),

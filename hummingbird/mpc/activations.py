@@ -102,23 +102,40 @@ class Hardtanh(Comparing):
 
 
 class Hardswish(Comparing):
-    """x * min(max(x + 3, 0), 6) / 6: two comparisons, a square and a truncation, 64 bits and one round each.
+    """x * min(max(x + 3, 0), 6) / 6: two comparisons from one opening, in the rounds of a ReLU, or a product more.
 
-    With c = min(max(x, -3), 3) it is c (c + 3) / 6 + max(x - 3, 0): what is multiplied lies in [0, 18] whatever x is,
-    so the product at 2^56 stays below 2^58, is cut to 2^16 at once, and the result has the range of its input.
+    With y = relu(x + 3) and z = relu(x - 3) it is (y^2 - 3 y - z^2 - 9 z) / 6 + z: one opening, where squares come with
+    it, of values with 12 bits of fraction, so that a square, a sixth and a layer of weights fit the ring. What is
+    divided lies in [0, 18], and a sixth errs by 2^-17: results err by 2^-13 for that, and as values are rounded.
+
+    Else, with c = min(max(x, -3), 3), it is c (c + 3) / 6 + z: what is multiplied lies in [0, 18] whatever x is, so the
+    product at 2^56 stays below 2^58, and is cut to 2^16 at once: a square and a truncation, 64 bits and a round each.
     """
 
     whole_ring = True
 
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__(comparison)
+        if comparison.gives_squares:
+            self.fraction = 2 * _COARSE + _COARSE_SIXTH_BITS - SCALE
+
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        y, _ = n.above(x, (-3.0, 3.0))
-        product = n.shifted_square(y[0] - y[1] - n.constant(3.0), 3.0)
+        if self.comparison.gives_squares:
+            (y, z), (y_squared, z_squared) = n.squares(n.precise(x, self.fraction), (-3.0, 3.0), _COARSE)
+            six = y_squared - z_squared - n.times(y + 3 * z, 3 << _COARSE, _COARSE)
+            right = n.times(z, 1 << _COARSE + _COARSE_SIXTH_BITS, _COARSE + _COARSE_SIXTH_BITS)
+            return (n.times(six, _COARSE_SIXTH, _COARSE_SIXTH_BITS) + right).to(x.dtype)
+        above, _ = n.above(x, (-3.0, 3.0))
+        product = n.shifted_square(above[0] - above[1] - n.constant(3.0), 3.0)
         (inside,) = n.cut(SCALE + _SIXTH_BITS, n.times(product, _SIXTH, _SIXTH_BITS))  # below 18 * 2^32 * 2^24 / 6
-        return inside + y[1]
+        return inside + above[1]
 
 
 _SIXTH_BITS = 24
 _SIXTH = round(2**_SIXTH_BITS / 6)
+# 2^40 times a result leaves a layer of weights with 20 bits of fraction 4 integer bits: a window up to bit 20.
+_COARSE, _COARSE_SIXTH_BITS = 12, 16
+_COARSE_SIXTH = round(2**_COARSE_SIXTH_BITS / 6)
 
 
 class _Fitted(Comparing):

@@ -43,9 +43,11 @@ class Aim:
     def __str__(self) -> str:
         return self.name if self.dealer == 1 else f"{self.name}:{self.dealer!r}"
 
-    def tables(self, w: int, parties: int) -> int:
-        """How many tables a window of w bits is looked up in."""
-        return cost.tables(w) if self.name == "latency" else cost.thrifty_tables(w, parties, self.dealer)
+    def tables(self, w: int, parties: int, knots: int = 1) -> int:
+        """How many tables a window of w bits is looked up in, for comparisons of a value with so many knots."""
+        if self.name == "latency":
+            return cost.tables(w, knots)
+        return cost.thrifty_tables(w, parties, self.dealer, knots)
 
 
 LATENCY = Aim("latency")

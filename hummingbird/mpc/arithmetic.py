@@ -46,6 +46,12 @@ class Arithmetic(ABC):
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
         """relu(x - t) for every public knot t, in the rounds of one comparison, and x - t_0 itself; all at rest."""
 
+    @abstractmethod
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        """y = relu(x - t) for every public knot t, with `fraction` <= 16 bits of fraction, and y^2 with twice as many:
+        `above` of a comparison that gives squares, with what precision they leave room for.
+        """
+
     def maximum(self, x: Tensor) -> Tensor:
         """The maximum over dimension 0, by a tree of max(a, b) = b + relu(a - b); one comparison less than places."""
         while x.shape[0] > 1:
@@ -117,6 +123,10 @@ class Reals(Arithmetic):
 
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
         return [self.relu(x - knot) for knot in knots], x - knots[0]
+
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        y, _ = self.above(x, knots)
+        return y, [value * value for value in y]
 
     def with_comparison(self, comparison: Comparison) -> Arithmetic:
         return self

@@ -35,18 +35,19 @@ class Shares(Arithmetic):
         return self.comparison.relu(self.session, x, self.scale)
 
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        y, z = self.compare(torch.stack([x - self._encoded(knot, self.scale) for knot in knots]))
-        return y, z[0]
+        codes = ring.encode(torch.tensor(knots, dtype=torch.float64), where="constant").tolist()
+        return self.comparison.above(self.session, x, codes, self.scale)
+
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        codes = ring.encode(torch.tensor(knots, dtype=torch.float64), fraction, where="constant").tolist()
+        return self.comparison.squares(self.session, x, codes, self.scale, fraction)
 
     def with_comparison(self, comparison: Comparison) -> Arithmetic:
         return Shares(self.session, comparison, SCALE)
 
-    def _encoded(self, value: float, scale: int) -> int:
-        code = ring.encode(torch.tensor(value, dtype=torch.float64), scale, where="constant")
-        return int(code) if self.session.rank == 0 else 0
-
     def constant(self, value: float, fraction: int = 0) -> int:
-        return self._encoded(value, SCALE + fraction)
+        code = ring.encode(torch.tensor(value, dtype=torch.float64), SCALE + fraction, where="constant")
+        return int(code) if self.session.rank == 0 else 0
 
     def units(self, numbers: Tensor) -> Tensor:
         return numbers if self.session.rank == 0 else torch.zeros_like(numbers)
@@ -75,8 +76,8 @@ class Shares(Arithmetic):
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
         # relu(x - t + 1) - relu(x - t) is 1 from t on, in units of the last bit: the comparison must be exact.
-        below = torch.stack([x - self._encoded(number, SCALE + fraction) for number in numbers])
-        y, _ = self.comparison.relu(self.session, torch.cat([below + self.units(torch.ones_like(x)), below]), SCALE)
+        codes = ring.encode(torch.tensor(numbers, dtype=torch.float64), SCALE + fraction, where="constant").tolist()
+        y, _ = self.comparison.above(self.session, x, [*(code - 1 for code in codes), *codes], SCALE)
         return y[: len(numbers)] - y[len(numbers) :]
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:
@@ -104,13 +105,23 @@ class Prices(Arithmetic):
         return max(self._compared, default=0)
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self._paid.append(self.comparison.cost(x.numel(), self.scale, self.parties))
-        self._compared.append(x.numel())
+        self._compared_with(1, x.numel(), self.scale)
         return x, x
 
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        y, _ = self.compare(x.expand(len(knots), *x.shape))
-        return y, x
+        self._compared_with(len(knots), x.numel(), self.scale)
+        return x.expand(len(knots), *x.shape), x
+
+    def _compared_with(self, knots: int, count: int, scale: int) -> None:
+        self._paid.append(self.comparison.cost(count, scale, self.parties, knots))
+        self._compared.append(knots * count)
+
+    def squares(self, x: Tensor, knots: Sequence[float], fraction: int) -> tuple[Values, Values]:
+        many = len(knots)
+        self._paid.append(self.comparison.cost_of_squares(x.numel(), self.scale, self.parties, many, fraction))
+        self._compared.append(many * x.numel())
+        values = x.expand(many, *x.shape)
+        return values, values
 
     def with_comparison(self, comparison: Comparison) -> Arithmetic:
         other = Prices(comparison, SCALE, self.parties)
@@ -148,9 +159,7 @@ class Prices(Arithmetic):
         return x
 
     def at_least(self, x: Tensor, numbers: Sequence[float], fraction: int) -> Values:
-        count = 2 * len(numbers) * x.numel()
-        self._paid.append(self.comparison.cost(count, SCALE, self.parties))
-        self._compared.append(count)
+        self._compared_with(2 * len(numbers), x.numel(), SCALE)
         return x.expand(len(numbers), *x.shape)
 
     def cut(self, bits: int, *values: Tensor) -> list[Tensor]:

@@ -66,7 +66,7 @@ class Compare:
         return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
-        """bit z and z; u: its key as drawn before (gmw: shares moved by a public constant keep their low bits)."""
+        """bit z and z; u: its key as drawn before, for comparisons that have one u."""
         y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True)
         assert z is not None
         return y, z

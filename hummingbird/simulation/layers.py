@@ -51,8 +51,8 @@ class Simulated(Reals):
         return self.law.holds(least - most, most - least)
 
     def above(self, x: Tensor, knots: Sequence[float]) -> tuple[Values, Tensor]:
-        # gmw: comparisons of x - t cut the same shares, for party 0 alone adds t. Masks are fresh for each.
-        u = self.decide.draw() if self.law.draws and not self.law.draws_again else None
+        u = self.decide.draw() if self.law.draws else None  # one for all (protocols/law.py)
+        knots = knots if len(knots) == 1 else [self.law.near(knot) for knot in knots]
         first, z = self.decide.both(x - knots[0], self.law, u)
         return [first, *(self.decide.both(x - knot, self.law, u)[0] for knot in knots[1:])], z
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,26 @@ def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
 
     One copy of the data, where it is contiguous. InputError for another type or more dimensions.
     """
+    return b"".join(_parts(tensors))
+
+
+def pack_pieces(tensors: Sequence[Tensor], size: int) -> Iterator[bytes]:
+    """The same frame in pieces of `size` bytes, the last of at most so many, each copied when it is asked for."""
+    piece: list[memoryview] = []
+    room = size
+    for part in _parts(tensors):
+        rest = memoryview(part).cast("B")
+        while len(rest) >= room:
+            yield b"".join([*piece, rest[:room]])
+            rest, piece, room = rest[room:], [], size
+        piece.append(rest)
+        room -= len(rest)
+    if room < size:
+        yield b"".join(piece)
+
+
+def _parts(tensors: Sequence[Tensor]) -> list[Any]:
+    """Buffers that make a frame, one after the other."""
     for position, tensor in enumerate(tensors):
         if tensor.dtype not in _CODES or tensor.dim() > MAX_DIMS:
             raise InputError(
@@ -56,10 +76,10 @@ def pack_tensors(tensors: Sequence[Tensor]) -> bytes:
     for tensor in tensors:
         parts.append(_TENSOR.pack(_CODES[tensor.dtype], tensor.dim(), bytes(6)))
         parts.append(struct.pack(f"<{tensor.dim()}Q", *tensor.shape))
-        parts.append(tensor.detach().cpu().contiguous().numpy())
+        parts.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         size = tensor.numel() * tensor.element_size()
         parts.append(bytes(_up(size) - size))
-    return b"".join(parts)
+    return parts
 
 
 def unpack_tensors(

@@ -32,8 +32,8 @@ class Prefetch(Generic[Item]):
         self._thread = threading.Thread(target=self._run, name="hummingbird-prefetch", daemon=True)
         self._thread.start()
 
-    def next(self, timeout: float) -> Item | None:
-        """The next item, None after the last; TimeoutError when there is none for `timeout` seconds."""
+    def next(self, timeout: float | None = None) -> Item | None:
+        """The next item, None after the last; TimeoutError when there is none for `timeout` seconds, if given."""
         try:
             item, error = self._queue.get(timeout=timeout)
         except queue.Empty:
@@ -41,6 +41,10 @@ class Prefetch(Generic[Item]):
         if error is not None:
             raise error
         return item
+
+    def __iter__(self) -> Iterator[Item]:
+        while (item := self.next()) is not None:
+            yield item
 
     def close(self) -> None:
         """Make no more; the thread ends after the item it is making."""

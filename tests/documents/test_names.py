@@ -41,6 +41,7 @@ import scripts.relay
 import scripts.results
 import scripts.soak_serve
 import scripts.train
+import scripts.train_bert
 import scripts.train_lstm
 import scripts.train_recommender
 import search.find_bits
@@ -111,6 +112,7 @@ HELP: dict[str, Callable[[], str]] = {
     "scripts.relay": lambda: help_of(scripts.relay.main),
     "scripts.results": lambda: scripts.results.parser().format_help(),
     "scripts.soak_serve": lambda: scripts.soak_serve.parser().format_help(),
+    "scripts.train_bert": lambda: help_of(scripts.train_bert.main),
     "scripts.train_lstm": lambda: help_of(scripts.train_lstm.main),
     "scripts.train_recommender": lambda: help_of(scripts.train_recommender.main),
     "search.find_bits": lambda: search.find_bits.parser().format_help(),

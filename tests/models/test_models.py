@@ -30,6 +30,7 @@ _RELUS = {
     "impala-mnist": 16 * 144 + 16 * 16 + 100,
     "impala-cifar10": 2 * 64 * 1024 + 2 * 64 * 256 + 2 * 64 * 64 + 16 * 64,
     "mobilenetv2": 0,  # its activations are ReLU6
+    "vit": 24 * 256 + 48 * 64,
 }
 
 

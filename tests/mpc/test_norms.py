@@ -87,10 +87,10 @@ def test_the_price_of_a_norm_is_the_sum_written_out(protocol: str) -> None:
     assert Norm(attrs, exact).cost([Spec((n, length), SCALE)], parties) == (
         cost.truncate(n, parties)
         + cost.square(n * length, parties)
-        + exact.cost(2 * count * n, SCALE, parties)
+        + exact.cost(n, SCALE, parties, 2 * count)
         + cost.product(n, n, n, parties)
         + cost.truncate(n, parties)
-        + exact.cost(knots * n, SCALE, parties)
+        + exact.cost(n, SCALE, parties, knots)
         + cost.product(n, n, n, parties)
         + cost.truncate(n, parties)
         + cost.product(n * length, n, n * length, parties)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.convert import build
+from tests.jobs import transformers as own
+from tests.support.parties import succeed
 
 torchvision = pytest.importorskip("torchvision")
 torch.set_num_threads(1)
@@ -54,6 +57,8 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "torchvision ConvNeXt": convnext,
     "torch's encoder": encoder,
     "BERT": bert,
+    "the repository's ViT": lambda: own.nets()["vit"],
+    "the repository's BERT": lambda: own.nets()["bert"],
     "timm ViT": timm_net("vit_tiny_patch16_224", 32, img_size=32, depth=1, embed_dim=16, num_heads=2),
     "timm ConvNeXt": timm_net("convnext_atto", 32, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)),
 }
@@ -102,10 +107,19 @@ def test_bert_takes_other_words_masks_and_batches_than_the_examples(words: str) 
         assert float((logits(twin, x) - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "timm ViT"])
+@pytest.mark.parametrize(
+    "name", ["torchvision ViT", "torchvision ConvNeXt", "torch's encoder", "the repository's ViT", "timm ViT"]
+)
 def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
     net, x = named(name)
     private = build(net, example=x)
     assert private.rowwise(x.shape)
     one, two = (sum(step.cost.bits for step in private.costs((n, *x.shape[1:]), 2)) for n in (1, 2))
     assert one < two < 2 * one  # frames have headers
+
+
+def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
+    found = json.loads(succeed(["-m", "tests.jobs.transformers"], 2)[0].out)
+    for name, (net, x) in own.nets().items():
+        wanted, got = logits(net, x), torch.tensor(found[name])
+        assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())

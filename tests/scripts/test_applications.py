@@ -1,4 +1,4 @@
-"""The data, nets and trainings of the two applications of private lookups."""
+"""The data, nets and trainings on text and on ratings: private lookups' two applications, and BERT-tiny."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import torch
 
 from hummingbird.errors import InputError
 from models import load_checkpoint
+from models.bert import Bert, bert_tiny
 from models.lstm import WordLSTM
 from models.recommender import Recommender
-from scripts import train_lstm, train_recommender
+from scripts import train_bert, train_lstm, train_recommender
+from scripts.hidden_words import HIDDEN, LENGTH, choices, hidden, questions, vectors
 from scripts.movielens_data import HISTORY, load_questions
 from scripts.text_data import load_text
 from scripts.train_lstm import perplexity, windows
@@ -232,3 +234,48 @@ def test_wrong_options_of_the_training_are_one_error(
     assert train_lstm.main(["--data", str(folder), "--out", str(tmp_path / "net.pt"), *option]) == 1
     assert capsys.readouterr().err.startswith("error: ")
     assert not list(tmp_path.glob("net.pt*"))
+
+
+def test_questions_hide_frequent_words_in_the_middle(folder: Path) -> None:
+    text = load_text(folder)
+    assert choices(text) == ("a", "b", "c")  # but no end of a line
+    rows, answers = questions(text, "test")  # b b a <eos>, again and again
+    numbers = text.numbers["test"]
+    middles = range(LENGTH // 2, len(numbers) - LENGTH // 2 + 1)
+    asked = [place for place in middles if numbers[place] != text.words.index("<eos>")]
+    assert answers.tolist() == [[0, 1, -1, 2][int(numbers[place])] for place in asked]
+    for row, place in zip(rows, asked, strict=True):
+        assert torch.equal(row, numbers[place - LENGTH // 2 :][:LENGTH])
+    unseen = hidden(rows)
+    assert (unseen != rows).nonzero()[:, 1].unique().tolist() == [LENGTH // 2]
+    assert set(unseen[:, LENGTH // 2].tolist()) == {HIDDEN}
+
+
+def test_bert_s_answer_depends_on_the_words_around_and_not_on_the_hidden_one(folder: Path) -> None:
+    torch.manual_seed(0)
+    net = bert_tiny().eval()
+    rows = torch.randint(4000, (2, LENGTH))
+    for place, same in ((LENGTH // 2, True), (0, False), (LENGTH - 1, False)):
+        other = rows.index_fill(1, torch.tensor([place]), 5)
+        assert torch.equal(net(net.words(hidden(rows))), net(net.words(hidden(other)))) is same
+    with pytest.raises(ValueError, match="heads divide the width"):
+        Bert(words=9, choices=2, length=4, width=9, heads=2, layers=1)
+
+
+def test_bert_is_trained_and_judged_by_its_answers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "net.pt"
+    words = ["--data", str(folder), "--epochs", "20", "--batch", "4", "--rate", "0.005", "--out", str(place)]
+    assert train_bert.main(words) == 0
+    said = capsys.readouterr().out
+    assert float(said.split("validation accuracy ")[1].split()[0]) >= 50  # so often "a" is right; untrained, 33
+    x, right = vectors(str(place), count=4, data=folder)
+    net = load_checkpoint(place, bert_tiny()).eval()
+    assert x.shape == (4, LENGTH, 128) and torch.equal(x[:, LENGTH // 2], net.words.weight[HIDDEN].expand(4, -1))
+    rows, answers = questions(load_text(folder), "test")
+    assert right.tolist() == [int(answers[len(answers) * part // 4]) for part in range(4)] and not x.requires_grad
+    with torch.no_grad():
+        found = net(net.words(hidden(rows))).argmax(1) == answers
+    assert f"test accuracy {100 * float(found.double().mean()):.2f} % of {len(answers)} hidden words" in said
+    assert train_bert.main([*words, "--batch", "0"]) == 1

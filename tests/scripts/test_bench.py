@@ -53,6 +53,8 @@ def test_a_computed_link_replaces_the_waiting_and_nothing_else() -> None:
     there = SAMPLE.over(Link(1e8, 0.01))
     assert there.wire_seconds == pytest.approx(0.2) and there.seconds == pytest.approx(1.0 - 0.4 + 0.2)
     assert parts(there) == pytest.approx(there.seconds)
+    far = SAMPLE.over(Link(1e8, 0.01), far=True)  # and 4 * 10^7 bits from the dealer
+    assert parts(far) == pytest.approx(far.seconds) and far.seconds == pytest.approx(there.seconds + 0.4)
     assert replace(there, wire_seconds=0.4, seconds=1.0) == SAMPLE
 
 
@@ -104,6 +106,7 @@ def test_figures_are_per_unit(unit: Unit, time: float, size: float) -> None:
     assert figures[f"dealer_{unit.time}_per_{unit.name}"] == pytest.approx(0.7 * time)
     assert figures[f"online_{unit.size}_per_{unit.name}"] == pytest.approx(size)
     assert figures[f"offline_{unit.size}_per_{unit.name}"] == pytest.approx(4 * size)
+    assert figures[f"all_{unit.size}_per_{unit.name}"] == pytest.approx(6 * size)
 
 
 @pytest.mark.parametrize("text", ["", "20", "20:", ":12", "20-12", "a:b"])
@@ -123,14 +126,15 @@ def compared(monkeypatch: pytest.MonkeyPatch, why: str, no_netem: str, *links: s
     def contest(there: Link, *_: Any) -> list[dict[str, Any]]:
         asked.append(there)
         common = {"window": "[64:0)", "largest_error": 0.0}
-        first = {"protocol": "CrypTen 0.4.1", "material": "drawn", "sample": asdict(SAMPLE), **common}
-        return [first, {"protocol": "gmw", "material": "streamed", "sample": half, **common}]
+        first = {"protocol": "CrypTen 0.4.1", "material": "drawn", "dealer": None, "sample": asdict(SAMPLE)}
+        other = {"protocol": "gmw", "material": "streamed", "dealer": "near", "sample": half}
+        return [{"aim": None, **run, **common} for run in (first, other)]
 
     monkeypatch.setattr(bench, "_contest", contest)
     monkeypatch.setattr(
         bench, "obstacle", lambda there: no_netem if there.round_trip_seconds else why and there != Link() and why
     )
-    args = argparse.Namespace(links=links, rtt=[0.0, 20.0], repeats=3, device="cpu")
+    args = argparse.Namespace(links=links, rtt=[0.0, 20.0], repeats=3, device="cpu", dealers=["far"])
     rows = bench.compare(args, Work("none", [], [], ()), UNIT, {"elements": 1000})
     assert len(asked) == len(set(asked))  # nothing is run twice
     return rows
@@ -144,6 +148,8 @@ def test_rows_where_no_link_can_be_made(monkeypatch: pytest.MonkeyPatch, capsys:
     wire = Cost(20, 10**7).seconds(352e6, 0.02)
     assert rows[6]["wire_microseconds_per_relu"] == pytest.approx(1e3 * wire)
     assert rows[6]["microseconds_per_relu"] == pytest.approx(1e3 * (0.6 + wire))
+    dealt = 2e7 / 352e6  # half of the sample's
+    assert rows[7]["dealer"] == "far" and rows[7]["offline_microseconds_per_relu"] == pytest.approx(25 + 1e3 * dealt)
     assert rows[6]["link_megabits_per_second"] == 352 and rows[6]["round_trip_milliseconds"] == 20
 
 
@@ -153,7 +159,7 @@ def test_rows_where_links_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compared(monkeypatch, "", "", "10gbit")
     assert [row["times"] for row in rows] == ["measured"] * 4
     assert [row["speedup_total"] for row in rows] == [1.0, 2.0] * 2
-    assert [row["fewer_relu_bits"] for row in rows] == [1.0, 2.0] * 2
+    assert [row["fewer_relu_bits"] for row in rows] == [row["fewer_bits_in_all"] for row in rows] == [1.0, 2.0] * 2
     assert rows[0]["offline_size"] == "predicted, not dealt" and rows[1]["offline_size"] == "measured"
 
 
@@ -161,6 +167,7 @@ def test_rows_without_crypten_have_no_ratios(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = {"protocol": "masked", "material": "stored", "window": "[20:12)", "sample": asdict(SAMPLE)}
+    run |= {"aim": "latency", "dealer": None}
     monkeypatch.setattr(bench, "_contest", lambda *_: [run])
     args = argparse.Namespace(links=["loopback"], rtt=[0.0], repeats=3, device="cpu")
     (row,) = bench.compare(args, Work("none", [], [], ()), UNIT, {})
@@ -219,15 +226,19 @@ def test_bench_relu_over_a_link(tmp_path: Path) -> None:
         assert not [name for name in link._existing() if name.startswith(link.PREFIX)]
     rows = json.loads((tmp_path / "rows.json").read_text())
     check(rows, Unit("relu", count, "microseconds", "bits"))
-    crypten, gmw, masked, *stored = rows[: len(rows) // 2]
+    crypten, gmw, fast, masked, *stored = rows[: len(rows) // 2]
     assert crypten["online_bits_per_relu"] == 1856 and crypten["rounds"] == 9  # as published
     assert crypten["offline_bits_per_relu"] == cost.crypten_relu(count, 2).offline_bits / count == 960
     assert 87 <= gmw["online_bits_per_relu"] < 87.1 and gmw["rounds"] == 5
+    assert 22 <= fast["online_bits_per_relu"] < 22.1 and fast["rounds"] == 2 and fast["offline_bits_per_relu"] == 472
+    assert [row["dealer"] for row in (crypten, gmw, fast, masked)] == [None, "far", "far", "far"]
     # Of a dealer that streams the fewest bytes in all, of a store the fewest rounds (mpc/aim.py).
     assert 26 <= masked["online_bits_per_relu"] < 26.1 and masked["rounds"] == 3
     assert all(22 <= row["online_bits_per_relu"] < 22.1 and row["rounds"] == 2 for row in stored) and stored
     assert gmw["offline_bits_per_relu"] == 144
     assert crypten["largest_error"] < 2**-14 and masked["largest_error"] < 2**-3  # m = 12 of 16 bits of fraction
+    for row in (gmw, fast, masked):  # the dealer's link is like the parties': its bucket is none
+        assert row["microseconds_per_relu"] > row["offline_bits_per_relu"] / 352
     for row, delayed in zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True):
         assert (row["round_trip_milliseconds"], delayed["round_trip_milliseconds"]) == (0, 10)
         assert row["link"] == "352 Mb/s" and row["elements"] == count

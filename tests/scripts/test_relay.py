@@ -56,6 +56,24 @@ def test_a_byte_there_and_back_takes_both_delays(tmp_path: Path) -> None:
                 assert near.recv(1) == b"x" and time.monotonic() - started >= 2 * DELAY
 
 
+def test_a_rate_is_kept_over_sockets_with_a_path(tmp_path: Path) -> None:
+    """Two MB there, in 0.1 s; what comes back is under way meanwhile."""
+    sent, rate = bytes(2_000_000), 160e6
+    with (
+        echoing(str(tmp_path / "echo"), socket.AF_UNIX) as target,
+        relayed(target, 0.0, listen=f"unix:{tmp_path / 'far'}", rate=rate) as address,
+        socket.socket(socket.AF_UNIX) as near,
+    ):
+        near.settimeout(HANG)
+        near.connect(address.removeprefix("unix:"))
+        started = time.monotonic()
+        threading.Thread(target=near.sendall, args=(sent,), daemon=True).start()
+        got = 0
+        while got < len(sent):
+            got += len(near.recv(1 << 16))
+        assert time.monotonic() - started >= 8 * len(sent) / rate
+
+
 def test_all_bytes_pass_in_order_and_the_end_after_them() -> None:
     sent = bytes(range(256)) * 16384  # 4 MiB, more than any socket holds: the relay takes all of it at once
     with echoing(("127.0.0.1", 0)) as target, relayed(target, DELAY) as address, connected(address) as near:

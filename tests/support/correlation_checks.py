@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from hummingbird import cost
+from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.products import SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
 M64 = (1 << 64) - 1
@@ -136,6 +138,26 @@ def check_masked(parts, *, count, k, m, tables, ring):
         at += size
 
 
+def check_thresholds(parts, *, count, knots, k, m, tables, ring, squares):
+    """For each number, what a ReLU's request holds, of one mask, carry and table; and the squares."""
+    low, modulus = (1 << k) - 1, (1 << ring) - 1
+    exact = [sum(word & low for word in words) & low for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
+    relus, rest = (parts[: 6 + tables], parts[6 + tables :])
+    assert len(rest) == 3 * squares
+    for j in range(knots):
+        pair = [[share[j, bit] for share in parts[1]] for bit in (0, 1)]
+        choice, wrap, product = ([share[j] for share in column] for column in parts[3:6])
+        own = [parts[0], *pair, parts[2], choice, wrap, product, *relus[6:]]
+        check_masked(own, count=count, k=k, m=m, tables=tables, ring=ring)
+        if squares:
+            r_b, r_s = (bits(xored(column), count) for column in pair)
+            square, chosen, wrapped = (total(c) for c in (rest[0], *([s[j] for s in column] for column in rest[1:])))
+            assert [value & modulus for value in square] == [x * x & modulus for x in exact]
+            assert [v & modulus for v in chosen] == [r * x * x & modulus for r, x in zip(r_b, exact, strict=True)]
+            high = modulus >> (k + 1)
+            assert [v & high for v in wrapped] == [r * x & high for r, x in zip(r_s, exact, strict=True)]
+
+
 def check_select(parts, *, count, shift):
     b = bits(xored(parts[0]), count)
     rest = [total(column) for column in parts[1:]]
@@ -179,6 +201,10 @@ CASES = [
     (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
     (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
     (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
+    (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),
+    (MaskedThresholds(COUNT, knots=3, k=12, m=1, tables=3, ring=64, squares=0), check_thresholds),
+    (MaskedThresholds(COUNT, knots=2, k=16, m=8, tables=1, ring=64, squares=1), check_thresholds),
+    (MaskedThresholds(COUNT, knots=2, k=12, m=1, tables=3, ring=21, squares=1), check_thresholds),
     (Selection(COUNT, shift=0), check_select),
     (Selection(COUNT, shift=16), check_select),
     (Truncation(COUNT, shift=9), check_truncate),
@@ -187,9 +213,9 @@ CASES = [
 
 
 def columns(request, materials):
-    """Every party's share of each field, field by field, in the order of the request's fields."""
+    """Every party's share of each field, field by field, in the order of the request's fields, in whole words."""
     assert all(list(material.shares) == list(request.parts) for material in materials)
-    return [[material.shares[name] for material in materials] for name in request.parts]
+    return [[plain(material.shares[name]) for material in materials] for name in request.parts]
 
 
 def take_and_check(dealers, cases=CASES):

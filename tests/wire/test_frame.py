@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hummingbird.errors import InputError
-from hummingbird.wire.frame import MAX_DIMS, frame_bytes, pack_tensors
+from hummingbird.wire.frame import MAX_DIMS, frame_bytes, pack_pieces, pack_tensors
 from hummingbird.wire.frame import unpack_tensors as unpack_at_most
 
 unpack_tensors = partial(unpack_at_most, max_tensors=3)
@@ -35,6 +35,14 @@ def test_round_trip(tensors, kind):
     frame = pack_tensors(tensors)
     assert len(frame) == frame_bytes([(t.dtype, t.shape) for t in tensors]) and len(frame) % 8 == 0
     assert same(unpack_tensors(kind(frame)), tensors)
+
+
+@pytest.mark.parametrize("tensors", [*SAMPLES, [torch.arange(100), torch.arange(33, dtype=torch.uint8)]])
+@pytest.mark.parametrize("size", [1, 7, 8, 16, 100, 1 << 20])
+def test_pieces_are_the_frame(tensors, size):
+    pieces = list(pack_pieces(tensors, size))
+    assert b"".join(pieces) == pack_tensors(tensors)
+    assert {len(piece) for piece in pieces[:-1]} <= {size} and 0 < len(pieces[-1]) <= size
 
 
 def test_a_frame_has_as_many_tensors_as_its_reader_expects():

@@ -23,6 +23,18 @@ def test_items_come_in_order_then_the_error() -> None:
             items.next(HANG)
 
 
+def test_a_loop_reads_all_items_and_raises_the_error() -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(5)
+        raise KeyError("done")
+
+    seen = []
+    with Prefetch(numbers(), 2) as items, pytest.raises(KeyError):
+        for item in items:
+            seen.append(item)
+    assert seen == list(range(5))
+
+
 def test_a_reader_waits_as_long_as_it_says() -> None:
     block = threading.Event()
     with Prefetch((block.wait(HANG) for _ in range(3)), 2, block.set) as items:

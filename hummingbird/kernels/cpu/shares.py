@@ -1,4 +1,4 @@
-"""Shares in C++ (csrc/kernels.cpp, masked.cpp, products.cpp): results are made here, filled there."""
+"""Shares in C++ (csrc/kernels.cpp, masked.cpp, dealing.cpp, products.cpp): results are made here, filled there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.kernels.cpu.library import handle
+from hummingbird.kernels import aes128
+from hummingbird.kernels.cpu.library import aes, handle
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import implements
-from hummingbird.kernels.shares import opening, packing, products
+from hummingbird.kernels.shares import dealing, opening, packing, products
 from hummingbird.kernels.shares.packing import bytes_of
 from hummingbird.kernels.shares.products import Factor
-from hummingbird.kernels.shares.words import Words, plain
+from hummingbird.kernels.shares.words import Packed, Words, stored
+
+_PARTIES = 64  # of a deal at most: as many as a dealer admits
 
 
 @implements(packing.to_planes, "cpu")
@@ -86,9 +90,8 @@ def select(
 @implements(opening.mask_words, "cpu")
 def mask_words(share: Tensor, mask: Words, shift: int, width: int) -> Tensor:
     """See `opening.mask_words`."""
-    out, mask = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8), plain(mask)
-    inputs = share.data_ptr(), mask.data_ptr(), mask.dtype == torch.int32
-    handle().hb_mask_words(*inputs, share.numel(), shift, width, out.data_ptr())
+    out, (words, bits) = torch.empty(bytes_of(share.numel() * width), dtype=torch.uint8), _packed(mask)
+    handle().hb_mask_words(share.data_ptr(), words.data_ptr(), bits, share.numel(), shift, width, out.data_ptr())
     return out
 
 
@@ -132,11 +135,43 @@ def lift(
 ) -> tuple[Tensor, Tensor]:
     """See `opening.lift`."""
     y, z = torch.empty_like(opened), torch.empty_like(opened)
-    words = [plain(x) for x in (mask, carry, bit, wrap, product)]
-    narrow = sum((x.dtype == torch.int32) << place for place, x in enumerate(words))
-    inputs = [x.data_ptr() for x in (opened, choice, *words)]
-    handle().hb_lift(opened.numel(), *inputs, narrow, k, first, y.data_ptr(), z.data_ptr())
+    words, bits = zip(*map(_packed, (mask, carry, bit, wrap, product)), strict=True)
+    pointers, widths = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in words]), (ctypes.c_int * 5)(*bits)
+    results = y.data_ptr(), z.data_ptr()
+    handle().hb_lift(opened.numel(), opened.data_ptr(), choice.data_ptr(), pointers, widths, k, first, *results)
     return y, z
+
+
+def _packed(words: Words) -> tuple[Tensor, int]:
+    """Memory of words, and the bits of each; -32 for int32, which has a sign."""
+    found = stored(words)
+    if isinstance(found, Packed):
+        return found.data, found.width
+    return found, -32 if found.dtype == torch.int32 else 64
+
+
+def _aes_keys(*keys: Tensor) -> bool:
+    return aes() and all([len(key) == aes128.KEY_BYTES // 4 for key in keys]) and len(keys) <= _PARTIES
+
+
+@implements(dealing.deal_masks, "cpu", takes=_aes_keys)
+def deal_masks(
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int]
+) -> list[Tensor]:
+    """See `dealing.deal_masks`."""
+    keys = torch.stack([share.key for share in fields[0]])
+    out = [
+        torch.empty(bytes_of(n * width), dtype=torch.uint8)
+        for width in (ring - k, ring, ring - k, ring, *[1 << size for size in sizes])
+    ]
+    firsts = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
+    lists = (
+        (ctypes.c_int * len(sizes))(*sizes),
+        (ctypes.c_int64 * len(firsts))(*firsts),
+        (ctypes.c_void_p * len(out))(*[x.data_ptr() for x in out]),
+    )
+    handle().hb_deal_masks(keys.data_ptr(), len(keys), n, k, m, ring, len(sizes), *lists, torch.get_num_threads())
+    return out
 
 
 def _not_empty(a: Tensor, b: Tensor) -> bool:

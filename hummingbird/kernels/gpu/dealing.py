@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu.sizes import sizes as tile_sizes
 from hummingbird.kernels.gpu.tiles import (
     DRAWN,

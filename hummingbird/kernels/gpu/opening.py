@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import tiles
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.gpu.tiles import (

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels import aes128
 from hummingbird.kernels.checks import check_range
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.registry import best
 from hummingbird.kernels.shares.opening import step_table
 from hummingbird.kernels.shares.packing import bytes_of, from_bits
@@ -28,18 +29,25 @@ def mask_values(
     """Compute the carry, r_b, r_s and r_b lambda, int64 (n,) each, and the step tables, uint8 (ceil(n 2^c / 8),).
 
     mask: the parties' summands, (n,), of which the low k bits count. choice, wrap: r_b and r_s, packed uint8
-    (ceil(n/8),). sizes: bits that each table covers, from bit m of lambda on. Of the carry, 64 - k bits are right.
+    (ceil(n/8),), or J rows of such, whose results are then (J, n). sizes: bits that each table covers, from bit m of
+    lambda on. Of the carry, 64 - k bits are right.
     """
     low = (1 << k) - 1 if k < 64 else -1
     total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
     lambda_ = total & low
     carry = (total - lambda_) >> k if k < 64 else torch.zeros_like(lambda_)
-    r_b, r_s = from_bits(choice, n), from_bits(wrap, n)
+    r_b, r_s = _numbers(choice, n), _numbers(wrap, n)
     tables, at = [], m
     for size in sizes:
         tables.append(step_table(lambda_ >> at, size))
         at += size
     return [carry, r_b, r_s, r_b * lambda_, *tables]
+
+
+def _numbers(bits: Tensor, n: int) -> Tensor:
+    """Packed bits as numbers: uint8 (..., ceil(n/8)) -> int64 (..., n)."""
+    rows = [from_bits(row, n) for row in bits.reshape(-1, bits.shape[-1])]
+    return torch.stack(rows).view(*bits.shape[:-1], n)
 
 
 def deal_masks(
@@ -62,17 +70,20 @@ def deal_masks(
     if not keys or [len(shares) for shares in fields] != [len(keys)] * 3 + [len(keys) - 1] * (4 + len(sizes)):
         what = f"got fields of {[len(shares) for shares in fields]} shares"
         raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but party 0")
-    width = {True: torch.int32, False: torch.int64}
-    words = {place: width[bits <= 32] for place, bits in {0: k, 3: ring - k, 4: ring, 5: ring - k, 6: ring}.items()}
+    words = {0: k, 3: ring - k, 4: ring, 5: ring - k, 6: ring}  # bits that count, by field
+    packs = len(keys[0]) == aes128.KEY_BYTES // 4
     octets = [1, 1, *[0] * 4, *[1 << size for size in sizes]]  # bits for each element, from field 1 on
     for place, shares in enumerate(fields):
-        shape, dtype = ((n,), words[place]) if place in words else ((bytes_of(n * octets[place - 1]),), torch.uint8)
+        shape, dtype, width = (bytes_of(n * octets[place - 1]),), torch.uint8, None
+        if place in words:
+            shape, dtype = (n,), torch.int32 if words[place] <= 32 else torch.int64
+            width = words[place] if packs else None
         of = keys if place < 3 else keys[1:]
         for share, key in zip(shares, of, strict=True):
-            found = share.shape, share.dtype, share.first
-            if share.key is not key or found != (shape, dtype, shares[0].first):
+            found = share.shape, share.dtype, share.width, share.first
+            expected = shape, dtype, width, shares[0].first
+            if share.key is not key or found != expected:
                 hint = "parties draw the same fields in the same order"
-                expected = shape, dtype, shares[0].first
                 raise InputError(
                     f"expected {expected} of one stream, got {found}", where=f"{function}(fields)", hint=hint
                 )

@@ -1,10 +1,11 @@
 """Words as kernels read them: a tensor, or what it would be made of, where reading that costs less than storing it.
 
     Tensor    int64, or int32 where only the low 32 bits or fewer count
-    Drawn     a part of a key stream (kernels/chacha20.py), of either type
-    Packed    a correction as it came over the wire, to be unpacked
+    Drawn     a part of a key stream (kernels/drawn.py), of either type
+    Packed    words of fewer bits: a correction as it came over the wire, or a share as AES-128 draws it
 
-A kernel on a GPU computes the last two in registers; on a CPU `plain` makes tensors of them first.
+A kernel on a GPU computes the last two in registers; one on a CPU unpacks words as it reads them. `plain` makes
+tensors of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
-from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.packing import bytes_of, unpack_words
 
 
@@ -35,6 +36,11 @@ class Packed:
         """Where the data are."""
         return self.data.device
 
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.data.nbytes
+
     def to(self, device: torch.device) -> Packed:
         """The same on a device."""
         return replace(self, data=self.data.to(device))
@@ -47,9 +53,17 @@ class Packed:
 Words: TypeAlias = Tensor | Drawn | Packed
 
 
+def stored(words: Words) -> Tensor | Packed:
+    """The words in memory: drawn ones as they lie in their stream."""
+    if not isinstance(words, Drawn):
+        return words
+    return words.tensor() if words.width is None else Packed(words.octets(), words.shape, words.width)
+
+
 def plain(words: Words) -> Tensor:
     """The tensor that the words stand for."""
-    return words if isinstance(words, Tensor) else words.tensor()
+    found = stored(words)
+    return found if isinstance(found, Tensor) else found.tensor()
 
 
 def anchor(words: Words) -> Tensor:

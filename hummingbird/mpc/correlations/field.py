@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hummingbird import kernels
 from hummingbird.cost import packed
-from hummingbird.kernels.shares.words import Packed, Words
+from hummingbird.kernels.drawn import Drawn
+from hummingbird.kernels.shares.words import Packed, Words, stored
 from hummingbird.prg import Stream
 
 
@@ -20,7 +21,8 @@ class Field:
     """One tensor of a correlation: additive shares in Z_2^64 (`ring`), or xor shares of words, packed bits or 0/1
     words.
 
-    Ring elements of which at most 32 bits count are drawn as int32: half the randomness, and half the memory.
+    Ring elements of which at most 32 bits count are drawn as int32, half the randomness and half the memory; those
+    that are left to kernels with as many bits as count, where the seed's cipher packs (`Stream.packs`).
     """
 
     kind: str  # "ring" | "words" | "packed" | "bit"
@@ -30,7 +32,7 @@ class Field:
     key: int | None = None  # of a mask that outlives the request: the same values for the same key, in every request
     earlier: bool = False  # such a mask that the parties have from a request before
     apart: bool = False  # `Request.derive` gets the list of the parties' shares, not the value that they stand for
-    left: bool = False  # on a GPU, kernels draw or unpack it where they read it (kernels/shares/words.py)
+    left: bool = False  # to kernels, which draw or unpack it where they read it (kernels/shares/words.py)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,25 +56,36 @@ class Field:
 
     @property
     def share_bytes(self) -> int:
-        """Size of a drawn share in memory."""
+        """Size of a drawn share in memory, where kernels do not draw it; of ChaCha20's whole words up to twice that."""
+        if self.left and self.kind == "ring":
+            return packed(math.prod(self.shape) * self.width)
         return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def received_bytes(self) -> int:
         """Size of party 0's share in memory: whole words, if it has unpacked them."""
-        return max(self.dtype.itemsize, 8 if self.kind == "ring" else 0) * math.prod(self.shape)
+        return (
+            self.share_bytes
+            if self.left
+            else max(self.dtype.itemsize, 8 if self.kind == "ring" else 0) * math.prod(self.shape)
+        )
 
     def draw(self, stream: Stream, rank: int) -> Words:
         """Party `rank`'s share from its stream; all zeros, at no cost, if another party owns the field."""
         if self.owner is not None and self.owner != rank:
             return torch.zeros(self.shape, dtype=self.dtype, device=stream.device)
-        if self.left and stream.on_device:
-            return stream.leave(self.dtype, *self.shape)
+        if self.left:
+            drawn = self.leave(stream)
+            return drawn if stream.on_device else stored(drawn)
         if self.kind == "packed":
             return stream.bytes(math.prod(self.shape)).view(self.shape)
         if self.kind == "bit":
             return stream.bits(*self.shape).long()
         return stream.words(*self.shape, dtype=self.dtype)
+
+    def leave(self, stream: Stream) -> Drawn:
+        """The same, not drawn yet: in whole words, or packed where the stream is; of a field without an owner."""
+        return stream.leave(self.dtype, *self.shape, width=self.width if self.kind == "ring" and stream.packs else None)
 
     def combine(self, shares: Sequence[Tensor]) -> Tensor:
         """The value that all shares stand for."""
@@ -92,7 +105,7 @@ class Field:
         """Party 0's share from its correction."""
         if self.width == 64:
             return correction
-        if self.left and correction.device.type != "cpu":
+        if self.left:
             return Packed(correction, self.shape, self.width)
         return kernels.unpack_words(correction, math.prod(self.shape), self.width).view(self.shape)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hummingbird import cost, kernels
 from hummingbird.cost import packed
-from hummingbird.kernels.chacha20 import Drawn
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.words import Words
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number

@@ -11,10 +11,11 @@ from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
 _ALL: tuple[type[Request[Any]], ...] = (
-    *(MaskedOpening, And, PrivateAnd, AndPair, Selection, Truncation, Division),
+    *(MaskedOpening, MaskedThresholds, And, PrivateAnd, AndPair, Selection, Truncation, Division),
     *(Triple, FixedMask, FixedTriple, SquarePair, WordTriple, SharedBit, Wraps),
 )
 KINDS = {found.kind: found for found in _ALL}

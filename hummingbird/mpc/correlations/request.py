@@ -10,7 +10,7 @@ which is uniform from its point of view. So a request costs party 0 the bits of 
 nothing. The dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; the
 "corrections to one party" layout is that of CrypTen's trusted third party, Knott et al. 2021, section 3).
 
-On a GPU, fields that its kernels draw by themselves stay undrawn (`Field.left`).
+Fields that kernels draw or unpack by themselves are left to them (`Field.left`).
 
 Every request has an index. Its seed is derive(party seed, index, kind), so no two requests share a bit of randomness.
 """
@@ -167,11 +167,16 @@ def corrections(
 
     device: where it is computed, if kernels there can expand the seeds and draw all fields.
     """
-    there = all(map(expands_on_devices, seeds)) and all(item.left for item in request.parts.values())
-    streams = [_stream(seed, index, request, device if there else "cpu") for seed in seeds]
+    at_once = all(item.left for item in request.parts.values())
+    chacha = all(map(expands_on_devices, seeds))
+    streams = [_stream(seed, index, request, device if at_once and chacha else "cpu") for seed in seeds]
+    # What a GPU draws, or AES-128 in packed words, has kernels that draw, compute and pack in one pass.
+    at_once = at_once and (streams[0].on_device or streams[0].packs)
 
     def draw(item: Field, least: int) -> list[Words]:
-        parties = enumerate(zip(seeds, streams, strict=True))
-        return [_draw(item, seed, stream, rank) for rank, (seed, stream) in parties if rank >= least]
+        parties = [(seed, stream, rank) for rank, (seed, stream) in enumerate(zip(seeds, streams, strict=True))]
+        if at_once:
+            return [item.leave(stream) for _, stream, _ in parties[least:]]
+        return [_draw(item, seed, stream, rank) for seed, stream, rank in parties[least:]]
 
-    return request.correct_at_once(draw) if streams[0].on_device else request.correct(draw)
+    return request.correct_at_once(draw) if at_once else request.correct(draw)

@@ -23,14 +23,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
-from hummingbird.kernels.devices import find_device
+from hummingbird.kernels.devices import find_device, processors
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.gate import Gate
 from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
 from hummingbird.wire.health import Health
-from hummingbird.wire.options import add_tls, tls_of
+from hummingbird.wire.options import add_tls, count, tls_of
 from hummingbird.wire.service import check_address, serve
 
 _READY = "dealer listening on "
@@ -50,14 +52,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_tls(parser, cert, ca)
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
     parser.add_argument("--device", default="cpu", help="cuda: deal there to parties on GPUs, as far as kernels allow")
+    add_threads(parser)
     text = "end after N sessions, with the parent process, or with a pipe on stdin"
     parser.add_argument("--sessions", type=int, metavar="N", help=text)
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """The option for `deal_on`."""
+    text = "threads that deal (default: one for each processor of this process)"
+    parser.add_argument("--threads", type=count, metavar="N", help=text)
+
+
+def deal_on(threads: int | None) -> None:
+    """Deal on so many threads from now on; None: on all processors."""
+    torch.set_num_threads(threads or processors())
 
 
 def main(args: argparse.Namespace) -> int:
     """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of `wire.service.serve`."""
     tls = tls_of(args)
     heap.keep()
+    deal_on(args.threads)
     parent = os.getppid()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

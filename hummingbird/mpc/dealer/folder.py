@@ -40,7 +40,7 @@ from hummingbird.mpc.correlations.request import Request, layout
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.version import VERSION
 
-FORMAT, FORMAT_VERSION = "hummingbird store", 2
+FORMAT, FORMAT_VERSION = "hummingbird store", 3
 CHUNK = 8 << 20  # bytes under one checksum
 HEADER, SEED, LEDGER, CORRECTIONS, CHECKSUMS = "header.json", "seed", "ledger", "corrections", "checksums"
 _DIGEST = 16

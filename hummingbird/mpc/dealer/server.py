@@ -16,13 +16,14 @@ Layout of the randomness: mpc/correlations/request.py.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hmac
 import json
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +35,9 @@ from hummingbird.mpc.correlations.registry import from_json
 from hummingbird.mpc.correlations.request import Request, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.version import VERSION
-from hummingbird.wire.frame import pack_tensors
+from hummingbird.wire.frame import pack_pieces
 from hummingbird.wire.gate import caller_name
+from hummingbird.wire.prefetch import Prefetch
 from hummingbird.wire.service import CHUNK, WORKERS, Method
 
 SESSION_BYTES = 16
@@ -44,6 +46,7 @@ MAX_SESSIONS = 1024
 MAX_REQUESTS = 4096  # in one call
 MAX_BUSY = WORKERS // 2  # sessions served or waiting at a time: half of the workers stay free for Join
 IDLE_SECONDS = 3600.0
+_AHEAD = 1  # requests whose corrections wait to be sent, beside those that are made and those that are sent
 _REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
 _MAX_INDEX = 1 << 62  # derive() takes 64-bit labels
 _MAX_GAPS = 4096  # in the indices served to a session
@@ -161,8 +164,8 @@ class Dealer:
         requests: list[Request[Any]],
         wait: float,
         active: Callable[[], bool] = lambda: True,
-    ) -> Iterator[bytes]:
-        """A frame of party 0's corrections for each request, once all parties have joined.
+    ) -> Generator[list[torch.Tensor], None, None]:
+        """Party 0's corrections for each request, once all parties have joined.
 
         wait: seconds to wait for them. active: asked meanwhile; the caller is gone when it says no.
         """
@@ -171,9 +174,9 @@ class Dealer:
             seeds = self._seeds_of_all(state, first, len(requests), wait, active)
             for index, request in enumerate(requests, first):
                 started = time.perf_counter()
-                frame = pack_tensors(corrections(request, index, seeds, self._device))
+                found = corrections(request, index, seeds, self._device)
                 state.seconds += time.perf_counter() - started
-                yield frame
+                yield found
         finally:
             with self._changed:
                 state.busy, state.used = False, time.monotonic()
@@ -291,9 +294,10 @@ def handlers(dealer: Dealer) -> dict[str, Method]:
         message = _Message(data)
         session, token = message.hex("session", SESSION_BYTES), message.hex("token", SEED_BYTES)
         first, requests = message.integer("first", 0, _MAX_INDEX), message.requests()
-        for frame in dealer.correct(session, token, first, requests, message.seconds("wait"), context.is_active):
-            for start in range(0, len(frame), CHUNK):
-                yield frame[start : start + CHUNK]
+        made = dealer.correct(session, token, first, requests, message.seconds("wait"), context.is_active)
+        with contextlib.closing(made), Prefetch(made, _AHEAD) as ready:  # corrections leave while the next are made
+            for found in ready:
+                yield from pack_pieces(found, CHUNK)
         context.set_trailing_metadata((("dealer-seconds", f"{dealer.seconds(session):.6f}"),))
 
     def stay(data: bytes, context: grpc.ServicerContext) -> bytes:

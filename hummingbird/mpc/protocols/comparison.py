@@ -7,6 +7,7 @@ how many of these it reads, for which values it is right, what it costs, and wha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -40,6 +41,7 @@ class Comparison(ABC):
     least_width: ClassVar[int]  # bits that a window keeps if it keeps any
     # Whether every party may round its own share before the comparison: it is then right in fewer low bits.
     takes_rounded_shares: ClassVar[bool]
+    gives_squares: ClassVar[bool] = False  # whether it has `squares`, without a product
 
     @property
     def drops(self) -> bool:
@@ -72,12 +74,12 @@ class Comparison(ABC):
         """How the sign is decided, for people."""
 
     @abstractmethod
-    def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        """`relu` of a flat share, at most AT_ONCE elements."""
+    def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
+        """`above` of a flat share, at most AT_ONCE comparisons."""
 
     @abstractmethod
-    def _price(self, n: int, scale: int, parties: int) -> Cost:
-        """Cost of `_run` on n elements."""
+    def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
+        """Cost of `_run` on n elements and so many knots."""
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
         """The same comparison on other bits of other shares, for the same aim."""
@@ -89,14 +91,43 @@ class Comparison(ABC):
         Of a window with q both are multiples of 2^q in the ring. Cost: `cost`. Windows of no bits are not handled here:
         their layers are identities.
         """
-        parts = [self._run(session, part, scale) for part in share.reshape(-1).split(AT_ONCE)]
-        y, z = (torch.cat(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True))
-        return y.view(share.shape), z.view(share.shape)
+        y, z = self.above(session, share, (0,), scale)
+        return y[0], z
 
-    def cost(self, n: int, scale: int, parties: int) -> Cost:
-        """Price of `relu` on n elements."""
+    def above(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
+        """Shares, scale 2^16, of relu(x - t) for every public knot t, (J, *shape), and of x - t_0.
+
+        knots: J whole numbers of 2^-16, at least one. The comparisons are right where each of the x - t is in the
+        window. Cost: `cost` of J knots; the rounds of one ReLU.
+        """
+        parts = share.reshape(-1).split(most_at_once(len(knots)))
+        done = [self._run(session, part, knots, scale) for part in parts]
+        y, z = (torch.cat(part, -1) if len(parts) > 1 else part[0] for part in zip(*done, strict=True))
+        return y.view(len(knots), *share.shape), z.view(share.shape)
+
+    def squares(
+        self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
+    ) -> tuple[Tensor, Tensor]:
+        """Shares of y = relu(x - t) for every knot t, scale 2^fraction, and of y^2, 2^(2 fraction); (J, *shape) each.
+
+        knots: J whole numbers of 2^-fraction, fraction <= 16. Otherwise as `above`. Cost: `cost_of_squares`.
+        """
+        raise NotImplementedError(f"{self.name} has no squares")
+
+    def cost_of_squares(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> Cost:
+        """Price of `squares` on n elements and so many knots."""
+        raise NotImplementedError(f"{self.name} has no squares")
+
+    def cost(self, n: int, scale: int, parties: int, knots: int = 1) -> Cost:
+        """Price of `above` on n elements and so many knots; of `relu` for one."""
         if self.drops:
             return cost.FREE
-        whole, rest = divmod(n, AT_ONCE)
-        parts = self._price(AT_ONCE, scale, parties) * whole
-        return parts + self._price(rest, scale, parties) if rest or not whole else parts
+        most = most_at_once(knots)
+        whole, rest = divmod(n, most)
+        parts = self._price(most, knots, scale, parties) * whole
+        return parts + self._price(rest, knots, scale, parties) if rest or not whole else parts
+
+
+def most_at_once(knots: int) -> int:
+    """Values that are compared with so many knots at a time."""
+    return max(1, AT_ONCE // knots)

@@ -17,6 +17,7 @@ here 4w - 7 - ceil(log2(w - 1)).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,12 +72,15 @@ class Gmw(Comparison):
     def variant(self, scale: int, parties: int) -> str:
         return "dropped" if self.drops else "carry tree"
 
-    def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        return relu(session, share, self.window, scale - SCALE)
+    def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
+        shift = scale - SCALE
+        moved = torch.cat([share - ((knot << shift) if session.rank == 0 else 0) for knot in knots])
+        y, z = relu(session, moved, self.window, shift)
+        return y.view(len(knots), -1), z[: share.numel()]
 
-    def _price(self, n: int, scale: int, parties: int) -> Cost:
+    def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
         extra = scale - SCALE
-        return cost.relu(n, cut(self.window, extra)[1], extra + self.window.q, parties)
+        return cost.relu(n * knots, cut(self.window, extra)[1], extra + self.window.q, parties)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,6 @@ class GmwLaw(Law):
     """
 
     between: bool = False
-    draws_again = False  # x - t and x have the same shares, but for party 0's upper bits
     rounds_apart = True
     disturbances = 0
 

@@ -19,12 +19,18 @@ With a window's q, z is a multiple of 2^q: each party cuts q bits more off its s
 
 floor to a multiple of 2^q. Of two shares, one is uniform: what it loses is uniform in +-1/2 unit, and the other one is
 rounded to what is left, so that z is a neighbour of r and right on average (but for a half of the shares' last bit, as
-halves go up); N - 2 shares more disturb r before, by as
-many uniform numbers in +-2^(q-1). The mask's low m bits are 2^q times a number below 2^(m-q): with e below, they are u.
+halves go up); N - 2 shares more disturb r before, by as many uniform numbers in +-2^(q-1). The
+mask's low m bits are 2^q times a number below 2^(m-q): with e below, they are u.
+
+Comparisons of r - t for several public t have one u: masked opens r once, and in gmw the shares of r - t are those of r
+but for party 0's, whose low bits are not among the N - 1.
+With a q, masked takes the multiples of 2^q next to several t.
 
 `decide` is the law on integers. `cut` is the same for `kernels.twin_relu`, on real numbers in one pass: mod 2^k,
 bit = 1 says of d - 2^m, or of d, that it is below 2^(k-1) - 2^m, or 2^(k-1). That pass is exact for every v below 2^46,
 whatever k and m are (kernels/twin.py), but for the low m - 32 bits of uniform numbers wider than 32.
+
+Squares (`Comparison.squares`) follow the same rule, on values rounded to their fraction. That rounding is not modelled.
 
 Not modelled, being below the resolution 2^-16 of r: for q = 0, the rounding of N shares in a masked truncation and the
 0 or 1 of gmw's, both at most max(1, N / 2) units of z. gmw on shares with more fraction than 16 bits cuts between the
@@ -35,6 +41,7 @@ Random numbers come from a 64-bit key, which is no secret's: nothing is hidden b
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -57,7 +64,6 @@ class Law(ABC):
     parties: int
     q: int = field(default=0, kw_only=True)
 
-    draws_again: ClassVar[bool]  # whether comparisons of x - t, for several public t, have a u each
     rounds_apart: ClassVar[bool]  # whether z is rounded by numbers of its own, and not by those that decide
 
     @property
@@ -103,6 +109,12 @@ class Law(ABC):
         """r, int64, of finite real values (beyond 2^62: 2^62)."""
         r = torch.round(v.double() * 2.0**SCALE) - self.lower
         return r.clamp(-(2.0**62), 2.0**62).long()
+
+    def near(self, knot: float) -> float:
+        """The knot that is taken for this one among several."""
+        if self.rounds_apart or not self.q:
+            return knot
+        return math.floor(round(knot / UNIT) / 2**self.q + 0.5) * UNIT * 2**self.q
 
     def rounded(self, z: Tensor, e: Tensor) -> Tensor:
         """The multiple of 2^q below z + e, int64: right on average for e uniform in [0, 2^q)."""

@@ -15,15 +15,13 @@ every negative x; m = 0 is exact.
 A step table T[v] = [L <= v] of 2^c bits, dealt xor-shared, answers both for c bits of L: two local look-ups of one
 secret step, where one-time truth tables for b and for the wrap would take twice the bits. A window of up to 8 bits is
 one table at most. A wider one, or one for which fewer bits count for more than fewer rounds (mpc/aim.py), is several
-tables below a tree, ceil(log2(number of tables)) rounds more:
-
-    [L < v] = [Lh < vh] xor [Lh = vh] [Ll < vl]          the same for <=, and [Lh = vh] = [Lh < vh] xor [Lh <= vh]
-
-Two ANDs with a common operand for each inner node: 3 bits. The top table is looked up twice, at X and at X xor h.
+tables below a tree, ceil(log2(number of tables)) rounds more (step_tables.py).
 
 Then one opening of c_b = b xor r_b and c_s = s xor r_s; with dealt shares of r_b, r_s, lambda and r_b lambda the rest
 is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. Shares of lambda cost
 the dealer only the carry of its summands.
+
+Comparisons of a value with several public numbers take one opening: thresholds.py.
 
 Sources: masked wires with dealt functions of the mask, Boyle, Gilboa, Ishai 2019; tables as one-time truth tables,
 Ishai, Kushilevitz, Meldgaard, Orlandi, Paskin-Cherniavsky 2013; the step table, the double look-up and the lift of x
@@ -32,6 +30,7 @@ and relu(x) by one bit are derived here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,8 +42,9 @@ from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.masked import MaskedOpening, MaskedShares
-from hummingbird.mpc.protocols.boolean import and_, and_pair, open_bits
-from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.protocols import step_tables, thresholds
+from hummingbird.mpc.protocols.boolean import open_bits
+from hummingbird.mpc.protocols.comparison import Comparison, most_at_once
 from hummingbird.mpc.protocols.law import UNIT, Law
 from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
@@ -61,6 +61,7 @@ class Masked(Comparison):
     name = "masked"
     least_width = 2
     takes_rounded_shares = True
+    gives_squares = True
 
     def k(self, scale: int) -> int:
         """The upper end of what is opened: the window's, cut off at the bits that are valid."""
@@ -90,9 +91,9 @@ class Masked(Comparison):
         """Bits that decide."""
         return self.k(scale) - self.window.low
 
-    def tables(self, scale: int, parties: int) -> int:
-        """How many tables the aim takes for the window."""
-        return self.aim.tables(self.width(scale), parties)
+    def tables(self, scale: int, parties: int, knots: int = 1) -> int:
+        """How many tables the aim takes for the window, of which so many comparisons of a value are looked up."""
+        return self.aim.tables(self.width(scale), parties, knots)
 
     def variant(self, scale: int, parties: int) -> str:
         if self.drops:
@@ -105,13 +106,44 @@ class Masked(Comparison):
         k, q = self.k(scale), self.window.q
         return k - q, self.window.low - q, max(self.ring, k) - q
 
-    def _run(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-        tables, q = self.tables(scale, session.parties), self.window.q
-        y, z = relu(session, share, scale - SCALE + q, *self._bits(scale), tables)
+    def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
+        q, shift = self.window.q, scale - SCALE
+        bits = *self._bits(scale), self.tables(scale, session.parties, len(knots))
+        if len(knots) > 1:
+            # To the multiples of 2^q next to them: what is opened has no lower bits.
+            near = [knot + (1 << q >> 1) >> q for knot in knots]
+            y, z = thresholds.relus(session, share, near, shift + q, *bits)
+        else:
+            moved = share - (knots[0] << shift) if knots[0] and session.rank == 0 else share
+            y, z = relu(session, moved, shift + q, *bits)
+            y = y[None]
         return (y << q, z << q) if q else (y, z)
 
-    def _price(self, n: int, scale: int, parties: int) -> Cost:
-        return cost.masked_relu(n, *self._bits(scale), parties, self.tables(scale, parties))
+    def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
+        return cost.masked_relu(n, *self._bits(scale), parties, self.tables(scale, parties, knots), knots)
+
+    def squares(
+        self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
+    ) -> tuple[Tensor, Tensor]:
+        k, m, tables = self._coarser(scale, session.parties, len(knots), fraction)
+        flat, shift = share.reshape(-1).split(most_at_once(len(knots))), scale - fraction
+        parts = [thresholds.squares(session, part, knots, shift, k, m, tables) for part in flat]
+        y, squared = (torch.cat(part, -1).view(-1, *share.shape) for part in zip(*parts, strict=True))
+        return y, squared
+
+    def cost_of_squares(self, n: int, scale: int, parties: int, knots: int, fraction: int) -> Cost:
+        k, m, tables = self._coarser(scale, parties, knots, fraction)
+        most = most_at_once(knots)
+        whole, rest = divmod(n, most)
+        parts = cost.masked_squares(most, k, m, parties, tables, knots) * whole
+        return parts + cost.masked_squares(rest, k, m, parties, tables, knots) if rest or not whole else parts
+
+    def _coarser(self, scale: int, parties: int, knots: int, fraction: int) -> tuple[int, int, int]:
+        """k and m of the window in units of 2^-fraction, two bits wide at least, and how many tables it takes."""
+        dropped = SCALE - fraction
+        k = max(2, self.k(scale) - dropped)
+        m = min(k - 2, max(0, self.window.low - dropped))
+        return k, m, self.aim.tables(k - m, parties, knots)
 
 
 @dataclass(frozen=True)
@@ -122,7 +154,6 @@ class MaskedLaw(Law):
     With floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) and the mask's part of u.
     """
 
-    draws_again = True
     rounds_apart = False
 
     @property
@@ -180,44 +211,9 @@ def _compare(
     session: Session, material: MaskedShares, frames: list[Tensor], count: int, k: int, m: int
 ) -> tuple[Tensor, Tensor]:
     """The opened words, and xor shares of c_b and c_s, packed: uint8 (2, ceil(count/8))."""
-    first, (table, *more) = session.rank == 0, material.tables
+    bits, (table, *more) = (material.choice_bits, material.wrap_bits), material.tables
     if not more:
-        bits = material.choice_bits, material.wrap_bits
-        return kernels.compare_opened(frames, table, *bits, count, k, m, first)
+        return kernels.compare_opened(frames, table, *bits, count, k, m, session.rank == 0)
     opened = kernels.open_words(frames, count, k)
-    less, wrap = _lookup(session, opened, [plain(steps) for steps in material.tables], k, m)
-    if first:
-        less = less ^ ~kernels.to_planes(opened, k - 1, 1)[0]  # [X < h]
-    return opened, torch.stack((less ^ wrap ^ plain(material.choice_bits), wrap ^ plain(material.wrap_bits)))
-
-
-def _lookup(session: Session, opened: Tensor, steps: list[Tensor], k: int, m: int) -> tuple[Tensor, Tensor]:
-    """Xor shares of [L < X] and of s = [L <= X xor h], packed, from several tables."""
-    low, looked, tables = m, [], len(steps)
-    for place, (size, table) in enumerate(zip(cost.chunks(k - m, tables), steps, strict=True)):
-        # The top table answers at X and at X xor h.
-        rows = (0, 1) if place < tables - 1 else (0, 1, 2, 3)
-        looked.append(kernels.lookup(opened, table, low, size, rows))
-        low += size
-    return _merge(session, looked, opened.numel())
-
-
-def _merge(session: Session, looked: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """[L < X] and [L <= X xor h], from what the tables say, lowest first; a level of the tree is one round."""
-    less, most = (torch.stack([table[row] for table in looked[:-1]]) for row in (0, 1))
-    top_less, top_most = looked[-1][0::2], looked[-1][1::2]  # at X, and at X xor h
-    while less.shape[0] > 1:
-        pairs, odd = divmod(less.shape[0], 2)
-        low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
-        under, over = [less[low], most[low]], [less[high], most[high]]
-        if odd:  # the highest of them goes below the top, which is there twice
-            under = [torch.cat([u, rest[-1:].expand(2, -1)]) for u, rest in zip(under, (less, most), strict=True)]
-            over = [torch.cat([o, top]) for o, top in zip(over, (top_less, top_most), strict=True)]
-        first, second = and_pair(session, over[0] ^ over[1], under[0], under[1], count)
-        merged = over[0] ^ first, over[0] ^ second
-        less, most = merged[0][:pairs], merged[1][:pairs]
-        if odd:
-            top_less, top_most = merged[0][pairs:], merged[1][pairs:]
-    # Of the two comparisons at the top, one answer of each is wanted.
-    product = and_(session, top_less ^ top_most, torch.cat([less, most]), count)
-    return top_less[0] ^ product[0], top_less[1] ^ product[1]
+    both = step_tables.compare(session, [opened], [plain(steps) for steps in material.tables], k, m)
+    return opened, both[:, 0] ^ torch.stack([plain(share) for share in bits])

@@ -14,6 +14,7 @@ from hummingbird import kernels
 from hummingbird.errors import InputError
 from hummingbird.kernels.cpu import library
 from hummingbird.kernels.reference.shares import opening, packing
+from hummingbird.kernels.shares.words import Packed
 from hummingbird.prg import Stream, derive
 from tests.kernels.shares.test_packing import signed
 
@@ -161,6 +162,9 @@ def test_native_words_equal_reference(isa: str, n: int) -> None:
             assert kernels.open_words(opened, n, width).equal(opening.open_words(opened, n, width))
         for shift in (0, 1, 16, 62):
             assert kernels.mask_words(x, y, shift, width).equal(opening.mask_words(x, y, shift, width))
+            for bits in (width, 64):
+                mask = Packed(packing.pack_words(y, bits), (n,), bits)
+                assert kernels.mask_words(x, mask, shift, width).equal(opening.mask_words(x, mask, shift, width))
             if width <= 32:
                 expected = opening.mask_words(x, y, shift, width)
                 assert kernels.mask_words(x, y.int(), shift, width).equal(expected)
@@ -193,6 +197,26 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:
                 mixed = [word.int() if narrow >> place & 1 else word for place, word in enumerate(words)]
                 got = kernels.lift(opened, choice, *mixed, k=k, first=first)
                 wanted = opening.lift(opened, choice, *mixed, k=k, first=first)
+                assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_native_lift_reads_packed_words(isa: str, n: int) -> None:
+    source = stream("packed lift", n)
+    words = [source.words(n) for _ in range(5)]
+    choice = source.bytes(2 * ((n + 7) // 8)).view(2, -1)
+    for k, ring in ((1, 1), (20, 36), (20, 64), (33, 60), (64, 64)):
+        widths = (k, ring - k, ring, ring - k, ring)
+        packs = [Packed(packing.pack_words(x, bits), (n,), bits) for x, bits in zip(words, widths, strict=True)]
+        for first in (True, False):
+            for kept in (0, 0b10101, 31):  # in whole words
+                mixed = [
+                    packing.unpack_words(x.data, n, x.width) if kept >> place & 1 else x
+                    for place, x in enumerate(packs)
+                ]
+                opened = source.words(n)
+                got = kernels.lift(opened, choice, *mixed, k=k, first=first)
+                wanted = opening.lift(opened, choice, *packs, k=k, first=first)
                 assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
 
 
@@ -241,7 +265,7 @@ def test_nothing_is_written_behind_the_end(isa: str, n: int) -> None:
         frame = kernels.pack_words(x, width)
         pointers = (ctypes.c_void_p * 2)(frame.data_ptr(), frame.data_ptr())
         written(size, lambda to, w=width: built.hb_pack_words(x.data_ptr(), n, w, to))
-        written(size, lambda to, w=width: built.hb_mask_words(x.data_ptr(), y.data_ptr(), 0, n, 3, w, to))
+        written(size, lambda to, w=width: built.hb_mask_words(x.data_ptr(), y.data_ptr(), 64, n, 3, w, to))
         written(8 * n, lambda to, p=pointers, w=width: built.hb_open_words(p, 2, n, w, to))
     for bits in range(1, 9):
         table = kernels.step_table(x, bits)

@@ -15,7 +15,8 @@ from tests.support.triton import interpret, run
 
 PROGRAM = """
 import sys, torch
-from hummingbird.kernels.chacha20 import Drawn, key_words
+from hummingbird.kernels.chacha20 import key_words
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu import dealing as gpu_dealing, opening as gpu
 from hummingbird.kernels.reference.shares import dealing, opening, packing
 from hummingbird.kernels.shares.words import Packed

@@ -251,7 +251,7 @@ BAD = {
     "no folder": (lambda p: shutil.rmtree(p), "there is no store here"),
     "not dealt to its end": (lambda p: (p / "header.json").unlink(), "this store was not dealt to its end"),
     "no JSON": (lambda p: cut(p / "header.json", 100), "the header is damaged: it is not JSON"),
-    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 2; this release reads"),
+    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 3; this release reads"),
     "another format version": (lambda p: edit(p / "header.json", format_version=7), "format 7; this release reads"),
     "an older format": (lambda p: edit(p / "header.json", format_version=1), "format 1; this release reads"),
     "header changed": (lambda p: edit(p / "header.json", slots=99), "header and seed do not fit each other"),

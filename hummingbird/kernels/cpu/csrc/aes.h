@@ -30,8 +30,12 @@ constexpr Box make_box() {
 
 constexpr Box kBox = make_box();
 
-// By a table: the key is public.
-inline void make_round_keys(const uint8_t* key, uint8_t (*round_keys)[16]) {
+// The S-box on four bytes, by a table: for keys that are public.
+inline void sub_public(uint8_t* t) {
+    for (int j = 0; j < 4; j++) t[j] = kBox.of[t[j]];
+}
+
+inline void make_round_keys(const uint8_t* key, uint8_t (*round_keys)[16], void (*sub)(uint8_t*) = sub_public) {
     uint8_t* const k = round_keys[0];
     memcpy(k, key, 16);
     uint8_t constant = 1;
@@ -39,10 +43,9 @@ inline void make_round_keys(const uint8_t* key, uint8_t (*round_keys)[16]) {
         uint8_t t[4] = {k[i - 4], k[i - 3], k[i - 2], k[i - 1]};
         if (i % 16 == 0) {
             const uint8_t first = t[0];
-            t[0] = kBox.of[t[1]] ^ constant;
-            t[1] = kBox.of[t[2]];
-            t[2] = kBox.of[t[3]];
-            t[3] = kBox.of[first];
+            t[0] = t[1], t[1] = t[2], t[2] = t[3], t[3] = first;
+            sub(t);
+            t[0] ^= constant;
             constant = uint8_t(constant << 1 ^ (constant >> 7) * 0x1B);
         }
         for (int j = 0; j < 4; j++) k[i + j] = k[i - 16 + j] ^ t[j];
@@ -129,6 +132,17 @@ BODY void sub_bytes(Two* q) {
     q[2] = z10 ^ z11 ^ t65;
     q[1] = z12 ^ t48 ^ ~t62;
     q[0] = t48 ^ ~t60;
+}
+
+// The S-box on four bytes, without a table: for keys that are secret.
+inline void sub_secret(uint8_t* t) {
+    uint8_t blocks[8 * 16] = {};
+    memcpy(blocks, t, 4);
+    Two q[8];
+    slice(blocks, q);
+    sub_bytes(q);
+    unslice(q, blocks);
+    memcpy(t, blocks, 4);
 }
 
 BODY void shift_rows(Two* q) {

@@ -1,0 +1,71 @@
+"""Comparisons of a secret L with public numbers, from xor-shared step tables of it (masked.py has the use).
+
+A step table T[v] = [L <= v] of 2^c bits answers every comparison of c bits of L by a local look-up, and as often as one
+likes: what is looked up, and where, is public or shared. Wider numbers are cut into chunks with a table each, below a
+tree; one level of it is one round, for however many comparisons:
+
+    [L < v] = [Lh < vh] xor [Lh = vh] [Ll < vl]          the same for <=, and [Lh = vh] = [Lh < vh] xor [Lh <= vh]
+
+Two ANDs with a common operand for each inner node: 3 bits. The top table is looked up twice, at X and at X xor h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hummingbird import cost, kernels
+from hummingbird.mpc.protocols.boolean import and_, and_pair
+from hummingbird.mpc.session import Session
+
+
+def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor], k: int, m: int) -> Tensor:
+    """Xor shares of b and of s (masked.py) for each of J openings with one mask, packed: uint8 (2, J, ceil(n/8)).
+
+    opened: int64 (n,) each, mod 2^k. tables: xor shares of the step tables of bits m..k-1 of the mask, lowest first.
+    Cost: nothing for one table; else ceil(log2(number of tables)) rounds.
+    """
+    looked = [_look_up(words, tables, k, m) for words in opened]
+    less, wrap = _merge(session, [torch.cat(rows, 1) for rows in zip(*looked, strict=True)])
+    less, wrap = less.view(len(opened), -1), wrap.view(len(opened), -1)
+    if session.rank == 0:
+        less = less ^ ~torch.cat([kernels.to_planes(words, k - 1, 1) for words in opened])  # [X < h]
+    return torch.stack((less ^ wrap, wrap))
+
+
+def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
+    """What each table says of its bits of X, lowest first: uint8 (2, ceil(n/8)), [L < v] and [L <= v]; four rows of the
+    top table, or the first and the last of these if it is alone.
+    """
+    low, looked = m, []
+    for place, (size, table) in enumerate(zip(cost.chunks(k - m, len(tables)), tables, strict=True)):
+        rows = (0, 1) if place < len(tables) - 1 else (0, 1, 2, 3) if place else (0, 3)
+        looked.append(kernels.lookup(opened, table, low, size, rows))
+        low += size
+    return looked
+
+
+def _merge(session: Session, looked: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """[L < X] and [L <= X xor h], from what the tables say, lowest first; a level of the tree is one round."""
+    if len(looked) == 1:
+        return looked[0][0], looked[0][1]
+    count = 8 * looked[0].shape[1]
+    less, most = (torch.stack([table[row] for table in looked[:-1]]) for row in (0, 1))
+    top_less, top_most = looked[-1][0::2], looked[-1][1::2]  # at X, and at X xor h
+    while less.shape[0] > 1:
+        pairs, odd = divmod(less.shape[0], 2)
+        low, high = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        under, over = [less[low], most[low]], [less[high], most[high]]
+        if odd:  # the highest of them goes below the top, which is there twice
+            under = [torch.cat([u, rest[-1:].expand(2, -1)]) for u, rest in zip(under, (less, most), strict=True)]
+            over = [torch.cat([o, top]) for o, top in zip(over, (top_less, top_most), strict=True)]
+        first, second = and_pair(session, over[0] ^ over[1], under[0], under[1], count)
+        merged = over[0] ^ first, over[0] ^ second
+        less, most = merged[0][:pairs], merged[1][:pairs]
+        if odd:
+            top_less, top_most = merged[0][pairs:], merged[1][pairs:]
+    # Of the two comparisons at the top, one answer of each is wanted.
+    product = and_(session, top_less ^ top_most, torch.cat([less, most]), count)
+    return top_less[0] ^ product[0], top_less[1] ^ product[1]

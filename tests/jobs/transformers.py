@@ -1,0 +1,45 @@
+"""Small ones of the repository's transformers between two parties: `python -m tests.jobs.transformers`.
+
+Party 0 prints one line of JSON: the results of each net.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird.mpc import launch
+from models.bert import Bert
+from models.vit import vit
+from tests.jobs.programs import unequal
+from tests.support.patience import HANG
+
+
+def nets() -> dict[str, tuple[nn.Module, Tensor]]:
+    """Each net with its inputs, two images or texts."""
+    torch.manual_seed(0)
+    bert = Bert(words=20, choices=4, length=6, width=16, heads=2, layers=2)
+    return {
+        "vit": (vit(5, width=16, heads=2, layers=2).eval(), torch.randn(2, 3, 32, 32)),
+        "bert": (bert.eval(), bert.words(torch.randint(20, (2, 6))).detach()),
+    }
+
+
+def main() -> None:
+    session = launch.init(timeout=HANG)
+    found = {}
+    for name, (net, x) in nets().items():
+        private = hummingbird.convert_model(net, example=x)
+        with hummingbird.meter() as counted:
+            out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text()
+        assert not (bad := unequal(counted)), bad
+        found[name] = out.tolist()
+    if session.rank == 0:
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
