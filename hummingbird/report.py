@@ -12,7 +12,7 @@ from torch import nn
 
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost
+from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.at_hand import settled
 from hummingbird.mpc.aim import Aim
@@ -21,6 +21,7 @@ from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.net import PlannedCost
 from hummingbird.table import text_table
 
+CRYPTEN = "CrypTen's ReLUs"
 BANDWIDTH, RTT = 10e9, 0.0002  # a data centre's link: bits per second, and seconds there and back
 
 
@@ -31,6 +32,7 @@ class Estimate:
     shape: of the batch that each lane runs. layers: the price of every step. setup: paid once, for private weights.
     bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds. dealer_bandwidth: of
     the dealer's link. aim: of these prices. aims: rounds and bits of a batch for every aim, the cost of one lane.
+    beside: those of `gmw`, and of CrypTen's ReLUs as shipped, whose offline bits a dealer would send.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +45,7 @@ class Estimate:
     dealer_bandwidth: float = BANDWIDTH
     aim: str = "latency"
     aims: Mapping[str, Cost] = field(default_factory=dict)
+    beside: Mapping[str, Cost] = field(default_factory=dict)
 
     @property
     def total(self) -> Cost:
@@ -87,24 +90,24 @@ class Estimate:
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
-        return "\n\n".join([what, table, *lanes, *self._aims(), *_notes(self.setup, variants, self.aim != "latency")])
+        return "\n\n".join([what, table, *lanes, self._in_all(), *_notes(self.setup, variants, self.aim != "latency")])
 
     __repr__ = __str__
 
-    def _aims(self) -> list[str]:
-        """A table of what a batch of all lanes costs by each aim; none where both take the same tables."""
-        if len(set(self.aims.values())) < 2:
-            return []
+    def _in_all(self) -> str:
+        """A table of what a batch of all lanes costs online, offline and together: by each aim, and beside it."""
+        differ = len(set(self.aims.values())) > 1
         rows = []
-        for aim, cost in self.aims.items():
+        for name, cost in {**(self.aims if differ else {"above": self.total}), **self.beside}.items():
             sent, offline = self.lanes * cost.bits, self.lanes * cost.offline_bits
             sizes = [f"{bits / 8e3:,.1f}" for bits in (sent, offline, self.parties * sent + offline)]
             seconds = self._seconds(cost), offline / self.dealer_bandwidth
-            rows.append((aim, str(cost.rounds), *sizes, *(f"{1e3 * each:,.2f}" for each in seconds)))
-        head = ("aim", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", "dealer ms")
-        link = f"{self.dealer_bandwidth / 1e9:g} Gb/s"
-        above = f"above: aim {self.aim}; in all: from all parties and the dealer; dealer ms: on its link, {link}"
-        return [f"{above}\n{text_table(head, rows, left=1)}"]
+            rows.append((name, str(cost.rounds), *sizes, *(f"{1e3 * each:,.2f}" for each in seconds)))
+        head = ("a batch", "rounds", "sent kB", "offline kB", "in all kB", "wire ms", "dealer ms")
+        above = f"above: aim {self.aim}; " if differ else ""
+        link = f"dealer ms: on its link, {self.dealer_bandwidth / 1e9:g} Gb/s"
+        dealt = f"; {CRYPTEN}: what a dealer would send for them" if CRYPTEN in self.beside else ""
+        return f"{above}in all: from all parties and the dealer; {link}{dealt}\n{text_table(head, rows, left=1)}"
 
     def _figures(self, elements: int, cost: Cost) -> tuple[str, ...]:
         """The cells of a row that are counted."""
@@ -159,7 +162,19 @@ def estimate(
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
     layers, setup = private.costs(sizes, parties), private.setup_cost(parties)
     totals = {each: _total(private.with_aim(each).costs(sizes, parties)) for each in dict.fromkeys([*aims, aim])}
-    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, dealer_bandwidth, aim, totals)
+    gmw = private if protocol == "gmw" else convert.build(net, BitConfig.of(bits).windows, weights, "gmw")
+    beside = _beside(gmw.costs(sizes, parties), parties)
+    if gmw is private:
+        del beside["gmw"]
+    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, dealer_bandwidth, aim, totals, beside)
+
+
+def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:
+    """Prices of a batch by the layers of `gmw`, which has every ReLU of the net at its own place, and CrypTen's of
+    these.
+    """
+    relus = [crypten_shipped_relu(planned.elements, parties) for planned in layers if planned.op == "relu"]
+    return {"gmw": _total(layers), **({CRYPTEN: sum(relus, FREE)} if relus else {})}
 
 
 def _total(layers: Sequence[PlannedCost]) -> Cost:

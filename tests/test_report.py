@@ -14,8 +14,10 @@ import hummingbird
 from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
+from hummingbird.cost import FREE, crypten_shipped_relu
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.mpc.builders import MOVES
+from hummingbird.report import CRYPTEN
 from models import get_model
 
 NET = get_model("digits", 10)
@@ -90,6 +92,23 @@ def test_the_table_leaves_out_what_moves_values_alone() -> None:
     rows = [line.split()[1] for line in text.split("\n\n")[1].splitlines() if line[:1].isdigit()]
     assert rows == ["relu"]
     assert {"expand", "flip", "roll", "unbind", "unflatten"} <= MOVES and not {"cat", "pad", "resize"} & MOVES
+
+
+def test_online_offline_and_their_sum_stand_side_by_side() -> None:
+    """Of both aims, of gmw, and of CrypTen's ReLUs by their price; where both aims are one, of what stands above."""
+    found = hummingbird.estimate(NET, SHAPE, BitWindow(20, 12))
+    other = hummingbird.estimate(NET, SHAPE, BitWindow(20, 12), protocol="gmw")
+    relus = [step.elements for step in found.layers if step.op == "relu"]
+    crypten = sum((crypten_shipped_relu(n, 2) for n in relus), FREE)
+    assert found.beside == {"gmw": other.total, CRYPTEN: crypten} and other.beside == {CRYPTEN: crypten}
+    shown = {**found.aims, **found.beside}
+    for text, prices in ((str(found), shown), (str(other), {"above": other.total, CRYPTEN: crypten})):
+        for name, price in prices.items():
+            (line,) = [line.removeprefix(name).split() for line in text.splitlines() if line.startswith(f"{name} ")]
+            whole = 2 * price.bits + price.offline_bits
+            sizes = [f"{bits / 8e3:,.1f}" for bits in (price.bits, price.offline_bits, whole)]
+            assert line[:4] == [str(price.rounds), *sizes]
+    assert CRYPTEN not in str(hummingbird.estimate(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), SHAPE))
 
 
 def test_a_shape_may_be_torch_s() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import hummingbird
 from hummingbird.convert import build
 from tests.jobs import transformers as own
+from tests.support.data import data_folder
 from tests.support.parties import succeed
 
 torchvision = pytest.importorskip("torchvision")
@@ -123,3 +125,33 @@ def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
     for name, (net, x) in own.nets().items():
         wanted, got = logits(net, x), torch.tensor(found[name])
         assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
+
+
+TRAINED = {
+    "cifar10": ["models:get_model", "vit", "10", "--weights", "checkpoints/vit-cifar10.pt"],
+    "wikitext-2": ["models.bert:bert_tiny", "--weights", "checkpoints/wikitext2-bert.pt"],
+}
+INPUTS = {
+    "cifar10": ["scripts.data:load", "cifar10", "test"],
+    "wikitext-2": ["scripts.hidden_words:vectors", "checkpoints/wikitext2-bert.pt", "count=4"],
+}
+
+
+@pytest.mark.parametrize("data", TRAINED)
+def test_trained_transformers_answer_two_parties_as_they_answer_torch(data: str, tmp_path: Path) -> None:
+    folder, place = data_folder(data), tmp_path / "found.json"
+    words = [
+        "--model",
+        *TRAINED[data],
+        "--data",
+        *INPUTS[data],
+        f"data={folder}",
+        "--samples",
+        "4",
+        "--json",
+        str(place),
+    ]
+    succeed(["-m", "hummingbird", "infer", *words], 2)
+    found = json.loads(place.read_text())
+    assert found["images"] == 4 and found["agreement_percent"] == 100 and found["bits_predicted_equal_bits_sent"]
+    assert found["largest_logit_error"] <= 2.0**-7 * found["largest_logit"]
