@@ -3,6 +3,9 @@
 A share s in Z_2^64 (fixed point, scale 2^16) is cut to (s >> m) mod 2^w, w = k - m: bits m..k-1. The sign of the sum
 of the cut shares is the sign of x when -2^(k-1) <= x < 2^(k-1), up to the carry of the low m bits (HummingBird,
 section 4).
+
+A window with q also rounds: what the layer gives are multiples of 2^(q-16). k and m go on counting bits at scale 2^16.
+Its lowest q bits are never opened, and bits max(m, q)..k-1 decide.
 """
 
 from __future__ import annotations
@@ -13,31 +16,35 @@ import os
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-bits"
-VERSION = 1
+VERSION = 2
+_READ = (1, VERSION)  # the first version knows no q
+_WHOLE = 16  # bits of fraction of a value at rest, `ring.SCALE`: all that q can round away
 _DEEPEST = 32  # of provenance: far below what Python's own stack allows
 
 
 @dataclass(frozen=True, order=True)
 class BitWindow:
-    """Bits m..k-1 of each share, 0 <= m <= k <= 64. `BitWindow(64, 0)` is exact; w = 0 makes the layer an identity."""
+    """Bits m..k-1 of each share, 0 <= m <= k <= 64. `BitWindow(64, 0)` is exact; w = 0 makes the layer an identity.
+
+    q: how many of the 16 bits of fraction are rounded away from the layer's results, 0 <= q <= 16.
+    Raises ConfigError for anything else, and for windows of which q leaves no bit.
+    """
 
     k: int
     m: int
+    q: int = 0
 
     def __post_init__(self) -> None:
-        if (
-            not (isinstance(self.k, int) and isinstance(self.m, int))
-            or isinstance(self.k, bool)
-            or isinstance(self.m, bool)
-        ):
-            raise ConfigError(f"a window takes two integers, got k={self.k!r}, m={self.m!r}")
+        if not all(type(number) is int for number in (self.k, self.m, self.q)):
+            got = f"k={self.k!r}, m={self.m!r}" + ("" if type(self.q) is int and self.q == 0 else f", q={self.q!r}")
+            raise ConfigError(f"a window takes {'two' if 'q' not in got else 'three'} integers, got {got}")
         if self.k > 64 or self.m < 0:
             raise ConfigError(f"window [{self.k}:{self.m}) leaves the 64-bit ring", hint="use 0 <= m <= k <= 64")
         if self.k < self.m:
@@ -49,14 +56,25 @@ class BitWindow:
             raise ConfigError(
                 f"window [{self.k}:{self.m}) keeps no bit", hint="write BitWindow(0, 0) to drop the ReLU (identity)"
             )
+        if not 0 <= self.q <= _WHOLE:
+            what = f"window {self} rounds {self.q} bits of fraction away, of {_WHOLE}"
+            raise ConfigError(what, hint=f"use 0 <= q <= {_WHOLE}; q = 6 leaves 10 bits of fraction")
+        if self.q and not self.q < self.k:
+            what = f"window {self} keeps no bit: the lowest q = {self.q} are rounded away"
+            raise ConfigError(what, hint="use q < k, or BitWindow(0, 0) to drop the ReLU (identity)")
+
+    @property
+    def low(self) -> int:
+        """The lowest bit that decides a sign."""
+        return max(self.m, self.q)
 
     @property
     def w(self) -> int:
-        """Number of bits kept."""
-        return self.k - self.m
+        """Number of bits that decide a sign."""
+        return self.k - self.low
 
     def __str__(self) -> str:
-        return f"[{self.k}:{self.m})"
+        return f"[{self.k}:{self.m})" + (f" q={self.q}" if self.q else "")
 
 
 EXACT = BitWindow(64, 0)
@@ -105,8 +123,8 @@ class BitConfig:
             if not isinstance(where, str):
                 raise ConfigError(f"a layer's name is a string, got {where!r}", where="layers")
             if not isinstance(window, BitWindow):
-                pair = isinstance(window, (tuple, list)) and len(window) == 2
-                hint = f"BitWindow({window[0]!r}, {window[1]!r})" if pair else "BitWindow(20, 12) keeps bits 12 to 19"
+                pair = isinstance(window, (tuple, list)) and len(window) in (2, 3)
+                hint = f"BitWindow({', '.join(map(repr, window))})" if pair else "BitWindow(20, 12) keeps bits 12 to 19"
                 raise ConfigError(f"expected a BitWindow, got {window!r}", where=where, hint=hint)
         found = self.input_range
         if found is not None and (isinstance(found, bool) or not isinstance(found, (int, float)) or not _finite(found)):
@@ -175,12 +193,11 @@ class BitConfig:
 
     def to_json(self) -> str:
         """The file's text (docs/bit-config.md)."""
-        layers = {name: {"k": window.k, "m": window.m} for name, window in sorted(self.layers.items())}
-        default = {"k": self.default.k, "m": self.default.m}
+        layers = {name: asdict(window) for name, window in sorted(self.layers.items())}
         data = {
             "format": FORMAT,
             "version": VERSION,
-            "default": default,
+            "default": asdict(self.default),
             "layers": layers,
             **({} if self.input_range is None else {"input_range": self.input_range}),
             "provenance": self.provenance,
@@ -200,18 +217,20 @@ class BitConfig:
             raise ConfigError(
                 f"not a {FORMAT} file", where=where, hint='the first key must be "format": "hummingbird-bits"'
             )
-        if data.get("version") != VERSION:
+        version = data.get("version")
+        if type(version) is not int or version not in _READ:
             raise ConfigError(
-                f"bit configuration version {data.get('version')!r}, this release reads version {VERSION}",
+                f"bit configuration version {version!r}, this release reads versions 1 and {VERSION}",
                 where=where,
                 hint="write it again with this release",
             )
+        known = {"k", "m", "q"} if version > 1 else {"k", "m"}
         extra = set(data) - {"format", "version", "default", "layers", "input_range", "provenance"}
         layers = data.get("layers", {})
         if extra or not isinstance(layers, dict) or not isinstance(data.get("provenance", {}), dict):
             raise ConfigError(f"unknown or malformed keys {sorted(extra) or 'layers, provenance'}", where=where)
-        default = _window(data.get("default", {"k": 64, "m": 0}), f"{where}: default")
-        windows = {name: _window(value, f"{where}: {name}") for name, value in layers.items()}
+        default = _window(data.get("default", {"k": 64, "m": 0}), known, f"{where}: default")
+        windows = {name: _window(value, known, f"{where}: {name}") for name, value in layers.items()}
         try:
             return cls(default, windows, data.get("provenance", {}), data.get("input_range"))
         except ConfigError as error:
@@ -248,11 +267,13 @@ class BitConfig:
         return cls.from_json(text, where=str(path))
 
 
-def _window(value: Any, where: str) -> BitWindow:
-    if not isinstance(value, dict) or set(value) != {"k", "m"}:
-        raise ConfigError(f'a window is {{"k": ..., "m": ...}}, got {reprlib.repr(value)}', where=where)
+def _window(value: Any, known: set[str], where: str) -> BitWindow:
+    """The window of a file's object; q may be left out."""
+    if not isinstance(value, dict) or not {"k", "m"} <= set(value) <= known:
+        form = ", ".join(f'"{key}": ...' for key in sorted(known))
+        raise ConfigError(f"a window is {{{form}}}, got {reprlib.repr(value)}", where=where)
     try:
-        return BitWindow(value["k"], value["m"])
+        return BitWindow(**value)
     except ConfigError as error:
         raise ConfigError(error.what, where=where, hint=error.hint) from None
 

@@ -47,6 +47,52 @@ def test_wrong_windows_are_named(k: object, m: object, what: str) -> None:
         BitWindow(k, m)  # type: ignore[arg-type]
 
 
+def test_every_q_is_accepted_or_refused_by_the_rule() -> None:
+    for k, m, q in itertools.product((0, 1, 2, 5, 16, 17, 20, 64), (0, 1, 4, 16, 19), range(-2, 20)):
+        if 0 <= m < k and (q == 0 or 0 < q < k and q <= 16):
+            window = BitWindow(k, m, q)
+            assert window.w == k - window.low >= 1 and window.low == max(m, q)
+        elif (k, m, q) != (0, 0, 0):
+            with pytest.raises(ConfigError):
+                BitWindow(k, m, q)
+
+
+@pytest.mark.parametrize(
+    ("window", "what"),
+    [
+        ((20, 12, 17), r"\[20:12\) q=17 rounds 17 bits of fraction away, of 16"),
+        ((20, 12, -1), "rounds -1 bits"),
+        ((6, 2, 6), r"\[6:2\) q=6 keeps no bit"),
+        ((0, 0, 3), "keeps no bit"),
+        ((20, 12, 6.0), "three integers, got k=20, m=12, q=6.0"),
+        ((20, 12, False), "three integers"),
+    ],
+)
+def test_a_wrong_q_is_named(window: tuple[int, int, int], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        BitWindow(*window)
+
+
+def test_q_has_a_place_in_text_and_file() -> None:
+    window = BitWindow(20, 12, 6)
+    assert str(window) == "[20:12) q=6" and window != BitWindow(20, 12) and window.w == 8
+    config = BitConfig(window, {"relu": BitWindow(18, 0, 7), "pool": BitWindow(0, 0)})
+    assert BitConfig.from_json(config.to_json()) == config
+    assert json.loads(config.to_json())["default"] == {"k": 20, "m": 12, "q": 6}
+    with pytest.raises(ConfigError, match="expected a BitWindow") as caught:
+        BitConfig((20, 12, 6))  # type: ignore[arg-type]
+    assert caught.value.hint == "BitWindow(20, 12, 6)"
+
+
+def test_files_of_the_first_version_have_no_q() -> None:
+    first = {"format": "hummingbird-bits", "version": 1, "default": {"k": 20, "m": 4}}
+    assert BitConfig.from_json(json.dumps(first)) == BitConfig(BitWindow(20, 4, 0))
+    with pytest.raises(ConfigError, match="a window is"):
+        BitConfig.from_json(json.dumps(first | {"default": {"k": 20, "m": 4, "q": 0}}))
+    second = first | {"version": 2, "default": {"k": 20, "m": 4, "q": 3}, "layers": {"relu": {"k": 20, "m": 4}}}
+    assert BitConfig.from_json(json.dumps(second)) == BitConfig(BitWindow(20, 4, 3), {"relu": BitWindow(20, 4)})
+
+
 def test_windows_are_values() -> None:
     window = BitWindow(20, 12)
     assert window == BitWindow(20, 12) and hash(window) == hash(BitWindow(20, 12)) and window != BitWindow(20, 11)
@@ -78,7 +124,7 @@ def test_round_trip_through_text_and_file(tmp_path: Path) -> None:
     config.save(path)
     assert BitConfig.load(path) == config == BitConfig.load(str(path))
     assert path.read_text(encoding="utf-8") == config.to_json() and config.to_json().endswith("}\n")
-    assert BitConfig.from_json('{"format": "hummingbird-bits", "version": 1}') == BitConfig()
+    assert BitConfig.from_json('{"format": "hummingbird-bits", "version": 2}') == BitConfig()
 
 
 def test_the_text_does_not_depend_on_the_order_of_layers() -> None:
@@ -87,14 +133,15 @@ def test_the_text_does_not_depend_on_the_order_of_layers() -> None:
     assert one.to_json() == other.to_json()
 
 
-GOOD = {"format": "hummingbird-bits", "version": 1, "default": {"k": 20, "m": 4}, "layers": {"relu": {"k": 8, "m": 0}}}
+GOOD = {"format": "hummingbird-bits", "version": 2, "default": {"k": 20, "m": 4}, "layers": {"relu": {"k": 8, "m": 0}}}
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"version": 0}, "version 0, this release reads version 1"),
-        ({"version": 2}, "version 2"),
+        ({"version": 0}, "version 0, this release reads versions 1 and 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": True}, "version True"),
         ({"version": None}, "version None"),
         ({"version": "1"}, "version '1'"),
         ({"format": "other"}, "not a hummingbird-bits file"),

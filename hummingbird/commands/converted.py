@@ -28,7 +28,7 @@ def add_converted_arguments(parser: argparse.ArgumentParser) -> None:
     windows = parser.add_mutually_exclusive_group()
     text = "windows per layer (docs/bit-config.md); default: exact comparisons"
     windows.add_argument("--bits", type=Path, metavar="FILE", help=text)
-    windows.add_argument("--window", metavar="K:M", help="one window for all layers instead, e.g. 20:12")
+    windows.add_argument("--window", metavar="K:M[:Q]", help="one window for all layers instead, e.g. 20:12")
     parser.add_argument(
         "--protocol",
         help="masked (default): one opening of k bits under a mask that the dealer knows; gmw: the reduced ring",
@@ -70,7 +70,8 @@ def _windows(args: argparse.Namespace) -> Path | BitWindow | None:
     if args.window is None:
         bits: Path | None = args.bits
         return bits
-    upper, _, lower = args.window.partition(":")
-    if not (upper.isdigit() and lower.isdigit()):
-        raise InputError(f"{args.window!r} is not a window", where="--window", hint="two numbers, K:M, such as 20:12")
-    return BitWindow(int(upper), int(lower))
+    numbers = args.window.split(":")
+    if len(numbers) not in (2, 3) or not all(number.isdigit() for number in numbers):
+        hint = "two or three numbers, K:M or K:M:Q, such as 20:12"
+        raise InputError(f"{args.window!r} is not a window", where="--window", hint=hint)
+    return BitWindow(*map(int, numbers))

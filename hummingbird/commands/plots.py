@@ -56,7 +56,7 @@ def draw_windows(layers: Sequence[ComparingLayer], config: BitConfig, path: Path
     places = range(len(layers))
     axes.bar(places, [height] * len(layers), 0.8, color=_CUT, label="discarded")
     axes.bar(
-        places, [window.w for window in windows], 0.8, [window.m for window in windows], color=_KEPT, label="retained"
+        places, [window.w for window in windows], 0.8, [window.low for window in windows], color=_KEPT, label="retained"
     )
     marks = [(place, math.log2(layer.largest)) for place, layer in zip(places, layers, strict=True) if layer.largest]
     if marks:

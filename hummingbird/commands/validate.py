@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import hummingbird
 from hummingbird import ranks
-from hummingbird.bits import EXACT, BitConfig
+from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.commands.accuracy import predict
 from hummingbird.commands.files import check_writable, write_json
 from hummingbird.commands.program import add_command, machine
@@ -109,6 +109,7 @@ class Room:
     layer: str
     k: int
     m: int
+    q: int
     largest: float
     limit: float  # 2^(k-1) in ring units
     margin_bits: float | None  # None: nothing is compared, or nothing but zeros
@@ -159,7 +160,7 @@ def reached(subject: Subject, config: BitConfig, args: argparse.Namespace) -> di
 def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[Room]:
     """How far each layer's window reaches; largest: |x| by layer, in ring units.
 
-    A warning for |x| beyond the window, and with m = 0, which is to change nothing, for less than `margin` bits.
+    A warning for |x| beyond the window, and with m = q = 0, which is to change nothing, for less than `margin` bits.
     """
     found = []
     for name, most in largest.items():
@@ -169,9 +170,9 @@ def rooms(largest: Mapping[str, int], config: BitConfig, margin: float) -> list[
         warning = ""
         if bits is not None and bits < 0:
             warning = f"|x| reaches {seen:.4g}, beyond the window's {limit:g}: such values have wrong signs"
-        elif bits is not None and bits < margin and window.m == 0:
+        elif bits is not None and bits < margin and window.low == 0:
             warning = f"{bits:.2f} bits from |x| = {seen:.4g} to the window's {limit:g}: other images may leave it"
-        found.append(Room(name, window.k, window.m, seen, limit, bits, warning))
+        found.append(Room(name, window.k, window.m, window.q, seen, limit, bits, warning))
     return found
 
 
@@ -200,7 +201,7 @@ def show(result: Outcome, found: Sequence[Room], images: str) -> None:
     for room in found:
         margin = "-" if room.margin_bits is None else f"{room.margin_bits:.2f}"
         limit = f"{room.limit:g}" if room.k else "identity"
-        rows.append((room.layer, f"[{room.k}:{room.m})", f"{room.largest:.4g}", limit, margin))
+        rows.append((room.layer, str(BitWindow(room.k, room.m, room.q)), f"{room.largest:.4g}", limit, margin))
     print(text_table(("layer", "window", "largest |x|", "2^(k-1)", "margin bits"), rows))
     for room in found:
         if room.warning:

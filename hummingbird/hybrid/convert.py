@@ -97,7 +97,10 @@ class TracedNet:
 
 
 def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
-    """ConfigError for windows of layers that the net lacks, or that were found for another net."""
+    """ConfigError for windows of layers that the net lacks, that were found for another net, or that have a q."""
+    if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
+        what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
+        raise ConfigError(what, where="bits", hint="leave q out, BitWindow(k, m)")
     config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
     config.check_use(lambda: graph.fingerprint(steps), PROTOCOL, None)
 

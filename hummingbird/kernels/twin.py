@@ -2,9 +2,10 @@
 
 For r = round(2^16 v), ties to even, and u the sum of `draws` uniform numbers in [0, 2^m),
 
-    bit = [(r + u - minus) mod 2^k < below]        y = bit z        z = v - 2^(k-16) j
+    bit = [(r + u - minus) mod 2^k < below]        y = bit z        z = v' - 2^(k-16) j
 
-with j = 0, or, where the protocol `wraps`, the integer that puts r + u - 2^k j into [-2^(k-1), 2^(k-1)).
+with v' = v, or for q > 0 the multiple of 2^(q-16) below (r + u mod 2^q) 2^-16, and j = 0, or, where the protocol
+`wraps`, the integer that puts r + u - 2^k j into [-2^(k-1), 2^(k-1)).
 protocols/law.py has both protocols. Nothing is rounded but r: for T = round(v / 2^(k-16)), near = v - 2^(k-16) T is a
 number of v's own type (a multiple of v's last place, and no larger than v unless T = 0) with |near| <= 2^(k-17), and
 mod 2^k r is round(2^16 near). Where a protocol that wraps has bit = 1, j = T. So 32-bit floats and integers do for
@@ -13,7 +14,8 @@ finite y.
 
 Random numbers are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
 a function of the key and a number's place, so that any piece, order, thread or device draws the same. A 64-bit word
-holds four numbers, of its 16-bit parts' upper m bits, or two, of 32-bit parts (zeros below them if m > 32).
+holds four numbers, of its 16-bit parts' upper m bits, or two, of 32-bit parts (zeros below them if m > 32: then v' is
+rounded down).
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ from hummingbird.kernels.registry import best
 STEP, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # SplitMix64's constants
 WORD = (1 << 64) - 1
 MOST_DRAWS = 4095
+_SCALE = 16  # ring.SCALE; hummingbird.ring imports the kernels
 
 
 class Cut(NamedTuple):
     """The constants of a comparison. 1 <= k <= 64, 0 <= m <= 63, draws <= 4095, minus <= max(1, draws) 2^m,
-    below <= 2^(k-1), nothing negative; draws <= 1 where it wraps.
+    below <= 2^(k-1), nothing negative; draws <= 1 where it wraps; q <= min(m, 16), and 0 where it does not wrap.
     """
 
     k: int
@@ -41,6 +44,7 @@ class Cut(NamedTuple):
     minus: int
     below: int
     wraps: bool
+    q: int
 
 
 def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -49,20 +53,21 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool = False) -> tuple[Tensor
     v: floating point (n,). key: 0 <= key < 2^64, of the random numbers. InputError for anything else.
     One pass over memory, on one thread, for contiguous float32 and bfloat16 on the CPU; several passes elsewhere.
 
-        twin_relu(torch.tensor([-1.0, 2.0]), 0, Cut(20, 0, 0, 1, 2**19 - 1, True))[0].tolist() == [0.0, 2.0]
+        twin_relu(torch.tensor([-1.0, 2.0]), 0, Cut(20, 0, 0, 1, 2**19 - 1, True, 0))[0].tolist() == [0.0, 2.0]
     """
     if not isinstance(v, Tensor) or not v.is_floating_point() or v.dim() != 1:
         got = f"{v.dtype} {tuple(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
         raise InputError(f"expected real numbers (n,), got {got}", where="kernels.twin_relu(v)", hint="x.view(-1)")
     if not 0 <= key <= WORD:
         raise InputError(f"expected 64 bits, got {key}", where="kernels.twin_relu(key)", hint="0 <= key < 2^64")
-    k, m, draws, minus, below, wraps = cut
+    k, m, draws, minus, below, wraps, q = cut
     if not (
         1 <= k <= 64
         and 0 <= m <= 63
         and 0 <= draws <= (1 if wraps else MOST_DRAWS)
         and 0 <= minus <= max(1, draws) << m
         and 0 <= below <= 1 << k - 1
+        and 0 <= q <= (min(m, _SCALE) if wraps else 0)
     ):
         raise InputError(f"no comparison: {cut}", where="kernels.twin_relu(cut)", hint="see kernels.Cut for the bounds")
     return best(twin_relu, v)(v, key, cut, both)

@@ -11,12 +11,12 @@ formula's (comparing.py), and its plaintext twin runs the same formula (simulati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.bits import BitWindow
 from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
@@ -210,4 +210,4 @@ class EvenSmooth(Smooth):
     def again(self, scale: int) -> Comparison:
         """The comparison of |x|, at rest and right in the whole ring, on as many bits as that of x at this scale."""
         known = self.comparison
-        return known.wider(BitWindow(known.range(scale) + SCALE + 1, known.window.m), 64, known.ring)
+        return known.wider(replace(known.window, k=known.range(scale) + SCALE + 1), 64, known.ring)

@@ -2,13 +2,16 @@
 
 A pooling that passes a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1), less (N - 1) 2^m,
 and two such values differ by less than 2^k, less 2 (N - 1) 2^m: so k + 1 bits hold their difference, or k + 2 where the
-pooling's own m is larger by more than one. Its window gets as many, if it has fewer; then whatever is right with the
-ReLU first is right with the pooling first, and windows found for one order serve the other.
+pooling's own m is larger by more than one (m: the lowest bit that decides, `BitWindow.low`). Its window gets as many,
+if it has fewer; then whatever is right with the ReLU first is right with the pooling first, and windows found for one
+order serve the other. But a pooling with a q rounds: every level of its tree may add N / 2 units of 2^q to a maximum,
+and values as near as that to the end of the ReLU's window may leave it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hummingbird.bits import BitConfig, BitWindow
@@ -36,10 +39,10 @@ class Exchanged(NamedTuple):
             window = config.window(pool)
             asked = [_room(config.window(relu), window) for relu in relus]
             if window.w:  # without bits it takes the first place, and compares nothing
-                wider[pool] = BitWindow(min(64, max(window.k, *asked)), window.m)
+                wider[pool] = replace(window, k=min(64, max(window.k, *asked)))
         return BitConfig(config.default, {**config.layers, **wider}, config.provenance, config.input_range)
 
 
 def _room(relu: BitWindow, pool: BitWindow) -> int:
     """k of a pooling whose values are in the ReLU's window; 0 for a ReLU without bits, which bounds nothing."""
-    return 0 if not relu.w else relu.k + (1 if pool.m <= relu.m + 1 else 2)
+    return 0 if not relu.w else relu.k + (1 if pool.low <= relu.low + 1 else 2)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hummingbird import ranks
 from hummingbird.kernels import twin_relu
-from hummingbird.kernels.twin import Cut, word
-from hummingbird.mpc.protocols.law import Law
+from hummingbird.kernels.reference.twin import drawn
+from hummingbird.kernels.twin import word
+from hummingbird.mpc.protocols.law import UNIT, Law
 
 
 class Compare:
@@ -62,15 +63,20 @@ class Compare:
 
     def relu(self, v: Tensor, law: Law) -> Tensor:
         """bit z, of v's type and memory format; real v of any shape."""
-        out: Tensor = _Compare.apply(self._clamped(v, law), law.cut, self.draw() if law.draws else 0, False)[0]
-        return out
+        return self._decided(v, law, self.draw() if law.draws else 0, False)[0]
 
     def both(self, v: Tensor, law: Law, u: int | None = None) -> tuple[Tensor, Tensor]:
         """bit z and z; u: its key as drawn before, for comparisons that have one u."""
-        v, cut = self._clamped(v, law), law.cut
-        key = 0 if not law.draws else self.draw() if u is None else u
-        y, z = _Compare.apply(v, cut, key, cut.wraps)
-        return y, z if cut.wraps else v
+        y, z = self._decided(v, law, 0 if not law.draws else self.draw() if u is None else u, True)
+        assert z is not None
+        return y, z
+
+    def _decided(self, v: Tensor, law: Law, key: int, both: bool) -> tuple[Tensor, Tensor | None]:
+        v = self._clamped(v, law)
+        rounding = self.draw() if law.q and (law.rounds_apart or law.disturbances) else 0
+        moves = law.cut.wraps or law.q > 0  # else z is v
+        y, z = _Compare.apply(v, law, key, rounding, both and moves)
+        return y, z if moves else v
 
     def _clamped(self, v: Tensor, law: Law) -> Tensor:
         return self.moved(v, *law.range)
@@ -97,18 +103,36 @@ def _in_memory_order(v: Tensor) -> tuple[Tensor, bool]:
     return v.contiguous(), False
 
 
+def _disturbed(v: Tensor, law: Law, key: int) -> Tensor:
+    """v and the roundings of shares beyond two."""
+    noise = drawn(v.numel(), key, law.q, law.disturbances, v.device).double()
+    middle = law.disturbances * ((1 << law.q) - 1) / 2
+    return (v.double() + (noise - middle) * UNIT).to(v.dtype)
+
+
+def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
+    """`Law.rounded` of real x; what is not finite stays so."""
+    e = drawn(x.numel(), key, law.q, 1, x.device)
+    return (((x.double() / UNIT).round() + e).mul(2.0**-law.q).floor() * (UNIT * 2.0**law.q)).to(x.dtype)
+
+
 class _Compare(torch.autograd.Function):
-    """bit z and, where `both`, z; the gradient of bit z goes where the value went."""
+    """bit z and, where `both`, z; the gradient of bit z goes where the value went, as if nothing were rounded."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, cut: Cut, key: int, both: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, v: Tensor, law: Law, key: int, rounding: int, both: bool) -> tuple[Tensor, Tensor | None]:
         ordered, swapped = _in_memory_order(v)
+        real, cut = ordered.view(-1), law.cut
 
         def shaped(x: Tensor) -> Tensor:
             x = x.view(ordered.shape)
             return x.permute(0, 3, 1, 2) if swapped else x
 
-        flat, z = twin_relu(ordered.view(-1), key, cut, both)
+        if law.disturbances:
+            real = _disturbed(real, law, rounding)
+        flat, z = twin_relu(real, key, cut, both)
+        if law.q and law.rounds_apart:
+            flat, z = _rounded(flat, law, rounding), None if z is None else _rounded(z, law, rounding)
         y = shaped(flat)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(y)
@@ -116,10 +140,10 @@ class _Compare(torch.autograd.Function):
         return y, None if z is None else shaped(z)
 
     @staticmethod
-    def backward(ctx: Any, to_y: Tensor | None, to_z: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, to_y: Tensor | None, to_z: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
         if to_y is None:
-            return to_z, None, None, None
+            return to_z, None, None, None, None
         (y,) = ctx.saved_tensors
         # Where bit = 1, y is not 0, or v is. masked: r >= 1 there, so y > 0; gmw passes values below the window too.
         passed = torch.ops.aten.threshold_backward(to_y, y if ctx.wraps else y.abs(), 0.0)
-        return passed if to_z is None else passed + to_z, None, None, None
+        return passed if to_z is None else passed + to_z, None, None, None, None

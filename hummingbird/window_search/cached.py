@@ -134,7 +134,7 @@ class CachedEvaluator:
         if windows in self._full:
             return self._full[windows]
         # Without low bits to drop there is no chance in it.
-        seeds = self._seeds if any(window.m for window in windows) else self._seeds[:1]
+        seeds = self._seeds if any(window.low for window in windows) else self._seeds[:1]
         total = len(seeds) * self._count
         self._begin(windows, f"a full score of {windows} above {floor}")
         wrong, lost = 0, 0.0

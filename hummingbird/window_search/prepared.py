@@ -118,7 +118,7 @@ def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:
     for layer in layers:
         window, most = config.window(layer.name), layer.largest
         margin = f"{window.k - 1 - math.log2(most):.2f}" if window.k and most else "-"
-        cuts = (window.w, 64 - window.k, window.m) if window.k else (0, 64, 0)
+        cuts = (window.w, 64 - window.k, window.low) if window.k else (0, 64, 0)
         texts = (layer.name, f"{layer.outputs:,}", f"{most / 2**SCALE:.3f}", str(window), *map(str, cuts), margin)
         rows.append(texts)
     return text_table(head, rows)

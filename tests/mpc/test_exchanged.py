@@ -35,14 +35,18 @@ def spread(most: float) -> Tensor:
     return x * (torch.rand(20, 1, 1, 1) - 0.5).sign()
 
 
-@pytest.mark.parametrize("window", [BitWindow(64, 0), BitWindow(18, 0), BitWindow(18, 6)], ids=str)
+@pytest.mark.parametrize(
+    "window",
+    [BitWindow(64, 0), BitWindow(18, 0), BitWindow(18, 6), BitWindow(18, 6, 6), BitWindow(18, 0, 6)],
+    ids=str,
+)
 def test_answers_are_right_to_the_ends_of_the_relus_window(window: BitWindow) -> None:
     """With [18:m) a ReLU holds |x| < 2, less 2^m; differences of such values need a bit more."""
-    low = 2.0 ** (window.m - SCALE)
-    x = spread(2 - 2 * low)
+    low = 2.0 ** (window.low - SCALE)
+    x = spread(2 - 2 * low - (4 * 2.0 ** (window.q - SCALE) if window.q else 0))  # a unit for each level, at each end
     twin = hummingbird.simulate(net(), window, mode="exact", seed=0)
     with torch.no_grad():
-        assert float((twin(x) - net()(x)).abs().max()) <= 2 * (low if window.m else 2.0**-SCALE)
+        assert float((twin(x) - net()(x)).abs().max()) <= (5 if window.q else 2) * low  # two levels round, and the ReLU
 
 
 def test_a_pooling_without_the_further_bit_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +67,9 @@ def test_the_windows_of_both_orders() -> None:
         ((20, 8), (20, 12), (22, 12)),
         ((64, 0), (20, 12), (64, 12)),
         ((0, 0), (20, 12), (20, 12)),
+        ((20, 12, 6), (20, 12), (21, 12)),
+        ((20, 12, 6), (20, 12, 6), (21, 12, 6)),
+        ((20, 2, 6), (20, 7), (21, 7)),
         ((20, 12), (0, 0), (0, 0)),
     ):
         config = BitConfig(layers={"relu": BitWindow(*relu), "pool": BitWindow(*pool)})

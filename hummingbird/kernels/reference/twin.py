@@ -24,10 +24,17 @@ def twin_relu(v: Tensor, key: int, cut: Cut, both: bool) -> tuple[Tensor, Tensor
     u = drawn(v.numel(), key, cut.m, cut.draws, v.device)
     place = (r + u - _signed(cut.minus)) & _signed(WORD >> 64 - cut.k)
     bit = (place >= 0) & (place <= cut.below - 1)  # negative for k = 64 only: unsigned, it is above 2^63
-    y = torch.where(bit | ~finite, real - turns * (size if cut.wraps else 0.0), 0.0).to(v.dtype)
+    over = r > (1 << cut.k - 1) - 1 - u
+    if cut.q:
+        whole = r + (u & (1 << cut.q) - 1) >> cut.q << cut.q
+        turned = whole - (over.long() << cut.k if cut.k < 64 else 0)
+        passed, lifted = (torch.where(finite, x.double() * 2.0**-_SCALE, near) for x in (whole, turned))
+    else:
+        passed, lifted = real - turns * (size if cut.wraps else 0.0), near - size * over
+    y = torch.where(bit | ~finite, passed, 0.0).to(v.dtype)
     if not both or not cut.wraps:
         return y, v if both else None
-    return y, (near - size * (r > (1 << cut.k - 1) - 1 - u)).to(v.dtype)
+    return y, lifted.to(v.dtype)
 
 
 def drawn(count: int, key: int, m: int, draws: int, device: torch.device) -> Tensor:

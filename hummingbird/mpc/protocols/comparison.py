@@ -94,7 +94,8 @@ class Comparison(ABC):
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.
 
-        Cost: `cost`. Windows of no bits are not handled here: their layers are identities.
+        Of a window with q both are multiples of 2^q in the ring. Cost: `cost`. Windows of no bits are not handled here:
+        their layers are identities.
         """
         y, z = self.above(session, share, (0,), scale)
         return y[0], z

@@ -40,7 +40,8 @@ from hummingbird.ring import SCALE
 class Gmw(Comparison):
     """HummingBird's carry tree on a window of the whole ring's shares (protocol="gmw").
 
-    The surplus fraction is cut off in an opening of 64 bits (truncation.py), for |x| < 2^62.
+    The surplus fraction, and the lowest q bits of a window, are cut off in an opening of 64 bits (truncation.py), for
+    |x| < 2^62. The sign is decided before that.
     """
 
     name = "gmw"
@@ -60,13 +61,13 @@ class Gmw(Comparison):
 
     def check(self, scale: int) -> None:
         extra = scale - SCALE
-        if not self.drops and self.window.m + extra > 63:
-            hint = f"the shares carry {extra} more bits of fraction here: choose a lower m"
+        if not self.drops and self.window.low + extra > 63:
+            hint = f"the shares carry {extra} more bits of fraction here: choose a lower m, or a lower q"
             raise ConfigError(f"window {self.window} begins above the 64-bit ring", hint=hint)
 
     def law(self, scale: int, parties: int) -> GmwLaw:
         extra = scale - SCALE
-        return GmwLaw(min(self.window.k, 64 - extra), self.window.m, parties, bool(extra))
+        return GmwLaw(min(self.window.k, 64 - extra), self.window.low, parties, bool(extra), q=self.window.q)
 
     def variant(self, scale: int, parties: int) -> str:
         return "dropped" if self.drops else "carry tree"
@@ -78,18 +79,21 @@ class Gmw(Comparison):
         return y.view(len(knots), -1), z[: share.numel()]
 
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
-        return cost.relu(n * knots, cut(self.window, scale - SCALE)[1], scale - SCALE, parties)
+        extra = scale - SCALE
+        return cost.relu(n * knots, cut(self.window, extra)[1], extra + self.window.q, parties)
 
 
 @dataclass(frozen=True)
 class GmwLaw(Law):
     """d = r - u, u the sum of N - 1 uniform numbers in [0, 2^m): the low bits of all shares but one; bit = [S(d) >= 0],
-    z = r.
+    z = r, and with a q the multiple of 2^q below r + e, e uniform in [0, 2^q): the low bits of the opening's mask.
 
     between: whether the shares carry more than 16 bits of fraction, so that they are cut between the integers.
     """
 
     between: bool = False
+    rounds_apart = True
+    disturbances = 0
 
     @property
     def draws(self) -> int:
@@ -101,7 +105,7 @@ class GmwLaw(Law):
 
     @property
     def cut(self) -> Cut:
-        return Cut(self.k, self.m, self.draws, self.slack + self.lower, 1 << (self.k - 1), False)
+        return Cut(self.k, self.m, self.draws, self.slack + self.lower, 1 << (self.k - 1), False, 0)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -109,7 +113,7 @@ class GmwLaw(Law):
         return (-half + self.slack + self.lower) * UNIT, (half - 1 + self.lower) * UNIT
 
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        return r - u - self.turns(r - u) >= 0, r
+        return r - u - self.turns(r - u) >= 0, r  # `rounded`, with numbers of its own
 
 
 def cut(window: BitWindow, extra: int) -> tuple[int, int]:
@@ -117,13 +121,17 @@ def cut(window: BitWindow, extra: int) -> tuple[int, int]:
 
     The window [64:0) on shares with 16 extra bits is [64:16): the dropped bits are below the resolution of the result.
     """
-    low = window.m + extra
+    low = window.low + extra
     return low, min(window.k + extra, 64) - low
 
 
 def relu(session: Session, share: Tensor, window: BitWindow, shift: int) -> tuple[Tensor, Tensor]:
-    """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x. Cost: `cost.relu`."""
-    return select(session, share, drelu(session, share, *cut(window, shift)), shift)
+    """Shares of relu(z) and of z = x >> shift, both int64 (n,), from shares of x; z is a multiple of 2^q.
+
+    Cost: `cost.relu`.
+    """
+    y, z = select(session, share, drelu(session, share, *cut(window, shift)), shift + window.q)
+    return (y << window.q, z << window.q) if window.q else (y, z)
 
 
 def drelu(session: Session, share: Tensor, low: int, w: int) -> Tensor:

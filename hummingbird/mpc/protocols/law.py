@@ -13,8 +13,18 @@ approximation: the cut shares of gmw add up to floor((r - u) / 2^m) mod 2^w, as 
 r - u; and X - L of the masked opening is floor((r + u) / 2^m) mod 2^w, where the lifted value x^ - lambda + 2^k (...)
 is S(d) - u for every r, also outside the window. (Go through X >= h or not, and L <= X or not.)
 
+With a window's q, z is a multiple of 2^q: each party cuts q bits more off its share (masked), or an opening does (gmw),
+
+    masked   z = floor(r + u mod 2^q) + S(d) - d, and m >= q         gmw   z = floor(r + e), e uniform in [0, 2^q)
+
+floor to a multiple of 2^q. Of two shares, one is uniform: what it loses is uniform in +-1/2 unit, and the other one is
+rounded to what is left, so that z is a neighbour of r and right on average (but for a half of the shares' last bit, as
+halves go up); N - 2 shares more disturb r before, by as many uniform numbers in +-2^(q-1). The
+mask's low m bits are 2^q times a number below 2^(m-q): with e below, they are u.
+
 Comparisons of r - t for several public t have one u: masked opens r once, and in gmw the shares of r - t are those of r
 but for party 0's, whose low bits are not among the N - 1.
+With a q, masked takes the multiples of 2^q next to several t.
 
 `decide` is the law on integers. `cut` is the same for `kernels.twin_relu`, on real numbers in one pass: mod 2^k,
 bit = 1 says of d - 2^m, or of d, that it is below 2^(k-1) - 2^m, or 2^(k-1). That pass is exact for every v below 2^46,
@@ -22,17 +32,19 @@ whatever k and m are (kernels/twin.py), but for the low m - 32 bits of uniform n
 
 Squares (`Comparison.squares`) follow the same rule, on values rounded to their fraction. That rounding is not modelled.
 
-Not modelled, being below the resolution 2^-16 of r: the rounding of N shares in a masked truncation and the 0 or 1 of
-gmw's, both at most max(1, N / 2) units of z. gmw on shares with more fraction than 16 bits cuts between the integers:
-r is then round(2^16 v) - 1, right on average.
+Not modelled, being below the resolution 2^-16 of r: for q = 0, the rounding of N shares in a masked truncation and the
+0 or 1 of gmw's, both at most max(1, N / 2) units of z. gmw on shares with more fraction than 16 bits cuts between the
+integers: r is then round(2^16 v) - 1, right on average.
 
 Random numbers come from a 64-bit key, which is no secret's: nothing is hidden by a simulation.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,11 +57,19 @@ UNIT = 2.0**-SCALE
 
 @dataclass(frozen=True)
 class Law(ABC):
-    """The rule of a window [k:m) among `parties`."""
+    """The rule of a window among `parties`: bits m..k-1 decide, and z is a multiple of 2^q, q <= m."""
 
     k: int
     m: int
     parties: int
+    q: int = field(default=0, kw_only=True)
+
+    rounds_apart: ClassVar[bool]  # whether z is rounded by numbers of its own, and not by those that decide
+
+    @property
+    @abstractmethod
+    def disturbances(self) -> int:
+        """Roundings of shares beyond two, each uniform in +-2^(q-1), that are added to v before all else."""
 
     @property
     @abstractmethod
@@ -89,6 +109,16 @@ class Law(ABC):
         """r, int64, of finite real values (beyond 2^62: 2^62)."""
         r = torch.round(v.double() * 2.0**SCALE) - self.lower
         return r.clamp(-(2.0**62), 2.0**62).long()
+
+    def near(self, knot: float) -> float:
+        """The knot that is taken for this one among several."""
+        if self.rounds_apart or not self.q:
+            return knot
+        return math.floor(round(knot / UNIT) / 2**self.q + 0.5) * UNIT * 2**self.q
+
+    def rounded(self, z: Tensor, e: Tensor) -> Tensor:
+        """The multiple of 2^q below z + e, int64: right on average for e uniform in [0, 2^q)."""
+        return z + e >> self.q << self.q
 
     def turns(self, d: Tensor) -> Tensor:
         """d - S(d), int64."""

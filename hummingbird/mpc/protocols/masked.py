@@ -54,7 +54,8 @@ class Masked(Comparison):
     """The masked opening of k bits of what is left of the shares when every party has cut its own (protocol="masked").
 
     Cutting f bits off each share is right up to a rounding and to multiples of 2^(64 - f), which vanish mod 2^k as long
-    as k <= 64 - f: the surplus fraction costs no message.
+    as k <= 64 - f: the surplus fraction costs no message. Nor do the lowest q bits of a window, which are cut off with
+    it: k - q bits are opened, and the results move up by q again, so that they are right in q bits more than are dealt.
     """
 
     name = "masked"
@@ -64,7 +65,7 @@ class Masked(Comparison):
     gives_squares = True
 
     def k(self, scale: int) -> int:
-        """Bits that are opened: the window's, cut off at those that are valid."""
+        """The upper end of what is opened: the window's, cut off at the bits that are valid."""
         return min(self.window.k, self.valid - (scale - SCALE))
 
     @property
@@ -82,37 +83,49 @@ class Masked(Comparison):
         return self.k(scale) - SCALE - 1
 
     def check(self, scale: int) -> None:
-        if not self.drops and self.k(scale) - self.window.m < 2:
+        if not self.drops and self.width(scale) < 2:
             left = self.valid - (scale - SCALE)
             what = f"window {self.window} leaves fewer than two of the {left} bits that are right here"
-            raise ConfigError(what, hint="choose k - m >= 2, BitWindow(0, 0) for an identity, or protocol='gmw'")
+            hint = "choose k - m >= 2 and k - q >= 2, BitWindow(0, 0) for an identity, or protocol='gmw'"
+            raise ConfigError(what, hint=hint)
 
     def law(self, scale: int, parties: int) -> MaskedLaw:
-        return MaskedLaw(self.k(scale), self.window.m, parties)
+        return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q)
+
+    def width(self, scale: int) -> int:
+        """Bits that decide."""
+        return self.k(scale) - self.window.low
 
     def tables(self, scale: int, parties: int, knots: int = 1) -> int:
         """How many tables the aim takes for the window, of which so many comparisons of a value are looked up."""
-        return self.aim.tables(self.k(scale) - self.window.m, parties, knots)
+        return self.aim.tables(self.width(scale), parties, knots)
 
     def variant(self, scale: int, parties: int) -> str:
         if self.drops:
             return "dropped"
         tables = self.tables(scale, parties)
-        return f"table {self.k(scale) - self.window.m}" if tables == 1 else f"tree of {tables}"
+        return f"table {self.width(scale)}" if tables == 1 else f"tree of {tables}"
+
+    def _bits(self, scale: int) -> tuple[int, int, int]:
+        """Bits that are opened, how many of them do not decide, and bits of the result, which moves up by q."""
+        k, q = self.k(scale), self.window.q
+        return k - q, self.window.low - q, max(self.ring, k) - q
 
     def _run(self, session: Session, share: Tensor, knots: Sequence[int], scale: int) -> tuple[Tensor, Tensor]:
-        k, shift = self.k(scale), scale - SCALE
-        window = k, self.window.m, max(self.ring, k), self.tables(scale, session.parties, len(knots))
+        q, shift = self.window.q, scale - SCALE
+        bits = *self._bits(scale), self.tables(scale, session.parties, len(knots))
         if len(knots) > 1:
-            return thresholds.relus(session, share, knots, shift, *window)
-        moved = share - (knots[0] << shift) if knots[0] and session.rank == 0 else share
-        y, z = relu(session, moved, shift, *window)
-        return y[None], z
+            # To the multiples of 2^q next to them: what is opened has no lower bits.
+            near = [knot + (1 << q >> 1) >> q for knot in knots]
+            y, z = thresholds.relus(session, share, near, shift + q, *bits)
+        else:
+            moved = share - (knots[0] << shift) if knots[0] and session.rank == 0 else share
+            y, z = relu(session, moved, shift + q, *bits)
+            y = y[None]
+        return (y << q, z << q) if q else (y, z)
 
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
-        k = self.k(scale)
-        tables = self.tables(scale, parties, knots)
-        return cost.masked_relu(n, k, self.window.m, max(self.ring, k), parties, tables, knots)
+        return cost.masked_relu(n, *self._bits(scale), parties, self.tables(scale, parties, knots), knots)
 
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
@@ -134,31 +147,41 @@ class Masked(Comparison):
         """k and m of the window in units of 2^-fraction, two bits wide at least, and how many tables it takes."""
         dropped = SCALE - fraction
         k = max(2, self.k(scale) - dropped)
-        m = min(k - 2, max(0, self.window.m - dropped))
+        m = min(k - 2, max(0, self.window.low - dropped))
         return k, m, self.aim.tables(k - m, parties, knots)
 
 
 @dataclass(frozen=True)
 class MaskedLaw(Law):
-    """d = r + u, u uniform in [0, 2^m): the low bits of the mask; bit = [S(d) >= 2^m], z = r + S(d) - d."""
+    """d = r + u, u uniform in [0, 2^m): the low bits of the mask, and below those what two shares' rounding adds;
+    bit = [S(d) >= 2^m], z = floor(r + u mod 2^q) + S(d) - d, floor to a multiple of 2^q.
+
+    With floor(x) = 2^q floor(x / 2^q), floor(r + u) is floor(r + u mod 2^q) and the mask's part of u.
+    """
+
+    rounds_apart = False
 
     @property
     def draws(self) -> int:
         return 1 if self.m else 0
 
     @property
+    def disturbances(self) -> int:
+        return self.parties - 2 if self.q else 0
+
+    @property
     def cut(self) -> Cut:
         half, least = 1 << (self.k - 1), 1 << self.m
-        return Cut(self.k, self.m, self.draws, least, half - least, True)
+        return Cut(self.k, self.m, self.draws, least, half - least, True, self.q)
 
     @property
     def range(self) -> tuple[float, float]:
-        half = 1 << (self.k - 1)
-        return -half * UNIT, (half - self.slack - 1) * UNIT
+        half, off = 1 << (self.k - 1), self.disturbances << self.q >> 1
+        return (off - half) * UNIT, (half - off - self.slack - 1) * UNIT
 
     def decide(self, r: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         turns = self.turns(r + u)
-        return r + u - turns >= 1 << self.m, r - turns
+        return r + u - turns >= 1 << self.m, self.rounded(r, u & ((1 << self.q) - 1)) - turns
 
 
 def relu(

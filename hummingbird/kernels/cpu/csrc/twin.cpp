@@ -24,6 +24,7 @@ struct Job {
     int k, m, draws;
     uint64_t minus, below;
     bool wraps;
+    int q;
 };
 
 BODY float real(float x) { return x; }
@@ -86,12 +87,13 @@ BODY Real keep(bool wanted, Real x) {  // x or 0, without a jump
 template <class Real, class Int, class Word>
 struct Cut {
     Real down, up, moved, most;
-    Word mask, minus, below;
+    Word mask, minus, below, rest;
 
-    BODY Cut(int k, uint64_t minus, uint64_t below, bool wraps)
+    BODY Cut(int k, uint64_t minus, uint64_t below, bool wraps, int q)
         : down(Real(power(16 - k))), up(Real(power(k - 16))), moved(wraps ? up : 0),
           most(Real(power(8 * sizeof(Word) - 1) - 1024)),  // 2^63 - 1024 is the largest double below 2^63
-          mask(Word(~uint64_t(0) >> (64 - k))), minus(Word(minus)), below(Word(below)) {}
+          mask(Word(~uint64_t(0) >> (64 - k))), minus(Word(minus)), below(Word(below)),
+          rest((Word(1) << q) - 1) {}
 
     BODY Real near(Real x, Real by) const { return x - std::rint(x * down) * by; }
     BODY bool finite(Real x) const { return x - x == 0; }
@@ -101,8 +103,30 @@ struct Cut {
     }
 };
 
+// For q > 0: multiples of 2^(q-16), from whole numbers.
+template <class Real, class Int, class Word, class Value>
+BODY void round_off(const Value* v, int64_t n, const Cut<Real, Int, Word>& cut, const Word* u, Value* y, Value* z) {
+    for (int64_t i = 0; i < n; i++) {
+        const Real near = cut.near(real(v[i]), cut.up);
+        const Word r = Word(cut.ring(near)), whole = (r + (u[i] & cut.rest)) & ~cut.rest;
+        const bool bit = ((r + u[i] - cut.minus) & cut.mask) < cut.below;
+        const Real kept = Real(Int(whole & (Word(0) - Word(bit)))) / 65536;
+        put(y[i], float(kept + keep<Real, Word>(!cut.finite(near), near)));
+    }
+    if (!z) return;
+    const Int last = Int(cut.mask >> 1);  // 2^(k-1) - 1
+    for (int64_t i = 0; i < n; i++) {
+        const Real near = cut.near(real(v[i]), cut.up);
+        const Int r = cut.ring(near);
+        const Word over = Word(0) - Word(r > last - Int(u[i]));
+        const Word whole = ((Word(r) + (u[i] & cut.rest)) & ~cut.rest) - (over & (cut.mask + 1));
+        put(z[i], float(Real(Int(whole)) / 65536 + keep<Real, Word>(!cut.finite(near), near)));
+    }
+}
+
 template <class Real, class Int, class Word, class Value>
 BODY void compare(const Value* v, int64_t n, const Cut<Real, Int, Word>& cut, const Word* u, Value* y, Value* z) {
+    if (cut.rest) return round_off(v, n, cut, u, y, z);
     for (int64_t i = 0; i < n; i++) {
         const Real x = real(v[i]), near = cut.near(x, cut.up);
         const bool bit = ((Word(cut.ring(near)) + u[i] - cut.minus) & cut.mask) < cut.below;
@@ -139,21 +163,22 @@ BODY void relu(Portable, const Job& job) {
             const bool lower = job.k > 31;
             alignas(64) uint32_t u[kBlock];
             draw<uint16_t>(job, start, u);
-            compare(v, n, Narrow(lower ? 31 : job.k, job.minus, lower ? 1 << 30 : job.below, job.wraps), u, y, z);
+            compare(v, n, Narrow(lower ? 31 : job.k, job.minus, lower ? 1 << 30 : job.below, job.wraps, job.q), u, y, z);
         } else {
             alignas(64) uint64_t u[kBlock];
             draw<Chunk>(job, start, u);
-            compare(v, n, Wide(job.k, job.minus, job.below, job.wraps), u, y, z);
+            compare(v, n, Wide(job.k, job.minus, job.below, job.wraps, job.q), u, y, z);
         }
     }
 }
 
 }  // namespace
 
-// v, y, z: n floats, or bfloat16s if `half`; z may be null. 1 <= k <= 64, 0 <= m <= 63, 0 <= draws <= 4095.
+// v, y, z: n floats, or bfloat16s if `half`; z may be null. 1 <= k <= 64, 0 <= m <= 63, 0 <= draws <= 4095,
+// 0 <= q <= min(m, 16), and 0 unless `wraps`.
 API void hb_twin_relu(const void* v, int64_t n, int half, uint64_t key, int k, int m, int draws, uint64_t minus,
-                      uint64_t below, int wraps, void* y, void* z) {
-    const Job job{v, y, z, n, key, k, m, draws, minus, below, wraps != 0};
+                      uint64_t below, int wraps, int q, void* y, void* z) {
+    const Job job{v, y, z, n, key, k, m, draws, minus, below, wraps != 0, q};
     if (m <= 16 && half) return dispatch(OVERLOADS(relu<Bf16, uint16_t>), job);
     if (m <= 16) return dispatch(OVERLOADS(relu<float, uint16_t>), job);
     if (half) return dispatch(OVERLOADS(relu<Bf16, uint32_t>), job);
