@@ -247,7 +247,7 @@ def test_a_registered_module_is_converted(alone: sessions.Session) -> None:
     with hummingbird.meter() as m:
         got = private(hummingbird.cryptensor(x)).get_plain_text()
     assert float((got - expected).abs().max()) < 3 * 4 * 4 * UNIT
-    assert m.rows["1"].calls == 1 and "0.rescale" in m.rows
+    assert m.rows["1"].calls == 1 and "0.lift" in m.rows
 
 
 def test_a_registered_module_written_with_crypten_functions(alone: sessions.Session) -> None:
