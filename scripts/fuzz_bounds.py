@@ -94,7 +94,7 @@ def _add(a: Attrs, rounding: float, x: Tensor, e: Tensor, y: Tensor | None = Non
 
 
 def _smooth(lipschitz: float) -> Bound:
-    """What pieces err by, and roundings: of a spline's comparisons, bends times distances, below 4, and three of |x|.
+    """Errors of pieces, and roundings: of a spline's comparisons, bends times distances, below 4, and three of |x|.
 
     Or of a table's shares before and after, which have 14 bits of fraction, and of its coefficients, one unit of these.
     """

@@ -260,7 +260,7 @@ class Pair(Watched):
             raise
 
     def times(self) -> Floats:
-        """Of each request the later of both servers' times: its answer needs both, which take requests alike, but
+        """The later of both servers' times of each request: its answer needs both, which take requests alike, but
         where two of them come at once.
         """
         first, second = _by_end(self._read("times.txt", 3)), _by_end(self._read("times1.txt", 3))

@@ -46,7 +46,7 @@ class Training(TextTraining):
         super().__init__(bert_tiny(), -(-self.pieces // recipe.batch), recipe)
 
     def losses(self) -> Iterator[Tensor]:
-        """Of every piece of the text once."""
+        """Losses of every piece of the text, once."""
         start = int(torch.randint(LENGTH, ()))
         rows, asked = (x[start:][: self.pieces * LENGTH].view(-1, LENGTH) for x in (self.rows, self.asked))
         for chosen in torch.randperm(self.pieces).split(self.recipe.batch):

@@ -59,7 +59,7 @@ class Training(TextTraining):
         super().__init__(model, -(-(len(self.columns) - 1) // recipe.window), recipe)
 
     def losses(self) -> Iterator[Tensor]:
-        """Of all windows in their order, each with the state of the one before."""
+        """Losses of all windows in their order, each with the state of the one before."""
         state = None
         for words, following in windows(self.columns, self.recipe.window):
             with torch.autocast("cpu", torch.bfloat16, enabled=self.recipe.amp):

@@ -71,7 +71,7 @@ class Tabulated(Comparing):
         return max(1, self.comparison.range(scale)) if self.function.rises else 1
 
     def look_up(self, scale: int) -> LookUp:
-        """What is looked up for an input of this scale, once the planner has said how many bits of it are valid."""
+        """The table for an input of this scale, once the planner has said how many bits of it are valid."""
         fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
         reach = self.comparison.range(scale)
         offered = _most_integers(self.name, 2.0**reach, fraction, self._size(scale) + MARGIN) if reach < SCALE else 0

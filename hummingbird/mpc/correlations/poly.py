@@ -58,7 +58,7 @@ class Polynomial(Request[PolynomialShares]):
 
     @property
     def table(self) -> Table:
-        """What is looked up."""
+        """The table that is looked up."""
         return Table(self.name, self.k, self.fraction, self.w, self.degree, self.scale)
 
     @property

@@ -29,7 +29,7 @@ def noisy(x: Tensor, parties: int, bits: int) -> list[Tensor]:
 
 
 def run(sessions: list[Session], protocol: Callable[..., Tensor], bits: int, *shares: list[Tensor]) -> Tensor:
-    """What the parties' results stand for, mod 2^bits."""
+    """The value that the parties' results stand for, mod 2^bits."""
     try:
         calls = [
             lambda s=s, own=own: protocol(s, *own) for s, own in zip(sessions, zip(*shares, strict=True), strict=True)
@@ -157,7 +157,7 @@ def test_rows_are_opened_once_for_their_squares_and_a_product(bits: int, parties
 
 
 def test_a_bit_less_or_another_product_of_masks_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is checked above can fail."""
+    """A mutation fails what is checked above."""
     torch.manual_seed(0)
     x, y = torch.randint(0, 1 << 20, (500,)), torch.randint(0, 1 << 20, (500,))
 

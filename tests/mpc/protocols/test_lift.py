@@ -20,7 +20,7 @@ from tests.support.parties import share, together
 
 
 def lifted(sessions: list[Session], shares: list[Tensor], shift: int, k: int, ring: int) -> Tensor:
-    """What the parties' results stand for, mod 2^ring and with its sign."""
+    """Values that the parties' results stand for, mod 2^ring and with its sign."""
     try:
         parts = together([lambda s=s, x=x: lift(s, x, shift, k, ring) for s, x in zip(sessions, shares, strict=True)])
     finally:

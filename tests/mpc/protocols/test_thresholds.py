@@ -32,21 +32,21 @@ from tests.support.parties import share, together
 def run(
     sessions: list[Session], x: Tensor, knots: Sequence[int], k: int, m: int, ring: int = 64, tables: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What all parties' shares of relu(x - t), (J, n), and of x - t_0 stand for."""
+    """Values that all parties' shares of relu(x - t), (J, n), and of x - t_0 stand for."""
     return opened(sessions, x, lambda s, v: thresholds.relus(s, v, knots, 0, k, m, ring, tables))
 
 
 def run_squares(
     sessions: list[Session], x: Tensor, knots: Sequence[int], k: int, m: int, tables: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What all parties' shares of relu(x - t) and of its square stand for, (J, n) each."""
+    """Values that all parties' shares of relu(x - t) and of its square stand for, (J, n) each."""
     return opened(sessions, x, lambda s, v: thresholds.squares(s, v, knots, 0, k, m, tables))
 
 
 def opened(
     sessions: list[Session], x: Tensor, protocol: Callable[[Session, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """What the parties' results stand for; the sessions are closed."""
+    """The value that the parties' results stand for; the sessions are closed."""
     shares = zip(sessions, share(x, len(sessions)), strict=True)
     calls = [lambda s=s, v=v: protocol(s, v) for s, v in shares]
     try:
