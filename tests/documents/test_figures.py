@@ -93,7 +93,7 @@ def test_the_formulas_of_the_cost_table(w: int, number: int) -> None:
 
 
 def test_spline_table_is_what_the_converter_makes() -> None:
-    table = text_of(ROOT / "docs/protocol.md").partition("| function | span |")[2].partition("\n\n")[0]
+    table = text_of(ROOT / "docs/formulas.md").partition("| function | span |")[2].partition("\n\n")[0]
     stated = {m[1]: int(m[2]) for m in re.finditer(r"^\| ([\w, /]+) \| [^|]+ \| (\d+) \|$", table, re.MULTILINE)}
     layers = {
         "sigmoid": torch.nn.Sigmoid(),

@@ -137,7 +137,7 @@ def test_the_example_configuration_parses() -> None:
     config = BitConfig.from_json(example)
     assert config.window("relu1") == BitWindow(21, 13)
     assert config.window("layer1.0.relu#1") == BitWindow(18, 12)
-    assert config.window("layer1.0.relu#2") == BitWindow(20, 12)  # falls back to the name without #
+    assert config.window("layer1.0.relu#2") == BitWindow(20, 12, 6)  # falls back to the name without #
     assert config.window("head.relu").w == 0
     assert config.window("unknown") == BitWindow(64, 0)
     assert BitConfig.from_json(config.to_json()) == config

@@ -139,7 +139,7 @@ def test_bad_messages_are_refused_where_they_arrive(foreign: Foreign) -> None:
     ):
         assert words in foreign.refusal(rank, message), words
     answers = [call.result() for call in foreign.begin(good)]  # none of these has harmed it
-    assert (joined(answers, 2, known) / 2**16 - expected).abs().max() < CLOSE
+    assert (joined(answers, 2, known) / 2**known.result_scale - expected).abs().max() < CLOSE
 
 
 def test_an_id_is_answered_once_and_belongs_to_its_client(foreign: Foreign) -> None:

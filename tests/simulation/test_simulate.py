@@ -64,6 +64,8 @@ def test_fast_and_exact_agree_on_narrow_windows_on_average(protocol: str) -> Non
         spread = both.amax(0) - both.amin(0)
         # Hoeffding for the difference of two means, for all results of an image at once, and the rounding.
         reach = spread * 2 * math.sqrt(math.log(2 * spread.numel() / FALSE_ALARM) / (2 * copies)) + case.bound
+        if (name, protocol) == ("silu", "masked"):
+            reach += 2.0**-8  # pieces of a table with 22 - 15 bits of fraction, of which "fast" takes the nearest
         gap = (runs["fast"].mean(0) - runs["exact"].mean(0)).abs()
         assert bool((gap <= reach).all()), f"{name}: {float((gap - reach).max())}"
         assert float(spread.max()) > case.bound, f"{name}: nothing random has been compared"

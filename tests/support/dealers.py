@@ -59,7 +59,7 @@ def refusal(running: Running, method: str, **fields) -> str:
     return caught.value.details()
 
 
-SQUARE = {"kind": "square", "params": {"shape": [2]}}
+SQUARE = {"kind": "square", "params": {"shape": [2], "bits": 64}}
 
 
 class Authority:

@@ -36,8 +36,8 @@ def compare(session: Session, opened: Sequence[Tensor], tables: Sequence[Tensor]
 
 
 def _look_up(opened: Tensor, tables: Sequence[Tensor], k: int, m: int) -> list[Tensor]:
-    """Answers of each table on its bits of X, lowest first: uint8 (2, ceil(n/8)), [L < v] and [L <= v]; four rows of the
-    top table, or the first and the last of these if it is alone.
+    """Answers of each table on its bits of X, lowest first: uint8 (2, ceil(n/8)), [L < v] and [L <= v]; four rows of
+    the top table, or the first and the last of these if it is alone.
     """
     low, looked = m, []
     for place, (size, table) in enumerate(zip(cost.chunks(k - m, len(tables)), tables, strict=True)):

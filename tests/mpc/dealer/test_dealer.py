@@ -79,7 +79,7 @@ def test_used_indices_against_a_set():
 
 def test_an_index_is_used_up_by_a_call_that_is_abandoned(running):
     client = running.all(1)[0]
-    item = {"kind": "square", "params": {"shape": [1 << 18]}}
+    item = {"kind": "square", "params": {"shape": [1 << 18], "bits": 64}}
     message = client._message(first=0, requests=[item] * 20, wait=1)
     stream = service.stream(client._channel, "Correct", message, timeout=HANG)
     next(stream)
@@ -107,13 +107,14 @@ MALFORMED = [
     {"requests": [{"kind": "square"}]},
     {"requests": [{"kind": 3, "params": {}}]},
     {"requests": [{"kind": "cube", "params": {}}]},
-    {"requests": [{"kind": "square", "params": {"shape": [-1]}}]},
-    {"requests": [{"kind": "square", "params": {"shape": ["x"]}}]},
-    {"requests": [{"kind": "square", "params": {"shape": [1 << 40]}}]},
+    {"requests": [{"kind": "square", "params": {"shape": [-1], "bits": 64}}]},
+    {"requests": [{"kind": "square", "params": {"shape": ["x"], "bits": 64}}]},
+    {"requests": [{"kind": "square", "params": {"shape": [1 << 40], "bits": 64}}]},
     {"requests": [{"kind": "square", "params": {"surprise": 1}}]},
     {"requests": [{"kind": "select", "params": {"count": 8, "shift": 63}}]},
     {"requests": [{"kind": "select", "params": {"count": [8], "shift": 3}}]},
-    {"requests": [{"kind": "square", "params": {"shape": 8}}]},
+    {"requests": [{"kind": "square", "params": {"shape": 8, "bits": 64}}]},
+    {"requests": [{"kind": "square", "params": {"shape": [2], "bits": 65}}]},
     {"requests": [SQUARE] * 4097},
     {"requests": [SQUARE], "first": -1},
     {"requests": [SQUARE], "first": 1 << 70},
@@ -135,7 +136,7 @@ def test_malformed_requests_are_refused(running, fields):
 
 
 MASKED = {"count": 1, "k": 20, "m": 0, "tables": 3, "ring": 64}
-CONV = {"op": "conv2d", "size0": [1, 1, 2, 2], "size1": [1, 1, 2, 2]}
+CONV = {"op": "conv2d", "size0": [1, 1, 2, 2], "size1": [1, 1, 2, 2], "bits": 64}
 HUGE = 1 << 27
 
 

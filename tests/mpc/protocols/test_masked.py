@@ -152,7 +152,7 @@ def test_wide_windows(parties: int, k: int, m: int) -> None:
     check(x, *run(make_sessions(parties), x, k, m), k, m)
 
 
-@pytest.mark.parametrize("ring", [20, 21, 36, 63])
+@pytest.mark.parametrize("ring", [20, 21, 36, 62])
 def test_the_result_is_lifted_as_far_as_asked(ring: int) -> None:
     x = torch.randint(-(1 << 19), 1 << 19, (5000,))
     y, z = run(make_sessions(2), x, 20, 0, ring=ring)
@@ -238,7 +238,8 @@ def test_any_wrong_table_entry_shows(entry: int) -> None:
 def test_any_wrong_share_shows(field: str) -> None:
     def spoil(request: Request[Any], shares: dict[str, Tensor]) -> None:
         if request.kind == "masked":
-            shares[field] ^= 1
+            spoiled = plain(shares[field]).clone()
+            shares[field] = spoiled ^ 1
 
     assert wrong_results(spoil, 6, 2) > 0
 

@@ -27,7 +27,7 @@ def signed(value: Tensor, bits: int) -> Tensor:
 
 
 def at(table: Table, x: Tensor, lambda_: Tensor) -> Tensor:
-    """Values that the dealt coefficients give for whole numbers x under these masks, without shares, as real numbers."""
+    """Values that the dealt coefficients give for whole numbers x under these masks, without shares, as reals."""
     opened = (x + lambda_) & ((1 << table.k) - 1)
     out = poly.combined(opened, PolynomialShares(lambda_, list(moved(table, lambda_))), table)
     return signed(out, 63 - table.shift).double() * 2.0**-table.scale
