@@ -21,7 +21,7 @@ from hummingbird.mpc import smooth, splines
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.constants import fits
-from hummingbird.mpc.layer import FLOOR, room
+from hummingbird.mpc.layer import EXCESS, FLOOR, room
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.smooth import Curve
@@ -94,7 +94,10 @@ class Hardtanh(Comparing):
         return super().out_scale(scales)
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] if self.comparison.drops else max(ring.exponent_of(self.low), ring.exponent_of(self.high))
+        if self.comparison.drops:
+            return bounds[0]
+        most = max(abs(self.low), abs(self.high)) + self.comparison.undecided
+        return ring.exponent_of(most / (1 + EXCESS))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         y, _ = n.above(x, (self.low, self.high))
@@ -120,7 +123,9 @@ class Hardswish(Comparing):
             self.fraction = 2 * _COARSE + _COARSE_SIXTH_BITS - SCALE
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
+        far = min(bounds[0], max(2, self.within(bounds[0])) + 1)  # x + 3 and x - 3 are compared
+        # With z left out the square goes on, to 3 + 3 d / 2 + d^2 / 6, d what is undecided.
+        return max(far, 2 * ring.exponent_of(self.comparison.undecided))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         if self.comparison.gives_squares:
@@ -170,7 +175,9 @@ class Spline(_Fitted):
     curve: Fit
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[0] if self.comparison.drops or self.curve.slopes[-1] or self.curve.slopes[0] else 1
+        if self.comparison.drops or self.curve.slopes[-1] or self.curve.slopes[0]:
+            return bounds[0]
+        return max(1, ring.exponent_of(self.comparison.undecided))
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         return splines.evaluate(self.curve, x, n)

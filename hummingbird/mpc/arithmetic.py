@@ -35,6 +35,7 @@ class Arithmetic(ABC):
     """One kind of numbers. Values at rest have 16 bits of fraction; `scale` is that of the values compared."""
 
     scale: int = SCALE
+    undecided: float = 0.0  # of its comparisons (`Comparison.undecided`), where formulas keep room for what that does
 
     @abstractmethod
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,7 @@ class Shares(Arithmetic):
 
     def __init__(self, session: Session, comparison: Comparison, scale: int) -> None:
         self.session, self.comparison, self.scale = session, comparison, scale
+        self.undecided = comparison.undecided
 
     def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.comparison.relu(self.session, x, self.scale)
@@ -103,6 +104,7 @@ class Prices(Arithmetic):
 
     def __init__(self, comparison: Comparison, scale: int, parties: int) -> None:
         self.comparison, self.scale, self.parties = comparison, scale, parties
+        self.undecided = comparison.undecided
         self._paid: list[Cost] = []
         self._compared: list[int] = []
 

@@ -24,12 +24,22 @@ from hummingbird.ring import SCALE
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
 FLOOR = 20  # every value of a net may reach 2^20, unless it is known to stay below less
 MARGIN = 2  # bits above the range: a sign, and one because openings read |x| < 2^62 (select) or 2^(low-2) (Lift)
+EXCESS = 2.0**-4  # what comparisons leave undecided may take a value beyond its bound by this part of it
 FINER = 12  # bits of fraction beside 16 that a net's result keeps if it is known to be small: FLOOR less its bound
 
 
 def room(bound: int) -> int:
     """Bits of fraction for constants, where the other factor has scale 2^16 and the result stays below 2^bound."""
     return 64 - SCALE - MARGIN - max(0, min(FLOOR, bound))
+
+
+def held(bound: int) -> int:
+    """Integer bits that a value up to 2^bound takes, sign and MARGIN included.
+
+    A value that is known to be small may meet its bound, as a clamp's does, and pass it by what is rounded, or by
+    EXCESS where comparisons leave it undecided; products of such values, by more: a bit for that. Others stay below.
+    """
+    return bound + MARGIN + (bound < FLOOR)
 
 
 class Spec(NamedTuple):
@@ -68,7 +78,10 @@ class Layer(nn.Module):
         return later
 
     def bound(self, bounds: Sequence[int]) -> int:
-        """log2 of how large the result can be, if the inputs stay below 2^bounds."""
+        """log2 of how large the result can be, if the inputs stay below 2^bounds.
+
+        What is rounded does not count, nor an excess of up to EXCESS: `held` has room for that.
+        """
         return max(bounds, default=FLOOR)
 
     def reads(self, later: int | None) -> int | None:

@@ -7,7 +7,7 @@ an opening (`Lift`), of as many bits as the value's bound needs, gives scale 2^1
 openings only.
 
 Every value has a bound: 2^FLOOR, or less where its layer cannot give more (sigmoid: 2). The planner keeps as many
-integer bits as the bound needs, and two, and opens where they would be fewer. A layer with a window [k:m) reads k bits
+integer bits as that takes (`layer.held`), and opens where they would be fewer. A layer with a window [k:m) reads k bits
 and no more, so linear layers before it need not be right beyond them. So a plan is never wrong for values below
 2^FLOOR, and windows cost no opening.
 
@@ -26,7 +26,7 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
-from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale
+from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, held
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.ring import SCALE
@@ -108,9 +108,9 @@ class Planner:
                 before = asked[ref.index]
                 asked[ref.index] = None if needs is None or before is None else max(before, needs)
         # A window may be wider than a value that is known to be small; where nothing is known, it is believed.
-        known = [bound + MARGIN for bound in self._bounds]
+        known = [held(bound) for bound in self._bounds]
         return [
-            most if bits is None else bits if most == FLOOR + MARGIN else min(bits, most)
+            most if bits is None else bits if most == held(FLOOR) else min(bits, most)
             for bits, most in zip(asked, known, strict=True)
         ]
 
@@ -146,7 +146,7 @@ class Planner:
                 return form
             most, best = max((most, best), (low - scale, form))
         # A window further on may ask for more than there can be: it is cut off (Masked.k).
-        if most >= self._bounds[index] + MARGIN:
+        if most >= held(self._bounds[index]):
             return best
         if problem is not None:
             raise ConfigError(problem.what, where=step.name, hint=problem.hint) from None
@@ -188,13 +188,13 @@ class Planner:
         step = self._plan[at]
         if self._in_form(index, built, form) == (step.scale, step.valid):
             return Ref(at)
-        if form == "whole" and step.valid - step.scale < self._bounds[index] + MARGIN:
+        if form == "whole" and step.valid - step.scale < held(self._bounds[index]):
             raise _Narrow(index)
         scale, _ = self._in_form(index, built, form)
         if (index, form, scale) not in self._rescaled:
             layer: Layer = LocalRescale()
             if form == "whole":
-                layer = Lift(min(step.valid, step.scale + self._bounds[index] + MARGIN), scale)
+                layer = Lift(step.scale + held(self._bounds[index]), scale)
             name = f"{self._steps[index].name}.{'lift' if form == 'whole' else 'rescale'}"
             low = layer.valid([step.scale], [step.valid])
             self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low))

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from hummingbird.mpc.arithmetic import REALS, Arithmetic
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, exponent_of
 
 Function = Callable[[Tensor], Tensor]
 
 TOLERANCE = 2.0**-14  # EfficientNet-B4, 128 layers, then errs by less than 1 % of its largest logit; by 3 % at 2^-12
 FRACTION = 16  # bits of fraction of the bends d_j
 LINE = SCALE + FRACTION  # and of their products with knots
-_TOP = SCALE + LINE + 3  # in the ring: no curve, and no product of one, reaches 8
+_TOP = SCALE + LINE + 3  # in the ring: no curve, and no product of one, reaches 8 where comparisons are right
 _UNIT = 2.0**-SCALE
 _SPREAD = 0.0081  # largest error of a piece of width h: h^3 |f'''| times the maximum of Bernoulli's polynomial B_3, / 6
 _FEEDBACK = 0.5  # of an error at a knot, what the next slope gives back: more would swing
@@ -146,8 +146,10 @@ def evaluate(curve: Curve, x: Tensor, n: Arithmetic = REALS) -> Tensor:
     y, _ = n.above(n.precise(x, LINE), curve.knots.tolist())
     line, factor = n.weighted(y, curve.line, LINE), n.weighted(y, curve.factor, FRACTION)
     moved = y[0] - y[-1] - n.constant(curve.center * _UNIT)
-    whole = n.constant(curve.start, LINE) + line + n.product(moved, factor, _TOP + 2)
-    (inside,) = n.cut(LINE - curve.fraction, whole, top=_TOP)
+    # Where they leave values undecided up to d, a parabola goes on for d: bends add up to less than 2.
+    top = _TOP + max(0, 2 * exponent_of(2 * n.undecided))
+    whole = n.constant(curve.start, LINE) + line + n.product(moved, factor, top + 2)
+    (inside,) = n.cut(LINE - curve.fraction, whole, top=top)
     return (inside + n.times(y[-1], 1, 1) if curve.rises else inside).to(x.dtype)
 
 

@@ -16,7 +16,7 @@ from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import FLOOR
 from hummingbird.mpc.protocols.comparison import Comparison
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, exponent_of
 
 
 class Softmax(Comparing):
@@ -43,7 +43,7 @@ class Softmax(Comparing):
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         _, exp = self._exponentials(n, x)
         # One opening for both, each element and the sum: a sum of what was rounded would err by more.
-        numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp)))
+        numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
         inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
         (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
         return n.product(numerator, inverse.unsqueeze(0), self.read).movedim(0, self.dim).to(x.dtype)
@@ -58,9 +58,14 @@ class Softmax(Comparing):
         return below, splines.evaluate(splines.exponential(length), below, n)
 
 
-def _top(length: int) -> int:
-    """Bits that hold sums of so many exponentials, at most 1 + 2^-9 each, at scale 2^32."""
-    return 2 * SCALE + 1 + length.bit_length()
+def _top(length: int, undecided: float) -> int:
+    """Bits that hold sums of so many exponentials, at most 1 + 2^-9 each, at scale 2^32.
+
+    Where comparisons leave values undecided, each level of the tree may miss the maximum by that much, and the spline
+    of exp, whose slopes are at most 1, exp.
+    """
+    missed = undecided * ((length - 1).bit_length() + 1)
+    return 2 * SCALE + exponent_of(1 + 2.0**-9 + missed) + length.bit_length()
 
 
 class LogSoftmax(Softmax):
@@ -86,7 +91,7 @@ class LogSoftmax(Softmax):
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         below, exp = self._exponentials(n, x)
         # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
-        (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp)))
+        (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp), n.undecided))
         log = splines.evaluate(splines.logarithm(len(exp)), total, n)
         (log,) = n.cut(splines.LOGARITHM_FRACTION, log)
         return (below - log.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)

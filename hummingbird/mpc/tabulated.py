@@ -20,7 +20,7 @@ from torch import Tensor
 from hummingbird.bits import BitWindow
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
-from hummingbird.mpc.layer import MARGIN
+from hummingbird.mpc.layer import MARGIN, held
 from hummingbird.mpc.polynomials import FUNCTIONS, Table, choose
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE, exponent_of
@@ -74,14 +74,14 @@ class Tabulated(Comparing):
         """The table for an input of this scale, once the planner has said how many bits of it are valid."""
         fraction = max(COARSEST, min(FINEST, SCALE + _BELOW - self.comparison.window.m))
         reach = self.comparison.range(scale)
-        offered = _most_integers(self.name, 2.0**reach, fraction, self._size(scale) + MARGIN) if reach < SCALE else 0
+        offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0
         if offered:
             table = choose(self.name, 2.0**reach, fraction, max(1, min(offered, self.read - SCALE)))
             assert table is not None, "fewer bits need no other table"
             if table.k + scale - fraction <= self.comparison.valid:
                 return LookUp(table, min(offered, max(1, self.read - SCALE)) + fraction, False)
         most = self.function.end + 2.0 ** (_UNDECIDED - SCALE)
-        bits = exponent_of(most) + MARGIN if self.function.rises else 1 + MARGIN
+        bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # above the ends
         table = choose(self.name, most, fraction, bits)
         assert table is not None, "every function has a table between its ends"
         return LookUp(table, bits + fraction, True)

@@ -43,7 +43,7 @@ def test_the_bytes_are_those_of_the_plans() -> None:
     for name, word, cells in found:
         opened = sessions(2 if word == "two" else 3)
         known = describe(*plans[name], 64, opened[0], "ab" * 16)
-        asked = [cost.asking(known.parties, n * known.values, known.bits, n * known.results, 44) for n in (1, 64)]
+        asked = [cost.asking(known.parties, n * known.values, known.bits, n * known.results, known.result_bits) for n in (1, 64)]
         expected = [known.bits, known.result_bits, *(count for pair in asked for count in pair)]
         assert [int(re.sub(r"[ ,B]", "", cell)) for cell in cells.split("|")] == expected
         for session in opened:
@@ -70,7 +70,7 @@ def test_the_lines_run(tmp_path: Path) -> None:
     )
     try:
         until(lambda: answered(addresses), "the service")
-        up, down = cost.asking(2, 5 * 64, 41, 5 * 10, 44)
+        up, down = cost.asking(2, 5 * 64, 41, 5 * 10, 39)
         told = run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
         assert f"{up / 5e3:.2f} kB up and {down / 5e3:.2f} kB down per image" in told
         assert np.load(tmp_path / "logits.npy").shape == (5, 10)

@@ -20,6 +20,7 @@ from hummingbird.cost import Cost
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.mpc.session import Session
+from hummingbird.ring import SCALE
 
 AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 bits are then at a request's limit
 
@@ -58,6 +59,11 @@ class Comparison(ABC):
     def reach(self) -> int:
         """Results of `relu` are below 2^reach in magnitude, whatever is compared; 64: they are as large as that."""
         return 64
+
+    @property
+    def undecided(self) -> float:
+        """Values from 0 to this may be taken for negative ones; 0 for exact comparisons."""
+        return 2.0 ** (self.window.low - SCALE) if self.window.low else 0.0
 
     @abstractmethod
     def needs(self, scale: int) -> int:

@@ -53,6 +53,10 @@ class Gmw(Comparison):
         # The opening is for |x| < 2^62, so that a window up to bit k reads a sign and one bit more.
         return None if self.window.k == 64 else self.window.k - SCALE + 1
 
+    @property
+    def undecided(self) -> float:
+        return 8 * super().undecided  # for each party but one: for up to nine
+
     def needs(self, scale: int) -> int:
         return 64
 
