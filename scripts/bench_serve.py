@@ -12,11 +12,11 @@ process), whether or not earlier ones have been answered, at 30, 60 and 90 % of 
 from the moment a request was due. Clients, parties and dealer share this machine's cores, and every answer is compared
 with the plain net's.
 
-With --predict the planner is put to the test: digits on a store that a keeper deals for (`deal --keep`), full and of
-four slots, and two servers of lookups, are asked at random times, and beside the latencies stand those that
-`capacity.run` predicts for the same arrivals, once from the run's own seconds of each request and once from a profile,
-at the pace of short calibrations before and after the run. A run between calibrations that differ is dropped, and
-counted.
+With --predict the planner is put to the test: digits on a store that a keeper deals for (`deal --keep`), full, of four
+slots, and of four while a second keeper deals as much for another store of this host, and two servers of lookups, are
+asked at random times, and beside the latencies stand those that `capacity.run` predicts for the same arrivals, once
+from the run's own seconds of each request and once from a profile, at the pace of short calibrations before and after
+the run. A run between calibrations that differ is dropped, and counted.
 """
 
 from __future__ import annotations

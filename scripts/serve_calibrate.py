@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hummingbird.capacity.profile import Profile, Row
-from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, Step, chain
+from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, Step
 from hummingbird.errors import ConfigError
 from scripts.serve_offered import ask_at
 from scripts.serve_watched import Watched
@@ -94,8 +94,9 @@ class Calibrated:
             scaled(self.deal, [each.deal for each in now]),
         )
 
-    def service(self, name: str, kept: int, cores: int) -> Service:
-        """The service as data: one host of so many cores, whose parties share it with the keeper of `kept` slots.
+    def service(self, name: str, kept: int, cores: int, keepers: int = 1) -> Service:
+        """The service as data: one host of so many cores, whose parties share it with the keeper of `kept` slots, and
+        with others, who deal as much in the same time for other stores.
 
         A request occupies its slot for the seconds of `busy`: each party computes for half of the core-seconds, and
         waits for the rest. kept: 0 for a store in which there is material for all.
@@ -110,8 +111,8 @@ class Calibrated:
         if kept:
             dealt = statistics.fmean(self.deal)
             looking = Rounds(max(0.0, statistics.fmean(self.refill) - dealt))
-            work = chain(("look", looking), ("deal", Compute("host", dealt)))
-            refill = Phase(work.steps, tuple(each / dealt for each in self.deal))
+            dealing = (Step(f"deal {keeper}", Compute("host", dealt), ("look",)) for keeper in range(keepers))
+            refill = Phase((Step("look", looking), *dealing), tuple(each / dealt for each in self.deal))
         return Service(
             name=name,
             hosts={"host": Host(cores=cores, store=kept)},

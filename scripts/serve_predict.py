@@ -13,8 +13,8 @@ from hummingbird.capacity import recurrence
 from hummingbird.capacity.arrivals import Trace
 from hummingbird.capacity.engines import run
 from hummingbird.capacity.result import EVENTS, RECURRENCE
+from hummingbird.capacity.service import Service
 from hummingbird.capacity.system import Draws, Floats, Load, System
-from scripts.serve_calibrate import Calibrated
 from scripts.serve_offered import QUANTILES, Figures, Offered
 
 ENGINES = (RECURRENCE, EVENTS)
@@ -46,14 +46,15 @@ def own(offered: Offered, kept: int) -> Figures:
     return Figures.of(offered.due[order], offered.due[order] + latency)
 
 
-def predicted(calibrated: Calibrated, kept: int, cores: int, due: Floats, engine: str, seed: int) -> Figures:
-    """The figures that `capacity.run` predicts for requests at these times."""
+def predicted(service: Service, beside: float, due: Floats, engine: str, seed: int) -> Figures:
+    """The figures that `capacity.run` predicts of a service for requests at these times. beside: seconds of each
+    request that keep no other waiting (`Calibrated.beside`).
+    """
     times = due - due[0]
-    service = calibrated.service("a service on this host", kept, cores)
     count = {"runs": max(_RUNS[engine], -(-_LEAST // len(times))), "requests": len(times)}
     result = run(service, None, Trace(tuple(times.tolist())), seed=seed, engine=engine, **count)
-    throughput = len(due) / (result.outcome.left.max(1) + calibrated.beside)
-    quantiles = [result.quantile(q).value + calibrated.beside for q in QUANTILES]
+    throughput = len(due) / (result.outcome.left.max(1) + beside)
+    quantiles = [result.quantile(q).value + beside for q in QUANTILES]
     return Figures(*quantiles, float(np.median(throughput)))
 
 

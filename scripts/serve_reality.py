@@ -15,6 +15,7 @@ import numpy as np
 
 from hummingbird.capacity.limit import limits
 from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.service import Service
 from hummingbird.table import text_table
 from scripts.serve_calibrate import Calibrated, calibrate
 from scripts.serve_net import NETS, Net
@@ -44,9 +45,10 @@ class Compared:
 
 
 def services() -> list[Callable[[], Watched]]:
-    """Makers of the services: lookups, and digits on a full store and on a small one."""
+    """Makers of the services: lookups, and digits on a full store, on a small one, and on one beside another."""
     net: Net = replace(NETS["digits"], request=IMAGES)
-    return [partial(Pair, ROWS), partial(Kept, net, SET, 0), partial(Kept, net, 1, KEPT)]
+    small = partial(Kept, net, 1, KEPT)
+    return [partial(Pair, ROWS), partial(Kept, net, SET, 0), small, partial(small, keepers=2)]
 
 
 def calibrated_rows(repeats: int) -> Iterator[Row]:
@@ -79,24 +81,27 @@ def measure(
                     dropped[load] += 1
                 else:
                     pace = known.at_pace([before, after])
-                    compared[load].append(compare(offered, pace, service.kept, rate, number))
+                    compared[load].append(compare(offered, _plan(pace, service), pace.beside, rate, number))
                     bar.update()
                 before = after
     return [row(service, load, compared[load], dropped[load]) for load in args.loads]
 
 
 def _limit(calibrated: Calibrated, service: Watched) -> float:
-    return limits(calibrated.service(service.name, service.kept, _cores()))[0].rate
+    return limits(_plan(calibrated, service))[0].rate
 
 
-def _cores() -> int:
-    return os.cpu_count() or 1
+def _plan(calibrated: Calibrated, service: Watched) -> Service:
+    return calibrated.service(service.name, service.kept, os.cpu_count() or 1, service.keepers)
 
 
-def compare(offered: Offered, calibrated: Calibrated, kept: int, rate: float, seed: int) -> Compared:
-    """A run beside what is predicted for its arrivals, from its own seconds and from a calibration by both engines."""
-    found = {"own": own(offered, kept)}
-    found |= {each: predicted(calibrated, kept, _cores(), offered.due, each, seed) for each in ENGINES}
+def compare(offered: Offered, plan: Service, beside: float, rate: float, seed: int) -> Compared:
+    """A run beside what is predicted for its arrivals, from its own seconds and from a calibration by both engines.
+
+    plan: the service as calibrated. beside: as of `predicted`.
+    """
+    found = {"own": own(offered, plan.most_tokens)}
+    found |= {each: predicted(plan, beside, offered.due, each, seed) for each in ENGINES}
     measured = offered.figures
     errors = {name: figures.errors(measured) for name, figures in found.items()}
     return Compared(measured, errors, rate, offered.refused)
@@ -112,6 +117,7 @@ def row(service: Watched, load: float, runs: Sequence[Compared], dropped: int) -
         "service": service.name,
         "images": service.images,
         "kept_slots": service.kept or None,
+        "keepers": service.keepers,
         "load_percent": load,
         "runs": len(runs),
         "dropped_runs": dropped,
@@ -183,7 +189,7 @@ def verdicts(rows: Sequence[dict[str, Any]], drift: float) -> list[str]:
             lambda each: (worst(each, "own") or 0.0) <= 100 * TOLERANCE,
         ),
         line("from a calibration within what is allowed, by the engine that `run` takes", known, calibrated),
-        line("where the keeper shares the cores, the event engine at most as far off", shared, better),
+        line("where one keeper shares the cores, or two, the event engine at most as far off", shared, better),
         f"dropped, as calibrations before and after differed by more than {drift:g} %: "
         f"{sum(each['dropped_runs'] for each in rows)} runs",
     ]

@@ -7,12 +7,14 @@
 The words after the file are a command of `python -m hummingbird`. The file gets a line for each request of a party or
 server: seconds of the clock `time.perf_counter`, which all processes of a host share, when it stood in line (all
 parties had it), when it was taken, and when it was answered; and for each set of a keeper: when its dealing began, and
-when it was there. A keeper is told how many slots to keep unused by the file `sets.txt.keep`, if there is one.
+when it was there. A keeper is told how many slots to keep unused by the file `sets.txt.keep`, if there is one, and then
+whether a second keeper (`beside`) is to deal with it: that of another service's store, which is asked as often.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +25,9 @@ import hummingbird.pir.serving.service as lookups
 import hummingbird.serving.desk as desks
 import hummingbird.serving.party as parties
 from hummingbird.__main__ import main as command
+from hummingbird.mpc.dealer.kept import set_folder
 
+_TICK = 1e-3  # seconds between looks at the first keeper
 _times: dict[bytes, list[float]] = {}
 _out: TextIO
 
@@ -56,20 +60,50 @@ class Worker(parties.Worker):
 class Keeper(dealing.Keeper):
     """A keeper with the times of every set; `--keep` 1 is the number that its file says."""
 
+    _both = False
+
     def unused(self) -> int:
         """Slots unused, less those to be kept, plus one."""
         try:
-            wanted = int(Path(f"{_out.name}.keep").read_text())
+            wanted, both = map(int, Path(f"{_out.name}.keep").read_text().split())
         except FileNotFoundError:
-            wanted = 1
+            wanted, both = 1, 0
+        self._both = bool(both)
         return super().unused() - wanted + 1
 
     def add(self, *progress: Any) -> tuple[int, float]:
         """As `Keeper.add`."""
+        if self._both:
+            with open(_begun(), "ab") as file:
+                file.write(b".")
         began = time.perf_counter()
         dealt = super().add(*progress)
         _write(began, time.perf_counter())
         return dealt
+
+
+class Second(dealing.Keeper):
+    """A keeper that deals a set whenever the first one of its folder begins one, and deletes it as used."""
+
+    _dealt = 0
+
+    def unused(self) -> int:
+        """None, as soon as the first keeper has begun one set more."""
+        while not _begun().exists() or _begun().stat().st_size <= self._dealt:
+            time.sleep(_TICK)
+        return 0
+
+    def add(self, *progress: Any) -> tuple[int, float]:
+        """As `Keeper.add`."""
+        dealt = super().add(*progress)
+        shutil.rmtree(set_folder(self.root, dealt[0]))
+        self._dealt += 1
+        return dealt
+
+
+def _begun() -> Path:
+    """The file with a byte for each set that both keepers are to deal."""
+    return Path(_out.name).parent / "begun"
 
 
 class Batcher(lookups.Batcher):
@@ -88,11 +122,16 @@ def _write(*times: float) -> None:
         _out.write(" ".join(f"{each:.6f}" for each in times) + "\n")
 
 
-def main(words: Sequence[str]) -> int:
+def main(words: Sequence[str], keeper: type[dealing.Keeper] = Keeper) -> int:
     """Run a command with its times; its exit code."""
     global _out
     file, *words = words
     desks.Order, parties.Worker = Order, Worker  # type: ignore[misc]
-    dealing.Keeper, lookups.Batcher = Keeper, Batcher  # type: ignore[misc]
+    dealing.Keeper, lookups.Batcher = keeper, Batcher  # type: ignore[misc]
     with open(file, "a", buffering=1) as _out:
         return command(words)
+
+
+def beside(words: Sequence[str]) -> int:
+    """Run `deal --keep` as the second keeper of a folder of times; its exit code."""
+    return main(words, Second)

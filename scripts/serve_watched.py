@@ -36,12 +36,14 @@ _TICK = os.sysconf("SC_CLK_TCK")
 class Watched(ABC):
     """A service of processes in a folder of its own, in memory where the host has one there. name: in the table.
 
-    images: of a request. kept: slots that a store is kept at; 0: no store, or all dealt ahead.
+    images: of a request. kept: slots that a store is kept at; 0: no store, or all dealt ahead. keepers: that deal a set
+    each whenever a slot of it is used.
     """
 
     name: str
     images = 1
     kept = 0
+    keepers = 0
 
     def __init__(self) -> None:
         memory = Path("/dev/shm")
@@ -79,7 +81,7 @@ class Watched(ABC):
     @property
     def core_seconds(self) -> float:
         """Core-seconds of parties or servers so far."""
-        return sum(self._spent(name) for name in self._processes if name != "keeper")
+        return sum(self._spent(name) for name in self._processes if "keeper" not in name)
 
     def _spent(self, name: str) -> float:
         fields = Path(f"/proc/{self._processes[name].pid}/stat").read_text().rpartition(")")[2].split()
@@ -104,8 +106,8 @@ class Watched(ABC):
         self._at[name] = self._at.get(name, 0) + len(whole)
         return np.array([line.split() for line in whole.splitlines()], dtype=np.float64).reshape(-1, width)
 
-    def _start(self, name: str, times: str, words: list[str], **variables: str) -> None:
-        program = "import sys; from scripts.serve_timed import main; sys.exit(main(sys.argv[1:]))"
+    def _start(self, name: str, times: str, words: list[str], entry: str = "main", **variables: str) -> None:
+        program = f"import sys; from scripts.serve_timed import {entry}; sys.exit({entry}(sys.argv[1:]))"
         command = [sys.executable, "-c", program, str(self.folder / times), *words]
         environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
         with open(self.folder / f"{name}.said", "wb") as said:
@@ -135,21 +137,25 @@ def _by_end(times: Floats) -> Floats:
 
 class Kept(Watched):
     """Two parties on a kept store, a request for each slot. slots: of a set; kept: slots to be kept, 0: all is dealt
-    ahead.
+    ahead. keepers: 2: another store on this host is kept too, that of a service which is asked as often.
     """
 
-    def __init__(self, net: Net, slots: int, kept: int) -> None:
+    def __init__(self, net: Net, slots: int, kept: int, keepers: int = 1) -> None:
         super().__init__()
         self.name = f"{net.name}, {'a full store' if not kept else f'a store of {kept}'}"
+        self.name += ", another beside it" if keepers > 1 else ""
         self.images, self.kept, self._slots = net.request, kept, slots
+        self.keepers = keepers if kept else 0
         self._counting = threading.Lock()
         self._unused = 0  # slots that were dealt, as far as was read, and not asked for
         shape = "x".join(map(str, DATASETS[net.dataset].shape))
         try:
             self._tell(0)
             images = ["--images", str(slots * net.request), "--input", f"{net.request}x{shape}"]
-            words = ["deal", *net.words, *images, "--keep", "1", "--out", str(self.folder / "kept")]
-            self._start("keeper", "sets.txt", words)
+            words = ["deal", *net.words, *images, "--keep", "1", "--out"]
+            self._start("keeper", "sets.txt", [*words, str(self.folder / "kept")])
+            if self.keepers > 1:
+                self._start("second keeper", "others.txt", [*words, str(self.folder / "other")], "beside")
             self.fill(1)
             self._serve(net, shape)
         except BaseException:
@@ -176,9 +182,9 @@ class Kept(Watched):
                     raise
                 time.sleep(0.2)
 
-    def _tell(self, slots: int) -> None:
+    def _tell(self, slots: int, keepers: int = 1) -> None:
         new = self.folder / "keep.new"
-        new.write_text(str(slots))
+        new.write_text(f"{slots} {int(keepers > 1)}")
         new.rename(self.folder / "sets.txt.keep")
 
     def fill(self, requests: int) -> tuple[float, ...]:
@@ -211,7 +217,7 @@ class Kept(Watched):
         return tuple(seconds)
 
     def keep(self) -> None:
-        self._tell(self.kept)
+        self._tell(self.kept, self.keepers)
 
     def sets(self) -> Floats:
         found = super().sets()

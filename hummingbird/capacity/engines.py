@@ -14,7 +14,7 @@ from hummingbird.capacity.drawing import choices
 from hummingbird.capacity.limit import Resource, capacity_of, limits
 from hummingbird.capacity.result import EVENTS, RECURRENCE, Result
 from hummingbird.capacity.service import Compute, Hosts, Phase, Send, Service, Step
-from hummingbird.capacity.system import Draws, Floats, Load, System, system_of
+from hummingbird.capacity.system import Draws, Floats, Load, System, system_of, transits
 from hummingbird.errors import ConfigError
 
 BATCHES = ("batch", "hold", "each")  # rules that are the service's, and may be given in place of its own
@@ -48,8 +48,10 @@ def run(
     engine, why = _engine(service, system, engine)
     shape = _shape(arrivals, engine, runs, requests)
     load = arrivals.load(*shape, seed, per_request=service.images)
+    away = transits(service, load)
     if load.think is not None:  # a user who waits for the wire asks so much later
-        load = dataclasses.replace(load, think=load.think + service.transit_seconds)
+        first = np.full((shape[0], load.users), service.transit_seconds())
+        load = dataclasses.replace(load, think=load.think + np.hstack([first, away]))
     factors = drawn_factors(service, system, load, seed)
     if engine == RECURRENCE:
         outcome = recurrence.simulate(system, load, seconds(service, load, factors))
@@ -58,7 +60,7 @@ def run(
         told = None if progress is None else lambda done: progress(done, total)
         outcome = events.simulate(service, system, load, factors, told)
     # The engines follow a request from where the service has it; those on their way are in nobody's way.
-    outcome = dataclasses.replace(outcome, arrived=outcome.arrived - service.transit_seconds)
+    outcome = dataclasses.replace(outcome, arrived=outcome.arrived - away)
     # Limits are in requests of the service's own, of which each arrival may bring several.
     sized = dataclasses.replace(service, each=service.each / float(load.sizes().mean()))
     return Result(service, system, arrivals, load, outcome, engine, why, limits(sized))

@@ -3,6 +3,7 @@
 Three kinds of bound, on means: slots, c / T_on (made on demand: c / (T_on + refills)); refills, min(r, K / m) m / (n
 T_off) for r at a time, m tokens each and n a request; and every core and link, its capacity over what a request and its
 share of the refills ask of it. The least holds (a closed circuit of a max-plus system; page `planner`, "Rate limit").
+Clients are many, and their own links bound nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def loads(service: Service, phase: Phase) -> dict[Resource, float]:
 
 
 def asked(service: Service, together: float | None = None) -> dict[Resource, float]:
-    """Mean core-seconds and bits that a request asks of every core and link, its share of a batch and refills too.
+    """Mean core-seconds and bits that a request asks of every core and link but its client's, its share of a batch and
+    refills too.
 
     together: requests of a batch on average; None: all are full. What a batch takes longer it computes.
     """
@@ -65,13 +67,19 @@ def asked(service: Service, together: float | None = None) -> dict[Resource, flo
     for phase, times in (*parts, (service.refill, refills_per_request(service))):
         for resource, amount in loads(service, phase).items() if phase is not None else ():
             found[resource] += times * amount
-    return dict(found)
+    return {resource: amount for resource, amount in found.items() if resource[0] not in service.clients}
 
 
 def binding(limits: list[Limit], service: Service, *, shared: bool) -> Limit:
-    """The least of the limits; shared: also of cores and links that phases share. Links of the transit always count."""
-    links = loads(service, service.transit) if service.transit is not None else {}
-    return next(limit for limit in limits if limit.resource is None or shared or limit.resource in links)
+    """The least of the limits; shared: also of cores and links that phases share. Those of the transit alone always
+    count.
+    """
+    used = {
+        name: {resource for resource, amount in loads(service, phase).items() if amount}
+        for name, phase in service.phases().items()
+    }
+    alone = used.pop("transit", set()).difference(*used.values())
+    return next(limit for limit in limits if limit.resource is None or shared or limit.resource in alone)
 
 
 def capacity_of(service: Service, resource: Resource) -> float:

@@ -3,24 +3,29 @@
 Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer those of its dry run, and a
 token is a slot of a store, all of it corrections to party 0. Seconds come from a profile. A request is one slice: two
 slices are under way at a time, one computes while the other one is on the wire (mpc/microbatch.py).
+
+Before and after, a request is on its way: its client sends every party a share of the inputs, and gets one of the
+results from each, all over the client's own link (`cost.asking`; serving/message.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from hummingbird.capacity.measure import amounts, digest, kind_of
 from hummingbird.capacity.profile import Profile, Seconds
 from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, Work, chain, check_count
-from hummingbird.cost import FREE, Cost
+from hummingbird.cost import FREE, Cost, asking
 from hummingbird.errors import ConfigError
 from hummingbird.mpc import microbatch
 from hummingbird.mpc.dealer.folder import places
 from hummingbird.mpc.dry_run import dry_run
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.report import BANDWIDTH, RTT
+from hummingbird.serving.plan import input_bits, result_bits
 
-DEALER = "dealer"
+CLIENT, DEALER = "client", "dealer"
 DEALERS = ("store", "stream")
 _IN_TURNS = 2  # slices of a lane under way at a time
 
@@ -31,7 +36,8 @@ def masked(
     """The service of a net converted with protocol "masked", each request a slice of `shape` (B, ...).
 
     dealer: "store": slots are dealt while there is room for more, and party 0 keeps them; "stream": a dealer makes them
-    during the request. lanes: of each party. Links are those of a data centre: `Service.at` sets others.
+    during the request. lanes: of each party. Links are those of a data centre, the client's too: `Service.at` sets
+    others.
     ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
 
         capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
@@ -73,12 +79,16 @@ def _service(
         steps += [Step(name, do) for name, do in (*dealing, *correcting)]
     host = Host(cores=profile.threads * lanes, up=BANDWIDTH, down=BANDWIDTH)
     hosts = dict.fromkeys([*roles, DEALER] if requests else roles, host)
+    transit = _transit(roles, private, shape)
+    if transit is not None:
+        hosts[CLIENT] = Host(up=BANDWIDTH, down=BANDWIDTH)
     return Service(
         name=f"{protocol}, {'a store' if stored else 'a dealer that streams'}, slices of {shape}",
         hosts=hosts,
         request=Phase(tuple(steps), seconds["compute"].factors),
         refill=Phase(chain(*dealing, *correcting).steps, seconds["deal"].factors) if stored else None,
         session=_setup(roles, private.setup_cost(parties)),
+        transit=transit,
         token_bytes={roles[0]: slot} if stored else {},
         slots=_IN_TURNS * lanes,
         images=shape[0],
@@ -117,6 +127,27 @@ def _online(roles: list[str], cost: Cost, seconds: dict[str, Seconds], profile: 
     if "expand" in seconds:
         steps += [Step(f"expand {role}", profile.compute(role, seconds["expand"])) for role in roles]
     return steps
+
+
+def _transit(roles: list[str], private: PrivateNet, shape: tuple[int, ...]) -> Phase | None:
+    """A client's shares of a slice's inputs up, then the parties' shares of its results down, one after another on its
+    link; None for a net of public inputs, which is not served (serving/plan.py).
+    """
+    if any(step.op == "public" for step in private.plan):
+        return None
+    bits, results = input_bits(private.plan), sum(math.prod(made) for _, made in private.results(shape)[1])
+
+    def asked(parties: int) -> tuple[int, int]:
+        return asking(parties, math.prod(shape), bits, results, result_bits(private.plan))
+
+    (last, _), (up, down), others = asked(1), asked(len(roles)), roles[:-1]  # the last party gets what a lone one would
+    sent = {**dict.fromkeys(others, (up - last) / len(others)), roles[-1]: last}
+    return chain(
+        *((f"input to {role}", Send(CLIENT, role, size)) for role, size in sent.items()),
+        ("there", Rounds(1)),
+        *((f"result from {role}", Send(role, CLIENT, down / len(roles))) for role in roles),
+        ("back", Rounds(1)),
+    )
 
 
 def _setup(roles: list[str], cost: Cost) -> Phase | None:

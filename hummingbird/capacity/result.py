@@ -14,7 +14,7 @@ from hummingbird.capacity.arrivals import Arrivals, Trace
 from hummingbird.capacity.limit import Limit, Resource, asked, binding, capacity_of
 from hummingbird.capacity.service import Service
 from hummingbird.capacity.statistics import Estimate
-from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System
+from hummingbird.capacity.system import GAVE_UP, REJECTED, Floats, Load, Outcome, System, transits
 from hummingbird.errors import ConfigError
 from hummingbird.table import text_table
 
@@ -80,12 +80,17 @@ class Result:
         return statistics.quantile(self._steady(self.outcome.latency), q)
 
     @cached_property
+    def _came(self) -> Floats:
+        """When every request came to the service, (runs, requests)."""
+        return self.outcome.arrived + transits(self.service, self.load)
+
+    @cached_property
     def means(self) -> dict[str, Estimate]:
         """Mean seconds of latency, and of its parts: wait for a slot, blocked for tokens, online phase; the transit."""
-        o, transit = self.outcome, self.service.transit_seconds
-        parts = {"latency": o.latency, "wait": o.began - o.arrived - transit, "blocked": o.went - o.began}
-        if transit:
-            parts["transit"] = np.where(o.served, transit, np.nan)
+        o = self.outcome
+        parts = {"latency": o.latency, "wait": o.began - self._came, "blocked": o.went - o.began}
+        if self.service.transit is not None:
+            parts["transit"] = np.where(o.served, self._came - o.arrived, np.nan)
         return {
             name: statistics.mean(self._steady(part)) for name, part in (parts | {"online": o.left - o.went}).items()
         }
@@ -95,8 +100,7 @@ class Result:
         """When the first and the last request that count came to the service, in every run, and the seconds between:
         (runs, 1) each.
         """
-        came = self.outcome.arrived + self.service.transit_seconds
-        low, high = came[:, self.cut, None], came[:, -1:]
+        low, high = self._came[:, self.cut, None], self._came[:, -1:]
         return low, high, np.where(high > low, high - low, math.nan)
 
     def _inside(self, begin: Floats, end: Floats, weights: Floats | float = 1.0) -> float:
@@ -112,7 +116,7 @@ class Result:
         waited = np.where(np.isnan(o.began), o.left, o.began)
         got = np.where(np.isnan(o.went), o.left, o.went)
         found = {
-            "waiting": self._inside(o.arrived + self.service.transit_seconds, waited),
+            "waiting": self._inside(self._came, waited),
             "in slots": self._inside(o.began, o.left),
             "blocked": self._inside(o.began, got),
         }

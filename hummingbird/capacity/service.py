@@ -184,6 +184,17 @@ class Phase:
                 found.append(Step(step.name, step.work, after))
         return Phase(tuple(found))
 
+    def times(self, count: int) -> Phase:
+        """As many runs of it together: that many times the core-seconds and bytes, in the same rounds."""
+
+        def more(work: Work) -> Work:
+            if isinstance(work, Compute):
+                return dataclasses.replace(work, core_seconds=count * work.core_seconds)
+            return dataclasses.replace(work, bytes=count * work.bytes) if isinstance(work, Send) else work
+
+        steps = tuple(dataclasses.replace(step, work=more(step.work)) for step in self.steps)
+        return dataclasses.replace(self, steps=steps)
+
 
 def _ordered(steps: Iterable[Step]) -> list[Step]:
     """The steps, each after those it waits for, else in the order given; ConfigError for a cycle."""
@@ -214,8 +225,9 @@ class Service:
     token_bytes: of one token, on each host that keeps it. workers: refills at a time. slots: requests at a time.
     batch: requests that are served as one, which begin when there are so many or the first has waited `hold` seconds,
     and take `each` seconds more for every request but the first. transit: of a request on its way there and back,
-    outside of its slot; None: it has none. images: of one request. rtt: seconds there and back between any two hosts.
-    notes: where its figures come from.
+    outside of its slot; None: it has none. A host that only the transit names is the client's: every client has one of
+    its own, which bounds no rate and costs the service nothing. images: of one request. rtt: seconds there and back
+    between any two hosts. notes: where its figures come from.
     """
 
     name: str
@@ -270,6 +282,12 @@ class Service:
         return {name: phase for name, phase in found.items() if phase is not None}
 
     @property
+    def clients(self) -> frozenset[str]:
+        """Hosts that only the transit names: each client's own."""
+        named = {name: {role for step in phase.steps for role in step.roles} for name, phase in self.phases().items()}
+        return frozenset(named.pop("transit", set()).difference(*named.values()))
+
+    @property
     def most_tokens(self) -> int:
         """K: the tokens that all stores hold, the least over the hosts; 0: tokens are made on demand, or not needed."""
         if not self.token_bytes:
@@ -277,15 +295,15 @@ class Service:
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
 
     def at(self, hosts: Hosts) -> Service:
-        """The same service on other machines and another link."""
-        changed = {}
+        """The same service on other machines and another link; a client's machine gets the link alone."""
+        changed, clients = {}, self.clients
         for role, host in self.hosts.items():
             given = {
-                "cores": hosts.cores,
+                "cores": hosts.cores if role not in clients else None,
                 "store": hosts.store if role in self.token_bytes else None,
                 "up": _first(hosts.up, hosts.bandwidth) if host.up != math.inf else None,
                 "down": _first(hosts.down, hosts.bandwidth) if host.down != math.inf else None,
-                "prices": hosts.prices,
+                "prices": hosts.prices if role not in clients else None,
             }
             new = {name: value for name, value in given.items() if value is not None}
             changed[role] = dataclasses.replace(host, **new)  # type: ignore[arg-type]
@@ -304,10 +322,9 @@ class Service:
             return 8 * work.bytes / min(self.hosts[work.source].up, self.hosts[work.target].down)
         return work.rounds * self.rtt / 2
 
-    @property
-    def transit_seconds(self) -> float:
-        """Seconds of a request on its way there and back, alone on its links."""
-        return self.seconds(self.transit) if self.transit is not None else 0.0
+    def transit_seconds(self, requests: int = 1) -> float:
+        """Seconds of so many requests on their way together, there and back, alone on their links."""
+        return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:
         """Seconds of the longest path of a phase, each step alone on its hosts and links."""

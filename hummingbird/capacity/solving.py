@@ -191,8 +191,8 @@ def solve(
 
 def idle(service: Service, goal: str) -> float:
     """The goal's figure of a service that nobody else asks, with its tokens made, or made on demand."""
-    phase = service.request
-    seconds = [service.seconds(phase, factor) for factor in phase.factors or (1.0,)]
+    phase, away = service.request, service.transit_seconds()
+    seconds = [away + service.seconds(phase, factor) for factor in phase.factors or (1.0,)]
     if service.refill is not None and not service.most_tokens:
         refill = -(-service.request_tokens // service.refill_tokens) * service.seconds(service.refill)
         seconds = [each + refill for each in seconds]
@@ -396,12 +396,21 @@ def _elasticities(search: _Search, run: Result) -> dict[str, float]:
         if kind == "cores":
             found[f"{role}'s speed"] = change(_faster(service, role))
         else:
-            host = service.hosts[role]
-            more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
-            found[f"{role}'s {kind}"] = change(dataclasses.replace(service, hosts={**service.hosts, role: more}))
+            found[f"{role}'s {kind}"] = change(_wider(service, role, kind))
+    if service.transit_seconds() >= _USED * base:
+        for role in service.clients:
+            links = [kind for kind in ("up", "down") if getattr(service.hosts[role], kind) < math.inf]
+            found |= {f"{role}'s {kind}": change(_wider(service, role, kind)) for kind in links}
     if service.rtt:
         found["round trip"] = change(dataclasses.replace(service, rtt=service.rtt * _STEP))
     return found
+
+
+def _wider(service: Service, role: str, kind: str) -> Service:
+    """The same service with more bits per second of a host's link up or down."""
+    host = service.hosts[role]
+    more = dataclasses.replace(host, **{kind: _STEP * getattr(host, kind)})
+    return dataclasses.replace(service, hosts={**service.hosts, role: more})
 
 
 def _faster(service: Service, role: str) -> Service:

@@ -160,6 +160,12 @@ class Load:
         return np.broadcast_to(np.asarray(1 if self.size is None else self.size, dtype=np.int64), self.shape)
 
 
+def transits(service: Service, load: Load) -> Floats:
+    """Seconds of every arrival on its way there and back, (runs, requests): with all its requests at once."""
+    found, places = np.unique(load.sizes(), return_inverse=True)
+    return np.array([service.transit_seconds(int(size)) for size in found])[places].reshape(load.shape)
+
+
 @dataclass(frozen=True)
 class Draws:
     """A number for each time that a phase runs: seconds for the recurrence, factors of it for the event engine.

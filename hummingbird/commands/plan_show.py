@@ -24,7 +24,7 @@ def figures(service: Service) -> dict[str, Any]:
         "tokens_per_request": service.request_tokens,
         "images_per_request": service.images,
         "requests_per_batch": service.batch,
-        "transit_seconds": service.transit_seconds,
+        "transit_seconds": service.transit_seconds(),
         **{f"{role}_bytes_per_token": size for role, size in service.token_bytes.items()},
         "limit_requests_per_second": bounds[0].rate,
         "limit_images_per_second": bounds[0].rate * service.images,
@@ -66,7 +66,7 @@ def tables(service: Service) -> str:
         online += f"\nup to {service.batch} are served as one, each further in {shown_seconds(service.each)}; "
         online += f"the first waits {shown_seconds(service.hold)} at most"
     if service.transit is not None:
-        online += f"\non its way there and back it is another {shown_seconds(service.transit_seconds)}"
+        online += f"\non its way there and back it is another {shown_seconds(service.transit_seconds())}"
     rate = f"at most {shown_rate(best[0].rate)}: {best[0].rate * service.images * 3600:,.0f} images/h"
     others = "".join(f"\n  then {shown_rate(bound.rate)}: {bound.cause}" for bound in best[1:4])
     parts.append(f"{online}\n{rate}, set by {best[0].cause}{others}")

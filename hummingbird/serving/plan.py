@@ -65,7 +65,6 @@ def describe(
     if slot is not None and not rowwise:
         what = "this net computes images together, and a store's slots are of one size"
         raise ConfigError(what, where="--store", hint="give a dealer")
-    place = next(place for place, step in enumerate(private.plan) if step.op == "input")
     service = Description(
         release=VERSION,
         net=hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest(),
@@ -75,7 +74,7 @@ def describe(
         form=form,
         limit=private.input_range,
         scale=SCALE,
-        bits=max(1, settle_rings(private.plan)[place]),
+        bits=input_bits(private.plan),
         result_scale=private.plan[-1].scale,
         result_bits=result_bits(private.plan),
         parties=session.parties,
@@ -122,6 +121,12 @@ def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int,
     """The shapes of one image that a caller gives: one, or one for each input."""
     sizes: list[Any] = list(shape)
     return [tuple(each) for each in sizes] if sizes and not isinstance(sizes[0], int) else [tuple(sizes)]
+
+
+def input_bits(plan: Sequence[PlanStep]) -> int:
+    """How many low bits of its private input the net reads."""
+    place = next(place for place, step in enumerate(plan) if step.op == "input")
+    return max(1, settle_rings(plan)[place])
 
 
 def result_bits(plan: Sequence[PlanStep]) -> int:

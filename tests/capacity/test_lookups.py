@@ -88,7 +88,7 @@ def test_cores_that_are_faster_are_so_for_all_of_a_pass() -> None:
 def test_a_lone_request_waits_for_others_and_for_the_wire(service: Service) -> None:
     there = service.at(Hosts(rtt=0.03))
     got = run(there, None, constant(1.0), runs=2, requests=50)
-    expected = service.hold + FIXED + EACH + there.transit_seconds
+    expected = service.hold + FIXED + EACH + there.transit_seconds()
     assert got.outcome.latency == pytest.approx(np.full((2, 50), expected), rel=1e-6)
     assert got.means["transit"].value == pytest.approx(0.03, rel=1e-3)
     assert got.means["wait"].value == pytest.approx(service.hold) and got.utilisation["slots"] < 0.01

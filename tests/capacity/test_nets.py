@@ -31,8 +31,8 @@ def net(weights: str | int = "public", protocol: str = "masked") -> PrivateNet:
     return convert_model(layers, BitWindow(20, 12), weights, protocol)
 
 
-def profile(private: PrivateNet, parties: int = 2) -> Profile:
-    return Profile(machine(), 1, (measure("small", private, SHAPE, parties, repeats=2),))
+def profile(private: PrivateNet, parties: int = 2, shape: tuple[int, ...] = SHAPE) -> Profile:
+    return Profile(machine(), 1, (measure("small", private, shape, parties, repeats=2),))
 
 
 def worked(private: PrivateNet) -> dict[str, float]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
+from torch import nn
 
+from hummingbird import convert_model
 from hummingbird.capacity import recurrence
 from hummingbird.capacity.limit import limits
 from hummingbird.capacity.profile import Profile
 from hummingbird.capacity.system import Draws, Load, System
 from hummingbird.commands.program import machine
 from hummingbird.errors import ConfigError
-from scripts import bench_serve, calibrate, serve_reality
+from hummingbird.mpc.dealer.store import material_facts
+from hummingbird.mpc.dry_run import dry_run
+from scripts import bench_serve, calibrate, serve_reality, serve_timed
 from scripts.serve_calibrate import Calibrated
 from scripts.serve_predict import ENGINES, Figures, Offered, own, predicted, tolerance
 
@@ -37,6 +42,12 @@ def offered(kept: int) -> Offered:
     return Offered(due, done + 0.003, lined, went, done, sets, 0)
 
 
+def planned(calibrated: Calibrated, kept: int, keepers: int, due: np.ndarray, engine: str) -> Figures:
+    """The prediction for a service on two cores."""
+    service = calibrated.service("a service", kept, 2, keepers)
+    return predicted(service, calibrated.beside, due, engine, 0)
+
+
 @pytest.mark.parametrize("kept", [0, 4])
 def test_a_runs_own_seconds_give_its_own_figures(kept: int) -> None:
     run = offered(kept)
@@ -51,23 +62,57 @@ def test_what_is_predicted_is_the_queue_of_busy_seconds_and_the_rest_of_a_lone_r
     """Requests far apart take what a lone one takes; at every load all wait as in a queue of one at a time."""
     far = np.arange(1, 40.0)
     for engine in ENGINES:
-        found = predicted(FAST, 0, 2, far, engine, 0)
+        found = planned(FAST, 0, 1, far, engine)
         assert (found.p50, found.p99) == (pytest.approx(0.012), pytest.approx(0.012))
     due = np.cumsum(np.random.default_rng(1).exponential(0.02, 4000))
-    half = predicted(FAST, 0, 2, due, ENGINES[0], 0)
+    half = planned(FAST, 0, 1, due, ENGINES[0])
     done = recurrence.simulate(System(), Load(due=due[None]), Draws(np.full((1, 1), 0.01)))
     assert half.p95 == pytest.approx(float(np.quantile(done.latency, 0.95)) + 0.002)
 
 
-def test_a_keeper_slows_the_parties_in_the_event_engine_alone() -> None:
+def test_keepers_slow_the_parties_in_the_event_engine_alone() -> None:
+    """A second one slows them more, and the recurrence does not see it."""
     due = np.cumsum(np.random.default_rng(1).exponential(0.03, 500))
-    without, alone, shared = (predicted(each, kept, 2, due, engine, 0) for each, kept, engine in (
+    without, alone, shared = (planned(each, kept, 1, due, engine) for each, kept, engine in (
         (FAST, 0, ENGINES[0]), (KEPT, 4, ENGINES[0]), (KEPT, 4, ENGINES[1])
     ))  # fmt: skip
     assert without.p50 <= alone.p50 < shared.p50 and without.p99 < alone.p99 < shared.p99
-    bounds = {limit.cause: limit.rate for limit in limits(KEPT.service("kept", 4, 2))}
-    assert bounds["1 refill at a time"] == pytest.approx(1 / 0.021)
-    assert bounds["cores of host"] == pytest.approx(2 / (0.016 + 0.005))
+    assert planned(KEPT, 4, 2, due, ENGINES[0]) == alone
+    both = planned(KEPT, 4, 2, due, ENGINES[1])
+    assert shared.p50 < both.p50 and shared.p99 < both.p99
+    for keepers in (1, 2):
+        bounds = {limit.cause: limit.rate for limit in limits(KEPT.service("kept", 4, 2, keepers))}
+        assert bounds["1 refill at a time"] == pytest.approx(1 / 0.021)
+        assert bounds["cores of host"] == pytest.approx(2 / (0.016 + keepers * 0.005))
+
+
+def test_a_second_keeper_deals_what_the_first_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many sets, at the same time, which are deleted; none while the first is told to deal alone."""
+    private = convert_model(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval())
+    what = {"batch": dry_run(private, (1, 3), 2).batch, "shape": (1, 3), "slots": 1, "parties": 2, "lanes": 1}
+    what |= {"facts": material_facts(private.facts), "cipher": "aes-128-ctr"}
+    with open(tmp_path / "sets.txt", "a") as out:
+        monkeypatch.setattr(serve_timed, "_out", out, raising=False)
+        first = serve_timed.Keeper(tmp_path / "kept", **what)
+        second = serve_timed.Second(tmp_path / "other", **what)
+        for keep, begun in (("2 0", 0), ("3 1", 1), ("4 1", 2), ("5 0", 2)):
+            Path(f"{out.name}.keep").write_text(keep)
+            assert first.unused() <= 0
+            first.add()
+            file = tmp_path / "begun"
+            assert (file.stat().st_size if file.exists() else 0) == begun
+        for number in (1, 2):
+            assert second.unused() == 0 and second.add()[0] == number
+            assert [path.name for path in (tmp_path / "other").iterdir()] == ["kept.json"]
+        waiting = Thread(target=second.unused, daemon=True)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        Path(f"{out.name}.keep").write_text("9 1")
+        first.unused(), first.add()
+        waiting.join(60)
+        assert not waiting.is_alive()
+    first.close(), second.close()
 
 
 def test_the_pace_of_short_calibrations_scales_a_profile() -> None:
@@ -84,10 +129,10 @@ def test_the_pace_of_short_calibrations_scales_a_profile() -> None:
 
 def test_medians_and_verdicts_tell_a_run_that_is_off() -> None:
     class Service:
-        name, images, kept = "a service", 1, 4
+        name, images, kept, keepers = "a service", 1, 4, 1
 
     run = offered(4)
-    good = serve_reality.compare(run, KEPT, 4, 33.0, 0)
+    good = serve_reality.compare(run, KEPT.service("a service", 4, 2), KEPT.beside, 33.0, 0)
     found = serve_reality.row(Service(), 50.0, [good], 2)  # type: ignore[arg-type]
     assert found["dropped_runs"] == 2 and found["measured_p50_milliseconds"] == pytest.approx(1e3 * good.measured.p50)
     assert found["allowed_percent"] == pytest.approx(15) and tolerance(0.7) == pytest.approx(0.05 * (1 + 1 / 0.3))
@@ -122,7 +167,8 @@ def test_services_run_beside_their_plans(tmp_path: Path, capsys: pytest.CaptureF
     small = ["--loads", "30", "--requests", "40", "--runs", "1", "--tries", "1", "--samples", "5", "--drift", "1e6"]
     assert bench_serve.main(["--predict", str(profile), *small, "--json", str(file)]) == 0
     rows = json.loads(file.read_text())
-    assert [row["kept_slots"] for row in rows] == [None, None, 4] and all(row["runs"] == 1 for row in rows)
+    kept = [(row["kept_slots"], row["keepers"]) for row in rows]
+    assert kept == [(None, 0), (None, 0), (4, 1), (4, 2)] and all(row["runs"] == 1 for row in rows)
     for row in rows:
         assert 0 < row["measured_p50_milliseconds"] <= row["measured_p99_milliseconds"]
         assert abs(row["own_p50_error_percent"]) < 50  # a busy machine wakes threads late
