@@ -54,7 +54,8 @@ def _parse(text: str, units: Mapping[str, float], what: str, example: str) -> fl
         value = math.nan
     if math.isnan(value):
         names = ", ".join(name for name in units if name)
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what} such as {example} (units: {names})")
+        bare = next((f"; without one {name}" for name in units if name and units.get("") == units[name]), "")
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what} such as {example} (units: {names}{bare})")
     if not 0 < value < math.inf:
         problem = "is not above 0" if value < math.inf else "is no finite number"
         raise argparse.ArgumentTypeError(f"{text!r} {problem}: give {what} such as {example}")

@@ -214,7 +214,7 @@ Solved = tuple[Result, float]
 def _rate(search: _Search) -> Solved:
     gaps = search.arrivals
     if not isinstance(gaps, Gaps):
-        hint = "capacity.poisson(rate), or another burstiness"
+        hint = "capacity.poisson(rate), or another burstiness; `plan solve`: none of --hourly, --trace and --users"
         raise ConfigError("the rate of arrivals that have none", where="arrivals", hint=hint)
     _check_idle(search, search.service, ", a faster link or more cores")
     first = search.heaviest / search.load(search.service, dataclasses.replace(gaps, rate=1.0))
@@ -306,7 +306,8 @@ def _replicas(search: _Search) -> Solved:
     service, gaps = search.service, search.arrivals
     _check_idle(search, service, ", a faster link or more cores")
     if not isinstance(gaps, Gaps):
-        raise ConfigError("replicas for arrivals without a rate", where="arrivals", hint="capacity.poisson(rate)")
+        hint = "capacity.poisson(rate); `plan solve`: --rate"
+        raise ConfigError("replicas for arrivals without a rate", where="arrivals", hint=hint)
     apart = engines.shared(service, system_of(service)) and search.options["engine"] != RECURRENCE
 
     def at(count: int) -> Trial:

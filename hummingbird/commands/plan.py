@@ -245,8 +245,8 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "store": lambda value: f"{shown_bytes(value)} of store at least",
     "bandwidth": lambda value: f"{value / 1e6:.4g} Mb/s at least",
     "split": lambda value: f"{value / 1e6:.4g} Mb/s up, the rest down",
-    "cores": lambda value: f"{value:.0f} cores of every host at least",
-    "replicas": lambda value: f"{value:.0f} replicas at least",
+    "cores": lambda value: f"{value:.0f} core{'s' * (value > 1)} of every host at least",
+    "replicas": lambda value: f"{value:.0f} replica{'s' * (value > 1)} at least",
 }
 
 

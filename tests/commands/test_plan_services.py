@@ -120,7 +120,19 @@ LOADS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "users without a rate": (
         ["solve", "--goal", "p99=5s", "--vary", "replicas", "--users", "3", "--think", "1s"],
-        ("replicas for arrivals without a rate", "(at arrivals)", "poisson"),
+        ("replicas for arrivals without a rate", "(at arrivals)", "poisson", "`plan solve`: --rate"),
+    ),
+    "a rate for hours": (
+        ["solve", "--goal", "p99=5s", "--vary", "rate", "--hourly", "1/s"],
+        ("the rate of arrivals that have none", "(at arrivals)", "none of --hourly, --trace and --users"),
+    ),
+    "an unknown unit": (
+        ["show", "--bandwidth", "352Mb/s"],
+        ("--bandwidth", "'352Mb/s' is not a link such as 352mbit", "(units: bit, kbit, mbit, gbit; without one bit)"),
+    ),
+    "a rate without a unit": (
+        ["run", "--rate", "4"],
+        ("--rate", "'4' is not a rate such as 20/min", "(units: /s, /min, /h, /day)"),
     ),
 }
 IDLE = {"rate": "0.25", "replicas": "0.25", "store": "0.25", "cores": "0.25", "bandwidth": "0.05", "split": "0.15"}
