@@ -88,13 +88,13 @@ class Second(dealing.Keeper):
     _dealt = 0
 
     def unused(self) -> int:
-        """None, as soon as the first keeper has begun one set more."""
-        while not _begun().exists() or _begun().stat().st_size <= self._dealt:
-            time.sleep(_TICK)
+        """None: all that is dealt is used."""
         return 0
 
     def add(self, *progress: Any) -> tuple[int, float]:
-        """As `Keeper.add`."""
+        """As `Keeper.add`, as soon as the first keeper has begun one set more."""
+        while _begun().stat().st_size <= self._dealt:
+            time.sleep(_TICK)
         dealt = super().add(*progress)
         shutil.rmtree(set_folder(self.root, dealt[0]))
         self._dealt += 1
@@ -102,7 +102,7 @@ class Second(dealing.Keeper):
 
 
 def _begun() -> Path:
-    """The file with a byte for each set that both keepers are to deal."""
+    """The file with a byte for each set that both keepers are to deal; there from the start."""
     return Path(_out.name).parent / "begun"
 
 

@@ -155,6 +155,7 @@ class Kept(Watched):
             words = ["deal", *net.words, *images, "--keep", "1", "--out"]
             self._start("keeper", "sets.txt", [*words, str(self.folder / "kept")])
             if self.keepers > 1:
+                (self.folder / "begun").touch()
                 self._start("second keeper", "others.txt", [*words, str(self.folder / "other")], "beside")
             self.fill(1)
             self._serve(net, shape)

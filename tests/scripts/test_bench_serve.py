@@ -91,20 +91,21 @@ def test_a_second_keeper_deals_what_the_first_begins(tmp_path: Path, monkeypatch
     private = convert_model(nn.Sequential(nn.Linear(3, 2), nn.ReLU()).eval())
     what = {"batch": dry_run(private, (1, 3), 2).batch, "shape": (1, 3), "slots": 1, "parties": 2, "lanes": 1}
     what |= {"facts": material_facts(private.facts), "cipher": "aes-128-ctr"}
+    begun = tmp_path / "begun"
+    begun.touch()
     with open(tmp_path / "sets.txt", "a") as out:
         monkeypatch.setattr(serve_timed, "_out", out, raising=False)
         first = serve_timed.Keeper(tmp_path / "kept", **what)
         second = serve_timed.Second(tmp_path / "other", **what)
-        for keep, begun in (("2 0", 0), ("3 1", 1), ("4 1", 2), ("5 0", 2)):
+        for keep, both in (("2 0", 0), ("3 1", 1), ("4 1", 2), ("5 0", 2)):
             Path(f"{out.name}.keep").write_text(keep)
             assert first.unused() <= 0
             first.add()
-            file = tmp_path / "begun"
-            assert (file.stat().st_size if file.exists() else 0) == begun
+            assert begun.stat().st_size == both
         for number in (1, 2):
-            assert second.unused() == 0 and second.add()[0] == number
+            assert second.add()[0] == number
             assert [path.name for path in (tmp_path / "other").iterdir()] == ["kept.json"]
-        waiting = Thread(target=second.unused, daemon=True)
+        waiting = Thread(target=second.add, daemon=True)
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
