@@ -73,7 +73,8 @@ class Hosts:
     """Machines and a link to set a service on: each value given here replaces that of every host; None leaves it.
 
     cores; store: bytes, of every host that keeps tokens. bandwidth: bits per second both ways, or up and down apart,
-    of every host whose link has a limit. rtt: seconds there and back. prices: of every host.
+    of every host whose link has a limit. rtt: seconds there and back. prices: of every host. Of `Service.clients` the
+    link alone is set.
     """
 
     cores: int | None = None
@@ -295,7 +296,7 @@ class Service:
         return min(int(self.hosts[role].store) // size for role, size in self.token_bytes.items())
 
     def at(self, hosts: Hosts) -> Service:
-        """The same service on other machines and another link; a client's machine gets the link alone."""
+        """The same service on other machines and another link."""
         changed, clients = {}, self.clients
         for role, host in self.hosts.items():
             given = {
