@@ -2,6 +2,7 @@
 
     eco         no budget: m = 0, and k above the largest |x| of every layer, so that no prediction changes
     a budget    the most accurate windows whose cost, in bits kept, bytes sent or seconds on the wire, is within it
+    --knobs q   then for each group how many bits of fraction its results do without, for fewer bytes in all
 
 Maeng and Suh, "HummingBird", 2023, sections 4.2 and 4.3. Everything runs on plain tensors, before any party starts.
 """
@@ -27,11 +28,13 @@ from hummingbird.commands.searching import check_states, interrupted, online, st
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid import make_plan, prices
+from hummingbird.table import text_table
 from hummingbird.window_search import Objective
 from hummingbird.window_search.bars import find_windows, shown
 from hummingbird.window_search.budget import read_budget
 from hummingbird.window_search.prepared import layer_table
-from hummingbird.window_search.study import OBJECTIVES
+from hummingbird.window_search.rounding import without_q
+from hummingbird.window_search.study import OBJECTIVES, Study
 
 HELP = "Find windows for every layer of a trained net."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
@@ -39,6 +42,10 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation --out eco.json
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
         --budget 6/64 --out 6-64.json --plot 6-64.png
+
+  the same bits in fewer bytes: results of layers rounded too, as far as the accuracy holds:
+    python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
+        --budget 8/64 --knobs q --out bits.json
 
   at most 500 kB sent by each party for an image:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
@@ -126,6 +133,8 @@ def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> 
     if uniform := said.get("uniform"):
         kept = f"{100 * uniform['accuracy']:.2f} % by the same criterion"
         lines.append(("uniform", f"[{uniform['k']}:{uniform['m']}), the best window for all layers: {kept}"))
+    if rounding := said.get("rounding"):
+        lines += [("in all", _in_all(rounding)), ("", _rounded(rounding))]
     if below := said["below_range"]:
         why = "no windows found that hold all values seen keep as many answers as the best uniform window"
         lines.append(("forced", f"k below the largest |x| in {', '.join(below)}: within the budget, {why}"))
@@ -142,9 +151,35 @@ def _agreeing(said: Mapping[str, Any]) -> str:
     return f"; {100 * said['agreement']:.2f} % of the answers are the exact net's" if "agreement" in said else ""
 
 
+def _in_all(rounding: Mapping[str, Any]) -> str:
+    costs = (f"{rounding[key] / 1e3:,.2f} kB" for key in ("bytes_in_all_without", "bytes_in_all"))
+    kept = f"{100 * rounding['kept_without']:.2f} %"
+    return "without q {}, with q {}; without q {} by the same criterion".format(*costs, kept)
+
+
+def _rounded(rounding: Mapping[str, Any]) -> str:
+    groups = ", ".join(f"{name} {q}" for name, q in rounding["q"].items())
+    return f"from all parties and the dealer, one image, whole net, aim throughput; q: {groups}"
+
+
+def in_all_table(study: Study, config: BitConfig) -> str:
+    """kB from all parties and the dealer for an image, with the windows and without their q, by layer."""
+    costs = [study.searched.in_all(each, study.parties) for each in (without_q(config), config)]
+    rows = []
+    for layer in study.layers:
+        window = config.window(layer.name)
+        numbers = (str(number) for number in (window.k, window.m, window.q))
+        rows.append((layer.name, *numbers, *(f"{cost[layer.name] / 8e3:,.2f}" for cost in costs)))
+    rows.append(("whole net", "", "", "", *(f"{sum(cost.values()) / 8e3:,.2f}" for cost in costs)))
+    return text_table(("layer", "k", "m", "q", "in all kB without q", "with q"), rows, total=True)
+
+
 def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> None:
     """Search, write the windows, and print what was found. load: gives net and images, once the options are checked."""
     limit = None if args.budget is None else read_budget(args.budget, args.objective, "--budget")
+    if args.cut and args.knobs:
+        hint = "leave out one of them: two parties without a dealer take windows without q"
+        raise ConfigError(f"--knobs {args.knobs} with --cut", where="--knobs", hint=hint)
     agree_on(args)
     state = state_of(args.out)
     if ranks.first():
@@ -178,7 +213,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
         plots.draw_windows(study.layers, config, args.plot)
     shape = study.searched.image_shape
     sent = wire(args, subject.net, config, shape)
-    print(f"{layer_table(study.layers, config)}\n\n{summary(config, objective, sent, subject.source)}")
+    tables = [layer_table(study.layers, config), *([in_all_table(study, config)] if args.knobs else [])]
+    print("\n\n".join([*tables, summary(config, objective, sent, subject.source)]))
     print(f"saved {args.out}" + (f" and {args.plot}" if args.plot else ""))
 
 

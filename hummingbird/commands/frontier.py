@@ -29,6 +29,7 @@ from hummingbird.errors import ConfigError
 from hummingbird.table import text_table
 from hummingbird.window_search.bars import find_windows
 from hummingbird.window_search.budget import read_budget
+from hummingbird.window_search.rounding import without_q
 from hummingbird.window_search.study import Study
 
 HELP = "Find windows at several budgets, and show accuracy against bytes sent."
@@ -122,11 +123,20 @@ class Frontier:
             "bits_per_comparison": 64 * said["cost"],
             "online_kilobytes_per_image": cost.bits / 8e3,
             "rounds": cost.rounds,
+            **self._in_all(config),
             "windows_tried": said["evaluations"],
             "seconds": said["seconds"],
             "file": out.name,
             **self.facts,
         }
+
+    def _in_all(self, config: BitConfig) -> Row:
+        """kB from all parties and the dealer for an image; with --knobs q also those of the same windows without it."""
+        costs = {"in_all_kilobytes_per_image": config}
+        if self.args.knobs:
+            costs["in_all_kilobytes_without_q"] = without_q(config)
+        in_all = self.study.searched.in_all
+        return {key: sum(in_all(each, self.args.parties).values()) / 8e3 for key, each in costs.items()}
 
     def _search(self, how: str, budget: str, what: str, state: Path) -> BitConfig:
         if budget == "exact":
@@ -152,14 +162,21 @@ def file_of(folder: Path, how: str, budget: str) -> Path:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text."""
-    head = ("budget", "windows", "file", "accuracy %", "lost", "bits each", "online kB", "rounds", "tried", "seconds")
+    sizes = {
+        "bits_per_comparison": "bits each",
+        "online_kilobytes_per_image": "online kB",
+        "in_all_kilobytes_without_q": "in all kB without q",
+        "in_all_kilobytes_per_image": "in all kB",
+    }
+    sizes = {key: name for key, name in sizes.items() if any(key in row for row in rows)}
+    head = ("budget", "windows", "file", "accuracy %", "lost", *sizes.values(), "rounds", "tried", "seconds")
     lines = []
     for row in rows:
         if not row["met"]:
-            lines.append((row["budget"], row["windows"], "none", *["-"] * 7))
+            lines.append((row["budget"], row["windows"], "none", *["-"] * (len(head) - 3)))
             continue
         lost = row["exact_accuracy_percent"] - row["accuracy_percent"]
-        figures = [f"{row[key]:.2f}" for key in ("bits_per_comparison", "online_kilobytes_per_image")]
+        figures = [f"{row[key]:.2f}" for key in sizes]
         last = (f"{row['rounds']}", f"{row['windows_tried']}", f"{row['seconds']:.1f}")
         where = (row["budget"], row["windows"], row["file"])
         lines.append((*where, f"{row['accuracy_percent']:.2f}", f"{lost:.2f}", *figures, *last))
@@ -195,7 +212,11 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
         plots.draw_frontier(rows, args.plot)
     for state in states:
         state.unlink(missing_ok=True)
-    print(f"{table(rows)}\n\nonline: per party, one image, whole net; {len(subject.images)} images of {subject.source}")
+    notes = [
+        f"online: per party, one image, whole net; {len(subject.images)} images of {subject.source}",
+        "in all: from all parties and the dealer, aim throughput",
+    ]
+    print("\n".join([table(rows), "", *notes]))
 
 
 def planned(args: argparse.Namespace) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hummingbird.errors import ConfigError
+from hummingbird.window_search.rounding import KNOBS
 from hummingbird.window_search.study import CRITERIA
 
 
@@ -73,12 +74,18 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--thrifty", action="store_true", help="keep what is left of a budget instead of widening windows with it"
     )
+    group.add_argument(
+        "--knobs",
+        choices=KNOBS,
+        help="q: choose it too, for each group, so that bytes in all (of all parties and the dealer) fall and the "
+        "accuracy holds as with k and m alone (default: q = 0)",
+    )
     group.add_argument("--resume", action="store_true", help="go on with a search that was interrupted or killed")
 
 
 def search_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of --margin to --thrifty as `Study.search` takes them."""
-    names = ("margin", "spare", "headroom", "reach", "widths", "trials", "thrifty")
+    """The values of --margin to --knobs as `Study.search` takes them."""
+    names = ("margin", "spare", "headroom", "reach", "widths", "trials", "thrifty", "knobs")
     return {key: getattr(args, key) for key in names}
 
 

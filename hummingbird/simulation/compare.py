@@ -131,11 +131,12 @@ class _Compare(torch.autograd.Function):
         if law.disturbances:
             real = _disturbed(real, law, rounding)
         flat, z = twin_relu(real, key, cut, both)
+        decided = flat  # a value that passed may be rounded to 0
         if law.q and law.rounds_apart:
             flat, z = _rounded(flat, law, rounding), None if z is None else _rounded(z, law, rounding)
         y = shaped(flat)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(y)
+        ctx.save_for_backward(y if decided is flat else shaped(decided))
         ctx.wraps = cut.wraps
         return y, None if z is None else shaped(z)
 
@@ -144,6 +145,7 @@ class _Compare(torch.autograd.Function):
         if to_y is None:
             return to_z, None, None, None, None
         (y,) = ctx.saved_tensors
-        # Where bit = 1, y is not 0, or v is. masked: r >= 1 there, so y > 0; gmw passes values below the window too.
+        # Where bit = 1, y is not 0 before gmw rounds it, or v is. masked: r >= 1 there, so y > 0; gmw passes values
+        # below the window too.
         passed = torch.ops.aten.threshold_backward(to_y, y if ctx.wraps else y.abs(), 0.0)
         return passed if to_z is None else passed + to_z, None, None, None, None

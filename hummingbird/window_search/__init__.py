@@ -13,6 +13,7 @@ journal.py      every answer in a file, which a restarted search replays
 questions.py    asking: checks, counts, progress
 choose.py       the least sums of losses within a budget, exactly
 budgeted.py     what a budget pays for: uniform windows, losses apart, trials together
+rounding.py     the third knob: q for each group, for fewer bytes in all
 find.py         `search_bits`
 
 Of real nets; these need CrypTen, so they are not loaded from here:

@@ -47,6 +47,11 @@ class Found(NamedTuple):
     score: Score
 
 
+def holds(score: Score, other: Score) -> bool:
+    """Whether it is not behind the other one, in answers and in the finer score."""
+    return score.answers >= other.answers and score.fine >= other.fine - _ALIKE
+
+
 @dataclass
 class Budgeted:
     """One search. choices: of each group. exact: the score without windows. accepts: whether the net runs windows.
@@ -70,6 +75,7 @@ class Budgeted:
     def __post_init__(self) -> None:
         self.best: Found | None = None
         self.uniform: Found | None = None
+        self.held = Score(0.0, 0.0)  # to which the result is held
         prices = [[self.objective.total(group.layers, c.windows) for c in found] for group, found in self._paired()]
         rest = sum(map(min, prices), Fraction(0))
         # What leaves too little for the cheapest choices of the others is in no assignment.
@@ -83,12 +89,12 @@ class Budgeted:
         least = self.exact.answers - self.margin
         floor = least if self.uniform is None else max(least, self.uniform.score.answers)
         rival = self.uniform if self.uniform is not None and self.uniform.score.answers >= least else None
-        fine = 0.0 if rival is None else rival.score.fine - _ALIKE
+        self.held = Score(floor, 0.0 if rival is None else rival.score.fine)
         self._most = self.questions.coarse({})
         losses = [self._losses(group, found) for group, found in self._paired()]
         for level in sorted({choice.level for found in self.choices for choice in found}):
             tried = [self._try(windows, floor) for windows in self._promising(losses, level)]
-            if good := [found for found in tried if found.score.answers >= floor and found.score.fine >= fine]:
+            if good := [found for found in tried if holds(found.score, self.held)]:
                 self.best = max(good, key=lambda found: found.score.fine)
                 break
         else:

@@ -22,6 +22,7 @@ from hummingbird.window_search.journal import Journal
 from hummingbird.window_search.objective import Objective, bit_budget
 from hummingbird.window_search.problem import Choice, ComparingLayer, Group, check_groups, named
 from hummingbird.window_search.questions import Progress, Questions
+from hummingbird.window_search.rounding import Rounding
 
 
 def search_bits(
@@ -39,6 +40,7 @@ def search_bits(
     uniform: bool = False,
     accepts: Callable[[BitConfig], bool] | None = None,
     thrifty: bool = False,
+    in_all: Callable[[BitConfig], int] | None = None,
     seed: int = 0,
     identity: str = "",
     provenance: Mapping[str, Any] | None = None,
@@ -58,6 +60,8 @@ def search_bits(
     uniform: one window for all layers, the best of all k; headroom, reach and margin do not count.
     accepts: whether the net can run a config; windows that it cannot run are not tried.
     thrifty: keep what an assignment leaves of the budget; else it buys wider windows before they are tried.
+    in_all: bits of all parties and the dealer for an image with a config; then the windows get a q for each group, so
+        that these fall (rounding.py). None: q = 0.
     seed, identity: the evaluator's seed, its net and its data: recorded, and what tells one search from another.
     state: a file that keeps all answers. If it exists the search goes on from it: after a KeyboardInterrupt, which
         passes through, or a kill, it ends as it would have. before: seconds to count that were spent before this call.
@@ -76,6 +80,7 @@ def search_bits(
         if type(w) is not int or not 0 <= w <= 64:
             raise ConfigError(f"a window of {w!r} bits", where="widths", hint="integers from 0 to 64")
     objective, eco = objective or bit_budget(layers), budget is None
+    together = [Group("all", tuple(layers))] if uniform else groups  # what has one q
     if eco:
         groups = [Group(layer.name, (layer,)) for layer in layers]
         choices = [[_eco(layer, spare)] for layer in layers]
@@ -87,7 +92,7 @@ def search_bits(
         "choices": [[str(choice) for choice in found] for found in choices],
         "objective": [objective.name, dict(objective.facts)],
         "budget": None if eco else str(limit),
-        "options": [margin, headroom, reach, trials, uniform, thrifty, seed, identity],
+        "options": [margin, headroom, reach, trials, uniform, thrifty, in_all is not None, seed, identity],
     }
     ranks.agree(lambda: facts)
     evaluator = evaluate if isinstance(evaluate, Evaluator) else FunctionEvaluator(evaluate)
@@ -95,14 +100,14 @@ def search_bits(
     questions = Questions([layer.name for layer in layers], evaluator, journal)
     exact = questions.full({})
     told: dict[str, Any]
+
+    def runs(windows: Mapping[str, BitWindow]) -> bool:
+        return accepts is None or accepts(questions.config(windows))
+
     if eco:
-        found = _verified(groups, choices, questions, objective, exact)
+        found, held = _verified(groups, choices, questions, objective, exact), exact
         told = {"how": "HummingBird-eco", "spare_bits": spare}
     else:
-
-        def runs(windows: Mapping[str, BitWindow]) -> bool:
-            return accepts is None or accepts(questions.config(windows))
-
         search = Budgeted(
             groups, choices, objective, limit, questions, runs, exact, trials, margin, headroom, reach, widths, thrifty
         )
@@ -110,6 +115,7 @@ def search_bits(
             questions.watch = lambda: progress(_progress(questions, search.best))
         found = _only(search.best_uniform(), limit, objective) if uniform else search.search()
         questions.watch()
+        held = found.score if uniform else search.held
         told = {
             "how": "uniform" if uniform else "HummingBird-b",
             "margin": margin,
@@ -117,6 +123,15 @@ def search_bits(
             "thrifty": thrifty,
             "uniform": None if search.uniform is None else _uniform(search.uniform),
         }
+    if in_all is not None:
+        bits = in_all
+        rounding = Rounding(
+            together, found, objective, questions, lambda windows: bits(questions.config(windows)), runs, held
+        )
+        if progress is not None:
+            questions.watch = lambda: progress(_progress(questions, rounding.found))
+        plain, found = found, rounding.search()
+        told["rounding"] = _rounding(together, plain, found, rounding.in_all)
     return BitConfig(
         EXACT,
         found.windows,
@@ -185,6 +200,19 @@ def _uniform(found: Found) -> dict[str, int | float]:
     """The best uniform window and its score."""
     window = next(iter(found.windows.values()))
     return {"k": window.k, "m": window.m, "accuracy": found.score.answers, "score": found.score.fine}
+
+
+def _rounding(
+    groups: Sequence[Group], plain: Found, found: Found, in_all: Callable[[Mapping[str, BitWindow]], int]
+) -> dict[str, Any]:
+    """q of every group, and bytes in all and the score without q beside those with it."""
+    return {
+        "q": {group.name: max(found.windows[layer.name].q for layer in group.layers) for group in groups},
+        "bytes_in_all": in_all(found.windows) / 8,
+        "bytes_in_all_without": in_all(plain.windows) / 8,
+        "kept_without": plain.score.answers,
+        "score_without": plain.score.fine,
+    }
 
 
 def _tried(

@@ -1,7 +1,7 @@
 """Every answer of the evaluator, in a file of JSON lines that a restarted search replays.
 
     {"format": "hummingbird-search", "version": 2, "problem": "<fingerprint>"}
-    {"asked": "coarse", "windows": [[20, 12], [64, 0]], "floor": 0.0, "answer": [0.925], "seconds": 12.5}
+    {"asked": "coarse", "windows": [[20, 12], [20, 12, 6]], "floor": 0.0, "answer": [0.925], "seconds": 12.5}
 
 The search is deterministic: with the same answers it asks the same questions, in the same order. So the state of a
 search is the list of answers so far, one line after each, and whatever kills it costs one question at most. A last

@@ -93,6 +93,12 @@ class SearchedNet:
 
         return price
 
+    def in_all(self, config: BitConfig, parties: int) -> dict[str, int]:
+        """Bits that all parties send and the dealer, for an image, by step; aim "throughput", their fewest."""
+        private = PrivateNet(self._windows.plan(config), self._windows.steps, {}, "").with_aim("throughput")
+        costs = private.costs((1, *self.image_shape), parties)
+        return {planned.name: parties * planned.cost.bits + planned.cost.offline_bits for planned in costs}
+
     def _priced(self, window: BitWindow, images: int, parties: int) -> dict[str, Cost]:
         """Price of every comparing layer with this window, on the shares of the exact net."""
         plan = self._windows.plan(BitConfig(EXACT))

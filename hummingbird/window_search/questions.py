@@ -41,7 +41,8 @@ class Questions:
         return Score(*self._ask("full", config, floor, lambda: list(self.evaluator.full(config, floor))))
 
     def _ask(self, what: str, config: BitConfig, floor: float, evaluate: Callable[[], list[float]]) -> list[float]:
-        windows = [[config.layers[name].k, config.layers[name].m] for name in self.names]
+        asked = [config.layers[name] for name in self.names]
+        windows = [[w.k, w.m] + ([w.q] if w.q else []) for w in asked]
         question = {"asked": what, "windows": windows, "floor": floor}
 
         def answer() -> list[float]:

@@ -38,6 +38,7 @@ from hummingbird.window_search.images import fingerprint, gathered
 from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
 from hummingbird.window_search.questions import Progress
+from hummingbird.window_search.rounding import check_knobs
 
 OBJECTIVES = ("bits", "bytes", "seconds")
 CRITERIA = ("agreement", "accuracy")
@@ -160,18 +161,24 @@ class Study:
         trials: int = 4,
         uniform: bool = False,
         thrifty: bool = False,
+        knobs: str | None = None,
         state: str | Path | None = None,
         progress: Callable[[Progress], None] | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> BitConfig:
         """Windows within a budget, None: eco's, as `search_bits` finds them; its arguments and errors.
 
-        budget: also as text, "8/64" or "120kB". The margin is of the criterion: 0.05 lets one answer in twenty change.
+        budget: also as text, "8/64" or "120kB". knobs: "q" chooses q for each group too, for fewer bytes in all
+        (rounding.py). The margin is of the criterion: 0.05 lets one answer in twenty change.
         The provenance says of what net and data they are, and for each layer the largest |x| seen, in ring units, and
         how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. `below_range`
         names the layers whose k the budget has forced below what they have seen. `seconds` are those of this study and
         of this search, with all sessions that it was resumed from.
         """
+        check_knobs(knobs)
+        if knobs and self.protocol == PROTOCOL:
+            hint = "leave out one of them: two parties without a dealer take windows without q"
+            raise ConfigError("q with cut=True", where="knobs", hint=hint)
         objective = objective or self.objective()
         if budget is None and self.protocol == PROTOCOL:
             hint = "10/64 keeps 10 bits of each value"
@@ -192,6 +199,7 @@ class Study:
             uniform=uniform,
             accepts=self.accepts,
             thrifty=thrifty,
+            in_all=(lambda config: sum(self.searched.in_all(config, self.parties).values())) if knobs else None,
             seed=self.seed,
             identity=" ".join(str(fact) for fact in self._facts.values()),
             provenance=provenance,

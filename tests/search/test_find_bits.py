@@ -150,6 +150,40 @@ def test_groups_by_pattern_drop_the_same_bits(tmp_path: Path) -> None:
     assert config.provenance["groups"] == {"ends": ("relu1", "relu3"), "middle": ("relu2",)}
 
 
+@pytest.mark.parametrize("protocol", ["masked", "gmw"])
+def test_q_too_for_fewer_bytes_in_all(protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, rounded = tmp_path / "plain.json", tmp_path / "rounded.json"
+    words = [*SMALL, "--protocol", protocol]
+    assert main([*words, "--out", str(plain)]) == 0
+    assert " in all kB" not in capsys.readouterr().out
+    assert main([*words, "--knobs", "q", "--out", str(rounded)]) == 0
+    text, configs = capsys.readouterr().out, [BitConfig.load(path) for path in (plain, rounded)]
+    said, net = configs[1].provenance["rounding"], load_checkpoint(WEIGHTS, get_model("digits", 10)).eval()
+    kilobytes = []
+    for config in configs:
+        costs = convert_model(net, config, protocol=protocol, aim="throughput").costs((1, *SHAPE), 2)
+        moved = {cost.name: (2 * cost.cost.bits + cost.cost.offline_bits) / 8e3 for cost in costs}
+        kilobytes.append({**moved, "whole net": sum(moved.values())})
+    for name, before in configs[0].layers.items():
+        after = configs[1].layers[name]
+        assert before.q == 0 < after.q == said["q"][name] and (after.k, after.m) == (before.k, before.m)
+        figures = " +".join([*map(str, (after.k, after.m, after.q)), *(f"{each[name]:,.2f}" for each in kilobytes)])
+        assert re.search(rf"^{name} +{figures}$", text, re.MULTILINE), text
+        assert f"{after} " in text
+    without, with_ = (f"{each['whole net']:,.2f}" for each in kilobytes)
+    assert re.search(rf"^whole net +{without} +{with_}$", text, re.MULTILINE)
+    assert f"in all    without q {without} kB, with q {with_} kB; without q 100.00 % by the same criterion" in text
+    assert kilobytes[1]["whole net"] * 1e3 == said["bytes_in_all"] < said["bytes_in_all_without"]
+    assert configs[1].provenance["agreement"] == 1.0
+
+
+def test_a_knob_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*SMALL, "--knobs", "x", "--out", str(tmp_path / "bits.json")])
+    assert caught.value.code == 2 and list(tmp_path.iterdir()) == []
+    assert re.search(r"argument --knobs: invalid choice: 'x' \(choose from '?q'?\)", capsys.readouterr().err)
+
+
 def test_budgets_are_read_exactly() -> None:
     assert read_budget("8/64", "bits") == Fraction(1, 8) and read_budget("0.1", "bits") == Fraction(1, 10)
     assert read_budget("1.5MB", "bytes") == 1_500_000 and read_budget("120kB", "bytes") == 120_000
@@ -259,6 +293,7 @@ def test_the_state_of_another_net_is_refused(
         ("--budget 4/64 --headroom -1", "a headroom of -1"),
         ("--budget 4/64 --trials 0", "trials is 0"),
         ("--budget 4/64 --reach -1", "reach is -1"),
+        ("--budget 9/64 --knobs q --cut", "--knobs q with --cut (at --knobs)"),
         ("--spare -1", "-1 bits to spare"),
         ("--spare 40", "but the shares allow"),
         ("--objective seconds --budget 1 --bandwidth 0", "bandwidth is 0"),

@@ -87,6 +87,22 @@ def test_rows_files_and_picture(
     assert {text.get_text() for text in drawn[0].axes[0].texts} == {row["budget"] for row in met}
 
 
+def test_with_q_rows_have_fewer_bytes_in_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows_file, net = tmp_path / "rows.json", load_checkpoint(WEIGHTS, get_model("digits", 10)).eval()
+    words = [*SMALL, "--budgets", "exact", "eco", "--knobs", "q", "--out-folder", str(tmp_path)]
+    assert main([*words, "--json", str(rows_file)]) == 0
+    exact, eco = json.loads(rows_file.read_text())
+    for row in (exact, eco):
+        private = convert_model(net, BitConfig.load(tmp_path / row["file"]), aim="throughput")
+        moved = sum(2 * planned.cost.bits + planned.cost.offline_bits for planned in private.costs((1, *SHAPE), 2))
+        assert row["in_all_kilobytes_per_image"] == moved / 8e3
+    assert exact["in_all_kilobytes_without_q"] == exact["in_all_kilobytes_per_image"]
+    assert eco["in_all_kilobytes_without_q"] > eco["in_all_kilobytes_per_image"]
+    text = capsys.readouterr().out
+    figures = [f"{eco[f'in_all_kilobytes_{key}']:.2f}" for key in ("without_q", "per_image")]
+    assert re.search(rf"^eco .* {' +'.join(figures)} ", text, re.MULTILINE) and "in all kB without q" in text
+
+
 def test_the_uniform_window_is_the_best_of_all(study: Study) -> None:
     """Against every window of that width."""
     for width in (2, 3):

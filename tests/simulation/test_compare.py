@@ -219,6 +219,26 @@ def test_gradients_pass_where_values_passed() -> None:
         assert bool(((x > 0) & (y == 0)).any())
 
 
+@pytest.mark.parametrize(
+    "law", [MaskedLaw(21, 16, 2, q=14), MaskedLaw(21, 16, 3, q=14), GmwLaw(21, 15, 2, q=15)], ids=str
+)
+def test_gradients_pass_through_rounded_values(law: Law) -> None:
+    """As if nothing were rounded: gmw gives 0 for some values that have passed, and for others a whole unit."""
+    x = dense(torch.contiguous_format).requires_grad_()
+    y, z = Compare(1, False).both(x, law)
+    unit = 2.0 ** (law.q - 16)
+    assert torch.equal(y, (y / unit).round() * unit) and torch.equal(z, (z / unit).round() * unit)
+    if isinstance(law, GmwLaw):
+        bare = Compare(1, False).relu(x, GmwLaw(law.k, law.m, law.parties))  # the same signs
+        passed = (bare != 0).float()
+        assert bool(((passed == 1) & (y == 0)).any())
+    else:
+        passed = (y != 0).float()
+    for result, gradient in ((y + 3 * z, 3 + passed), (y, passed), (z, torch.ones_like(x))):
+        assert torch.equal(torch.autograd.grad(result.sum(), x, retain_graph=True)[0], gradient)
+    assert bool((passed == 1).any()) and bool((passed == 0).any())
+
+
 @pytest.mark.parametrize("law", [MaskedLaw(21, 16, 2), MaskedLaw(17, 10, 2), GmwLaw(17, 10, 2)], ids=str)
 def test_gradients_of_both_results(law: Law) -> None:
     """The window of the last two is +-1: gmw passes negative values from beyond it as they are."""
