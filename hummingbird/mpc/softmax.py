@@ -95,7 +95,7 @@ class Softmax(Comparing):
         return values - n.maximum(values)
 
     def _missed(self, length: int) -> float:
-        """What the maximum may be missed by: each level of the tree leaves so much undecided."""
+        """Bound of what the maximum may be missed by: each level of the tree leaves so much undecided."""
         return self.comparison.undecided * (length - 1).bit_length()
 
     def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:

@@ -23,7 +23,7 @@ SHAPES = [Spec((4, length), SCALE) for length in LENGTHS[1:]]
 
 
 def rounded(table: Table, parties: int) -> float:
-    """What the parties' rounding of a result and that of coefficients make at most."""
+    """Bound of the parties' rounding of a result and that of coefficients."""
     return (parties / 2 + (table.degree + 1) / 2**GUARD) * 2.0**-table.scale
 
 
