@@ -114,7 +114,8 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
-        """The table's function of x, with its own scale's precision, at rest.
+        """The table's function of x, with its own scale's precision, at rest, or with the fraction of that scale if it
+        is more than 16 bits.
 
         On shares it is right in `bits` bits from the table's last one up; whole: in the whole ring, by one opening
         more, for |f(x)| below 2^(bits - table.scale - 2).

@@ -91,7 +91,7 @@ class Shares(Arithmetic):
         y = poly.evaluate(self.session, x, table, self.scale, bits)
         if whole:
             y = lift(self.session, y.reshape(-1), 0, bits)
-        return y.view(x.shape) << (SCALE - table.scale)
+        return y.view(x.shape) << max(0, SCALE - table.scale)
 
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
         flat = values[0].reshape(-1) if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])

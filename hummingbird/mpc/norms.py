@@ -7,12 +7,15 @@ b_j = [S >= T_j], and with these, in whole numbers,
 
     R = 2^J - sum_j b_j 2^(J-j)        R^2 = 4^J - sum_j 3 b_j 4^(J-j)        u = S R^2 2^-30, 1/4 <= u < 1
 
-sqrt(n / u) is a linear spline on [1/4, 1], and sqrt(n / S) = sqrt(n / u) R 2^-15.
+u^(-1/2) on [1/4, 1] is a table where the protocol looks up (polynomials.py), of the product before anything is cut off
+it, and sqrt(n) a public factor; else sqrt(n / u) is a linear spline. sqrt(n / S) = sqrt(n / u) R 2^-15.
 
 *Error.* Each of N parties rounds its share of u by 2^-17 at most, together N 2^-15 of u; the root errs by half of that
-and by 2^-14 of the spline; what it is multiplied with by less than N 2^-16 of itself: a result errs by less than
-2^-14 + N 2^-15 of itself, 2^-13 for two parties. Besides, x and its mean are rounded to 2^-16 each, which moves a
-result by less than 2^-15 / sqrt(variance + eps).
+and by 2^-14 of the spline or table; what it is multiplied with by less than N 2^-16 of itself: a result errs by less
+than 2^-14 + N 2^-15 of itself, 2^-13 for two parties. Of the table these 2^-14 are 2^-15 of pieces, 2^-16 of
+coefficients and 2^-17 of sqrt(n); u, with 18 bits of fraction there, and the table's results, with 16, are rounded by
+N 2^-18 and N 2^-17. Besides, x and its mean are rounded to 2^-16 each, which moves a result by less than
+2^-15 / sqrt(variance + eps).
 
 *Range.* S < 2^30, n times the variance: beyond it a row is noise without notice. If eps is below 2^-20, rows of a
 variance below about 2^-20 are divided by about 2^-10, and by no less: their values were rounded to 2^-16 before, by a
@@ -36,7 +39,8 @@ from hummingbird.mpc import splines
 from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Prices, Shares
-from hummingbird.mpc.layer import Layer, Spec
+from hummingbird.mpc.layer import MARGIN, Layer, Spec
+from hummingbird.mpc.polynomials import ROOT_AT, Table, choose
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE
 
@@ -45,6 +49,7 @@ FLAT = 2.0**-20  # variances are told apart down to here
 LONGEST = 1 << 20  # values in a row
 FRACTION = 30  # bits of fraction of a result beside 16
 _TOLERANCE = 2.0**-14  # of the spline, relative
+_BITS = SCALE + 3 + MARGIN  # of the table's results
 _ROOT = 14  # bits of fraction beside 16 of the factor of a row, which is below 2^11
 
 
@@ -75,7 +80,15 @@ def root(length: int) -> splines.Fit:
     return splines.fit(function, u, (0.0, -top / 2), _TOLERANCE * function(u))
 
 
-def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, read: int = 64) -> Tensor:
+@functools.cache
+def looked_up() -> Table:
+    """The table of u^(-1/2), pieces within 2^-15 of itself; below 1/4 it is no larger than that, and below 2^3."""
+    found = choose("root", 0.5 + 2.0**-6, 18, _BITS - SCALE, SCALE, _TOLERANCE / 2, 0.0)
+    assert found is not None and found.k == 19, "so much of a number of scale 62 is right in the ring"
+    return found
+
+
+def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison, read: int = 64) -> Tensor:
     """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16, and right in `read` low
     bits.
     """
@@ -90,18 +103,29 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, read: int = 64) -
     most, most_squared = (n.times(n.units(total.new_tensor(1 << k * count).long()), 1, -SCALE) for k in (1, 2))
     up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
     up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
-    (u,) = n.cut(SCALE + TOP, n.times(n.product(total, up_squared), 1, TOP))  # below 2^62: see TOP
-    inverse = splines.evaluate(root(length), u, n)  # below 2^(12 + 32) for the longest rows, for which R is 2^14
+    u = n.times(n.product(total, up_squared), 1, TOP)  # below 2^62: see TOP
+    inverse = _root_of(n, u, length, exact)  # below 2^(13 + 32) for the longest rows, for which R is 2^14
     (inverse,) = n.cut(SCALE + TOP // 2 - _ROOT, n.times(n.product(inverse, up), 1, TOP // 2))
     return times(inverse)  # below sqrt(length) 2^(16 + FRACTION)
+
+
+def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
+    """sqrt(length / u) with 16 bits of fraction beside 16, of u with SCALE + TOP beside them."""
+    if not exact.looks_up:
+        (u,) = n.cut(SCALE + TOP, u)
+        return splines.evaluate(root(length), u, n)
+    found = looked_up()
+    moved = u - n.constant(ROOT_AT, SCALE + TOP)
+    inverse = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, found, _BITS, whole=True)
+    return n.times(inverse, round(math.sqrt(length) * 2.0**SCALE), SCALE)
 
 
 class Norm(Layer):
     """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/norms.py).
 
-    Seven messages and two comparisons deep: one for the mean, one opening of every value for its square and its
-    product, and for a row 2 J + 56 comparisons, J about 20. The price is the formula's. InputError for rows of more
-    than 2^20 values.
+    Eight messages and one comparison deep: one for the mean, one opening of every value for its square and its product,
+    and for a row 2 J comparisons, J about 20, and a look-up; or seven, and 56 comparisons more. The price is the
+    formula's. InputError for rows of more than 2^20 values.
     """
 
     input_limit = SCALE
@@ -121,7 +145,7 @@ class Norm(Layer):
         values = rows(self.attrs, x)
         if not 0 < values.shape[-1] <= LONGEST:
             raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
-        out = normed(n, values, self.attrs["eps"], self.attrs["center"], self.read)
+        out = normed(n, values, self.attrs["eps"], self.attrs["center"], self.exact, self.read)
         return out.reshape(x.shape).to(x.dtype)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
@@ -155,6 +179,9 @@ class Norm(Layer):
         return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # no result exceeds the root of a row's length
 
     def constants(self) -> tuple[int, ...]:
+        if self.exact.looks_up:
+            table = looked_up()
+            return table.w, table.degree
         return () if self.length is None else root(self.length).numbers
 
     def label(self) -> str:

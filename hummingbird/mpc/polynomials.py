@@ -5,7 +5,9 @@ m = k - w, piece D is a polynomial in t = z / 2^m - D that serves all of -1 < t 
 decide whether a z between two pieces meets the one or the other. Its coefficients are those through Chebyshev's places,
 in units of 2^-(scale + GUARD).
 
-How many pieces, of which degree, a bound of the error decides: of all that keep it, those of the fewest bits.
+How many pieces, of which degree, a bound of the error decides: of all that keep it, those of the fewest bits. Of an
+activation it bounds the error itself; of exp, 1/x and 1/sqrt(x), whose values differ by orders of magnitude, what the
+error is of the value.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import Tensor
 
 GUARD = 2  # bits of a coefficient below the result's last one
 WIDEST = 8  # bits of z that choose a piece: at most 256 pieces
+WIDEST_OF_ROWS = 12  # the same where there is one value for a row of many
 DEGREES = (1, 2, 3)
 _SLACK = 16  # units of z that the roundings of parties, of which there are at most 2 of these, may take
 _PLACES = 65  # of each piece, where its error is measured: of a degree of at most 4, the largest within 2^-7 of it
@@ -27,23 +30,62 @@ _PLACES = 65  # of each piece, where its error is measured: of a degree of at mo
 
 @dataclass(frozen=True)
 class Function:
-    """A smooth function of real numbers, and how steep it is at most.
+    """A smooth function of real numbers, and how steep it is at most."""
+
+    of: Callable[[Tensor], Tensor]
+    slope: float
+
+
+@dataclass(frozen=True)
+class Activation(Function):
+    """A function that is flat, or a line, far from 0.
 
     end: it is within 2^-14 of 0, of 1 or of -1, or of x where it `rises`, beyond +-end.
     """
 
-    of: Callable[[Tensor], Tensor]
-    slope: float
     end: float
     rises: bool
 
 
-FUNCTIONS = {
-    "sigmoid": Function(torch.sigmoid, 0.25, 11.0, False),
-    "tanh": Function(torch.tanh, 1.0, 6.0, False),
-    "silu": Function(torch.nn.functional.silu, 1.1, 13.0, True),
-    "gelu-none": Function(torch.nn.functional.gelu, 1.13, 6.0, True),
-    "gelu-tanh": Function(functools.partial(torch.nn.functional.gelu, approximate="tanh"), 1.13, 6.0, True),
+ACTIVATIONS = {
+    "sigmoid": Activation(torch.sigmoid, 0.25, 11.0, False),
+    "tanh": Activation(torch.tanh, 1.0, 6.0, False),
+    "silu": Activation(torch.nn.functional.silu, 1.1, 13.0, True),
+    "gelu-none": Activation(torch.nn.functional.gelu, 1.13, 6.0, True),
+    "gelu-tanh": Activation(functools.partial(torch.nn.functional.gelu, approximate="tanh"), 1.13, 6.0, True),
+}
+
+# Tables reach as far to the left of 0 as to the right: these functions are moved, so that what is needed of them does.
+EXP_AT = 6.5  # "exp" is e^(x - this)
+ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
+_FLAT = 7 / 32  # of u^(-1/2), which goes on to the left as its Taylor cubic there: below itself, and smooth
+SPANS = range(1, WIDEST_OF_ROWS - 1)
+
+
+def reciprocal_at(span: int) -> float:
+    """The number that "reciprocal-SPAN" adds to x: it is 1/x for values from 0.996 to 2^span + 0.43."""
+    return 2.0 ** (span - 1) + 11 / 16
+
+
+def _exp(x: Tensor) -> Tensor:
+    return (x - EXP_AT).exp()
+
+
+def _reciprocal(span: int, x: Tensor) -> Tensor:
+    return (x + reciprocal_at(span)).clamp(min=0.5).reciprocal()
+
+
+def _root(x: Tensor) -> Tensor:
+    u = x + ROOT_AT
+    below = (1 - u / _FLAT).clamp(min=0)
+    return torch.where(u > _FLAT, u, _FLAT).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
+
+
+FUNCTIONS: dict[str, Function] = {
+    **ACTIVATIONS,
+    "exp": Function(_exp, 5.0),
+    "root": Function(_root, 22.0),
+    **{f"reciprocal-{span}": Function(functools.partial(_reciprocal, span), 1.01) for span in SPANS},
 }
 
 
@@ -107,8 +149,11 @@ def pieces(table: Table) -> Tensor:
 
 
 @functools.cache
-def fit_error(table: Table, most: float) -> float:
-    """Bound of the error of pieces, on all values up to +-most that may meet them, coefficients as they are rounded."""
+def fit_error(table: Table, most: float, least: float | None = None) -> float:
+    """Bound of the error of pieces, on all values up to +-most that may meet them, coefficients as they are rounded.
+
+    least: the error is then in parts of the function's value, or of this, if that is more.
+    """
     t = torch.linspace(-1, 1, _PLACES, dtype=torch.float64)
     half = 1 << table.w - 1
     x = (torch.arange(-half, half)[:, None] + t) * 2.0 ** (table.m - table.fraction)
@@ -116,7 +161,11 @@ def fit_error(table: Table, most: float) -> float:
     value = rows[:, -1:].expand_as(x)
     for power in reversed(range(table.degree)):
         value = value * t + rows[:, power, None]
-    return float((value - FUNCTIONS[table.name].of(x)).abs()[x.abs() <= most].max()) * (1 + 2.0**-7)
+    wanted = FUNCTIONS[table.name].of(x)
+    error = (value - wanted).abs()
+    if least is not None:
+        error = error / wanted.abs().clamp(min=least)
+    return float(error[x.abs() <= most].max()) * (1 + 2.0**-7)
 
 
 def evaluate(table: Table, x: Tensor) -> Tensor:
@@ -141,14 +190,26 @@ def evaluate(table: Table, x: Tensor) -> Tensor:
 
 
 @functools.cache
-def choose(name: str, most: float, fraction: int, integers: int) -> Table | None:
+def choose(
+    name: str,
+    most: float,
+    fraction: int,
+    integers: int,
+    scale: int | None = None,
+    allowed: float | None = None,
+    least: float | None = None,
+    widest: int = WIDEST,
+) -> Table | None:
     """The table of the fewest bits for |x| <= most whose results are right in `integers` bits before the point, sign
     included; None if there is none.
 
-    Its pieces err by half a unit of the result at most, 2^-(fraction + 1).
+    scale: bits of fraction of results; as many as x has if not given. allowed: what its pieces may err by (`fit_error`
+    with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece.
     """
-    k = next(k for k in range(WIDEST, 62) if Table(name, k, fraction, WIDEST, 1, fraction).most >= most)
-    tables = (Table(name, k, fraction, w, degree, fraction) for w in range(2, WIDEST + 1) for degree in DEGREES)
-    bits = {table: table.widths(integers + fraction) for table in tables if table.most >= most}
+    scale = fraction if scale is None else scale
+    allowed = 2.0 ** -(scale + 1) if allowed is None else allowed
+    k = next(k for k in range(widest, 62) if Table(name, k, fraction, widest, 1, scale).most >= most)
+    tables = (Table(name, k, fraction, w, degree, scale) for w in range(2, widest + 1) for degree in DEGREES)
+    bits = {table: table.widths(integers + scale) for table in tables if table.most >= most}
     good = (table for table in sorted(bits, key=lambda table: sum(bits[table]) << table.w) if bits[table][-1] <= 64)
-    return next((table for table in good if fit_error(table, most) <= 2.0 ** -(fraction + 1)), None)
+    return next((table for table in good if fit_error(table, most, least) <= allowed), None)

@@ -11,55 +11,105 @@ from torch import Tensor
 
 from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.mpc import splines
+from hummingbird.mpc import softmax_tables, splines
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
-from hummingbird.mpc.layer import FLOOR
+from hummingbird.mpc.layer import FLOOR, MARGIN
+from hummingbird.mpc.polynomials import EXP_AT
 from hummingbird.mpc.protocols.comparison import Comparison
+from hummingbird.mpc.softmax_tables import Tables
 from hummingbird.ring import SCALE, exponent_of
 
 
 class Softmax(Comparing):
-    """exp(x - max) / sum along `dim`: a maximum tree, two splines and a product; error below 2^-7 of each result.
+    """exp(x - max) / sum along `dim`: a maximum tree, exp, 1/x and a product; error below 2^-7 of each result.
 
-    Both splines are made for the number of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is
-    at least 1, and 1/sum errs by 2^-9 of itself. InputError for more than 2^17 places.
+    exp and 1/x are tables where the protocol looks up (softmax_tables.py), else splines. Both are made for the number
+    of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is at least 1, and 1/sum errs by 2^-9 of
+    itself. InputError for more than 2^17 places.
     """
 
     input_limit = SCALE
     whole_ring = True
     fraction = splines.RECIPROCAL_FRACTION
+    opens_sum = False
 
     def __init__(self, dim: int, comparison: Comparison) -> None:
         super().__init__(comparison)
         self.dim = dim
 
+    @property
+    def _clamping(self) -> Comparison:
+        """The comparison of x - max with ends that are up to 14 away."""
+        known = self.comparison
+        k, m = known.window.k, min(known.window.m, softmax_tables.CLAMP)
+        return known.wider(BitWindow(min(64, max(k, SCALE + 4) + 1), m), known.valid)
+
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return later if self.comparison.drops else max(later, self.comparison.needs(scales[0]))
+        if self.comparison.drops:
+            return later
+        compared = [self.comparison, self._clamping] if self.comparison.looks_up else [self.comparison]
+        return max(later, softmax_tables.READ, *(comparison.needs(scales[0]) for comparison in compared))
+
+    def reads(self, later: int | None) -> int | None:
+        here = super().reads(later)
+        if self.comparison.drops or not self.comparison.looks_up or here is None:
+            return here
+        return max(here, softmax_tables.READ - SCALE) + 1  # as `_clamping`
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] if self.comparison.drops else 1
 
-    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        _, exp = self._exponentials(n, x)
-        # One opening for both, each element and the sum: a sum of what was rounded would err by more.
-        numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
-        inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
-        (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
-        return n.product(numerator, inverse.unsqueeze(0), self.read).movedim(0, self.dim).to(x.dtype)
+    def tables(self, length: int) -> Tables | None:
+        """The tables for rows of so many places; None where they are splines."""
+        if not self.comparison.looks_up or self.comparison.window.q:
+            return None  # a maximum that is rounded would take the sum below 1
+        return softmax_tables.tables(length, self._missed(length), self.opens_sum)
 
-    def _exponentials(self, n: Arithmetic, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x - max with `dim` in front, and exp of it with 16 bits of fraction more."""
+    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
+        below = self._below(n, x)
+        found = self.tables(len(below))
+        if found is None:
+            exp = splines.evaluate(splines.exponential(len(below)), below, n)
+            # One opening for both, each element and the sum: a sum of what was rounded would err by more.
+            numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
+            inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
+            (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
+            left = 0
+        else:
+            exp, more = self._looked_up(n, below, found), found.exp.scale - SCALE
+            total = exp.sum(0) - n.constant(found.middle, more)
+            inverse = n.with_comparison(self.comparison, SCALE + more).polynomial(total, found.reciprocal, found.lifted)
+            # One opening for both: 1/sum is moved up by what exp is cut by.
+            inverse = n.times(inverse, 1 << more, more)
+            numerator, inverse = n.cut(more, exp, inverse, top=found.lifted + more - MARGIN)
+            left = self.fraction - found.reciprocal.scale  # bits that the product need not have
+        out = n.product(numerator, inverse.unsqueeze(0), max(1, self.read - left))
+        return n.times(out, 1 << left, left).movedim(0, self.dim).to(x.dtype)
+
+    def _below(self, n: Arithmetic, x: Tensor) -> Tensor:
+        """x - max with `dim` in front."""
         values = n.precise(x, SCALE).movedim(self.dim, 0)
-        length = len(values)
-        if length > splines.LONGEST:
-            raise InputError(f"softmax over {length} places", hint=f"at most {splines.LONGEST}")
-        below = values - n.maximum(values)
-        return below, splines.evaluate(splines.exponential(length), below, n)
+        if len(values) > splines.LONGEST:
+            raise InputError(f"softmax over {len(values)} places", hint=f"at most {splines.LONGEST}")
+        return values - n.maximum(values)
+
+    def _missed(self, length: int) -> float:
+        """Bound of what the maximum may be missed by: each level of the tree leaves so much undecided."""
+        return self.comparison.undecided * (length - 1).bit_length()
+
+    def _looked_up(self, n: Arithmetic, below: Tensor, found: Tables) -> Tensor:
+        """e^x of x - max by the table, right in `found.bits` bits; x is clamped first where the window holds more."""
+        missed = self._missed(len(below))
+        if missed > softmax_tables.HIGH or self.comparison.range(n.scale) > softmax_tables.REACH:
+            ends = (softmax_tables.LOW, softmax_tables.HIGH) if missed else (softmax_tables.LOW,)
+            y, _ = n.with_comparison(self._clamping, n.scale).above(below, ends)
+            below = (y[0] - y[1] if missed else y[0]) + n.constant(softmax_tables.LOW)
+        return n.polynomial(below + n.constant(EXP_AT), found.exp, found.bits)
 
 
 def _top(length: int, undecided: float) -> int:
-    """Bits that hold sums of so many exponentials, at most 1 + 2^-9 each, at scale 2^32.
+    """Bits that hold sums of so many exponentials by splines, at most 1 + 2^-9 each, at scale 2^32.
 
     Where comparisons leave values undecided, each level of the tree may miss the maximum by that much, and the spline
     of exp, whose slopes are at most 1, exp.
@@ -69,13 +119,14 @@ def _top(length: int, undecided: float) -> int:
 
 
 class LogSoftmax(Softmax):
-    """x - max - log(sum) along `dim`, sum that of exp(x - max): a maximum tree and two splines; error below 2^-7.
+    """x - max - log(sum) along `dim`, sum that of exp(x - max): a maximum tree, exp and a spline; error below 2^-7.
 
     The sum S >= 1 errs by 2^-9 of itself and 2^-9 (`Softmax`), hence its logarithm by 2^-8, and the spline of that by
     2^-11. Without comparisons it is the identity, as Softmax is. InputError for more than 2^17 places.
     """
 
     fraction = 0
+    opens_sum = True
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return valid[0]  # x itself is a part of the result
@@ -89,9 +140,15 @@ class LogSoftmax(Softmax):
         return bounds[0] if self.comparison.drops else max(bounds[0] + 1, 4) + 1
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        below, exp = self._exponentials(n, x)
+        below = self._below(n, x)
+        found = self.tables(len(below))
         # Cut before it is compared: gmw's comparisons would each round a sum on their own, by 2^-16 at slopes near 1.
-        (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp), n.undecided))
+        if found is None:
+            exp = splines.evaluate(splines.exponential(len(below)), below, n)
+            (total,) = n.cut(SCALE, exp.sum(0), top=_top(len(exp), n.undecided))
+        else:
+            exp = self._looked_up(n, below, found)
+            (total,) = n.cut(found.exp.scale - SCALE, exp.sum(0), top=found.bits - MARGIN)
         log = splines.evaluate(splines.logarithm(len(exp)), total, n)
         (log,) = n.cut(splines.LOGARITHM_FRACTION, log)
         return (below - log.unsqueeze(0)).movedim(0, self.dim).to(x.dtype)

@@ -21,7 +21,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import MARGIN, held
-from hummingbird.mpc.polynomials import FUNCTIONS, Table, choose
+from hummingbird.mpc.polynomials import ACTIVATIONS, Table, choose
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE, exponent_of
 
@@ -47,7 +47,7 @@ def _most_integers(name: str, most: float, fraction: int, least: int) -> int:
 
 
 class Tabulated(Comparing):
-    """A function of `polynomials.FUNCTIONS` of each value: k' bits in 1 round, k' = k + 1 less what is rounded off.
+    """A function of `polynomials.ACTIVATIONS` of each value: k' bits in 1 round, k' = k + 1 less what is rounded off.
 
     If x is clamped: two comparisons, 19 or 20 bits in 1 round, and an opening of about as many in 2 or 3.
     `LookUp.table.error` bounds the error.
@@ -57,7 +57,7 @@ class Tabulated(Comparing):
 
     def __init__(self, name: str, comparison: Comparison) -> None:
         super().__init__(comparison)
-        self.name, self.function = name, FUNCTIONS[name]
+        self.name, self.function = name, ACTIVATIONS[name]
 
     @property
     def _tails(self) -> Comparison:

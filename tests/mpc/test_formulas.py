@@ -147,26 +147,46 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     compare = named(protocol)(BitWindow(20, 12), 64)
     softmax, argmax = places.Softmax(1, compare), places.Argmax(1, False, compare)
     spec = Spec(SHAPE, SCALE)
-    exp, inverse = (len(curve(LENGTH).knots) for curve in (splines.exponential, splines.reciprocal))
-    # 7 numbers of at most 1, and their sum; comparisons of gmw leave up to 1/2 undecided, four times in a row
-    kept = 22 if protocol == "masked" else 23
-    assert softmax.cost([spec], parties) == (
-        tree(compare, N, LENGTH, parties)
-        + compare.cost(ALL, SCALE, parties, exp)
-        + cost.lift(ALL + N, kept, 64, parties)
-        + compare.cost(N, SCALE, parties, inverse)
-        + cost.lift(N, 48, 64, parties)
-        + cost.product(ALL, N, ALL, parties)
-    )
-    assert softmax.breadth([spec]) == max(exp * ALL, inverse * N)
     log = len(splines.logarithm(LENGTH).knots)
-    assert places.LogSoftmax(1, compare).cost([spec], parties) == (
-        tree(compare, N, LENGTH, parties)
-        + compare.cost(ALL, SCALE, parties, exp)
-        + cost.lift(N, kept, 64, parties)
-        + compare.cost(N, SCALE, parties, log)
-        + cost.lift(N, 24, 64, parties)
-    )
+    after_log = compare.cost(N, SCALE, parties, log) + cost.lift(N, 24, 64, parties)
+    if (found := softmax.tables(LENGTH)) is not None:
+        assert protocol == "masked"
+        exp = poly.price(ALL, found.exp, found.bits, parties)
+        assert softmax.cost([spec], parties) == (
+            tree(compare, N, LENGTH, parties)
+            + exp  # a window of 20 bits is looked up as it is
+            + poly.price(N, found.reciprocal, found.lifted, parties)
+            + cost.lift(ALL + N, 20, 64, parties)
+            + cost.product(ALL, N, ALL, parties, 64 - (40 - found.reciprocal.scale))
+        )
+        wide = named(protocol)(BitWindow(24, 0), 64)
+        clamp = named(protocol)(BitWindow(25, 0), 64).cost(ALL, SCALE, parties)
+        opened = places.LogSoftmax(1, wide).tables(LENGTH)
+        assert opened is not None
+        exp = poly.price(ALL, opened.exp, opened.bits, parties)
+        lifted = cost.lift(N, opened.bits - (opened.exp.scale - SCALE), 64, parties)
+        assert places.LogSoftmax(1, wide).cost([spec], parties) == (
+            tree(wide, N, LENGTH, parties) + clamp + exp + lifted + wide.cost(N, SCALE, parties, log)
+        ) + cost.lift(N, 24, 64, parties)
+    else:
+        assert protocol == "gmw"
+        total = 23  # 7 numbers of at most 1, and their sum; comparisons leave up to 1/2 undecided, four times in a row
+        knots, inverse = (len(curve(LENGTH).knots) for curve in (splines.exponential, splines.reciprocal))
+        assert softmax.cost([spec], parties) == (
+            tree(compare, N, LENGTH, parties)
+            + compare.cost(ALL, SCALE, parties, knots)
+            + cost.lift(ALL + N, total, 64, parties)
+            + compare.cost(N, SCALE, parties, inverse)
+            + cost.lift(N, 48, 64, parties)
+            + cost.product(ALL, N, ALL, parties)
+        )
+        assert softmax.breadth([spec]) == max(knots * ALL, inverse * N)
+        assert places.LogSoftmax(1, compare).cost([spec], parties) == (
+            tree(compare, N, LENGTH, parties)
+            + compare.cost(ALL, SCALE, parties, knots)
+            + cost.lift(N, total, 64, parties)
+            + after_log
+        )
     wider = type(compare)(BitWindow(20 + 3 + 1, 0), 64)
     assert argmax.cost([spec], parties) == tree(wider, N, LENGTH, parties) + wider.cost(ALL, SCALE, parties)
     pool = MaxPool([3, 2], [3, 2], [0, 0], [1, 1], False, compare)

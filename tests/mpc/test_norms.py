@@ -18,6 +18,8 @@ from hummingbird.mpc import norms
 from hummingbird.mpc.arithmetic import REALS
 from hummingbird.mpc.layer import Spec
 from hummingbird.mpc.norms import Norm
+from hummingbird.mpc.polynomials import ROOT_AT, evaluate
+from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.protocols.registry import PROTOCOLS, named
 from hummingbird.ring import SCALE
 from tests.support.operations import Function
@@ -57,6 +59,15 @@ def test_the_root_is_within_its_tolerance_for_all_lengths() -> None:
         assert float((got / (length / u).sqrt() - 1).abs().max()) <= norms._TOLERANCE * 1.01
 
 
+def test_the_table_of_the_root_keeps_its_part_of_the_bound_and_is_never_more_for_flatter_rows() -> None:
+    table, u = norms.looked_up(), torch.arange(-8, (1 << 18) + 9, dtype=torch.float64) * 2.0**-18  # all of them
+    got, inside = evaluate(table, u - ROOT_AT), u >= 0.25 - 2.0**-16
+    unit = 2.0**-SCALE  # it rounds to, and coefficients by half of a quarter of, four times
+    assert float((got * u.clamp(min=0).sqrt() - 1)[inside].abs().max()) <= 2.0**-15 + unit
+    flat = (u > 0) & ~inside
+    assert bool((got[flat] <= u[flat].rsqrt() * (1 + 2.0**-14) + unit).all()) and float(got.max()) < 8
+
+
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 1.0])
 @pytest.mark.parametrize("length", [1, 3, 64, 768, norms.LONGEST])
 def test_places_reach_from_eps_to_the_top_and_fit_the_ring(length: int, eps: float) -> None:
@@ -84,13 +95,14 @@ def test_the_price_of_a_norm_is_the_sum_written_out(protocol: str) -> None:
     attrs = {"last": 1, "groups": None, "eps": 1e-5, "center": True, "sizes": (length,)}
     _, count = norms.places(length, 1e-5)
     knots = len(norms.root(length).knots)
+    look_up = poly.price(n, norms.looked_up(), 21, parties) + cost.lift(n, 21, 64, parties)
+    spline = cost.lift(n, 18, 64, parties) + exact.cost(n, SCALE, parties, knots)
     assert Norm(attrs, exact).cost([Spec((n, length), SCALE)], parties) == (
         cost.truncate(n, parties)
         + cost.opened_rows(n * length, n, parties, 64)
         + exact.cost(n, SCALE, parties, 2 * count)
         + cost.product(n, n, n, parties)
-        + cost.lift(n, 18, 64, parties)
-        + exact.cost(n, SCALE, parties, knots)
+        + (look_up if protocol == "masked" else spline)
         + cost.product(n, n, n, parties)
         + cost.lift(n, 47, 64, parties)
     )

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hummingbird.mpc.polynomials import FUNCTIONS, choose
+from hummingbird.mpc.polynomials import ACTIVATIONS, choose
 from hummingbird.mpc.tabulated import FINEST
 
 UNIT = 2.0**-16
 # Of a smooth activation under exact windows: its table's bound for four parties (mpc/tabulated.py), more than the 2^-14
 # of a spline. Beside it, bends of splines times values round by two units each, at most 9 in all.
 SMOOTH = 9 * UNIT + max(
-    table.error(4) for name in FUNCTIONS if (table := choose(name, FUNCTIONS[name].end + 0.25, FINEST, 3))
+    table.error(4) for name in ACTIVATIONS if (table := choose(name, ACTIVATIONS[name].end + 0.25, FINEST, 3))
 )
 
 

@@ -20,7 +20,7 @@ from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number, one_of
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.polynomials import DEGREES, FUNCTIONS, WIDEST, Table
+from hummingbird.mpc.polynomials import DEGREES, FUNCTIONS, WIDEST_OF_ROWS, Table
 
 _AT_ONCE = 1 << 16  # coefficients of one power that the dealer moves at a time: they stay in a core's cache
 
@@ -45,7 +45,7 @@ class Polynomial(Request[PolynomialShares]):
     name: str = one_of(tuple(FUNCTIONS))
     k: int = number(most=40)
     fraction: int = number(most=40)
-    w: int = number(least=1, most=WIDEST)
+    w: int = number(least=1, most=WIDEST_OF_ROWS)
     degree: int = number(least=DEGREES[0], most=DEGREES[-1])
     scale: int = number(most=40)
     bits: int = number(least=1, most=64)

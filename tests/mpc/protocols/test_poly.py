@@ -13,7 +13,7 @@ from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares, moved
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.polynomials import FUNCTIONS, Table, choose, fit_error
+from hummingbird.mpc.polynomials import ACTIVATIONS, FUNCTIONS, Table, choose, fit_error
 from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
@@ -67,7 +67,7 @@ def test_beyond_the_range_pieces_are_those_of_other_values() -> None:
     assert float(error.max()) > 0.9
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_all_inputs_of_fourteen_bits(name: str) -> None:
     """Every value of 14 bits under 16 masks, ends among them; the largest error is near its bound."""
     table = choose(name, 4.0, 10, 22)
@@ -97,7 +97,7 @@ def run(sessions: list[Session], x: Tensor, table: Table, scale: int, bits: int)
 
 
 @pytest.mark.parametrize(
-    ("parties", "name"), [*((2, name) for name in FUNCTIONS), *((parties, "silu") for parties in (1, 3, 4))]
+    ("parties", "name"), [*((2, name) for name in ACTIVATIONS), *((parties, "silu") for parties in (1, 3, 4))]
 )
 @pytest.mark.parametrize(("fraction", "integers"), [(10, 24), (14, 6)])
 def test_parties_with_shares_stay_within_the_bound(parties: int, name: str, fraction: int, integers: int) -> None:
@@ -207,7 +207,7 @@ def test_what_is_opened_is_uniform() -> None:
 # Choosing ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("fraction", [6, 10, 12, 14])
 def test_a_table_is_chosen_by_its_error_and_is_the_cheapest(name: str, fraction: int) -> None:
     table = choose(name, 6.5, fraction, 6)
@@ -225,7 +225,7 @@ def test_no_table_is_chosen_where_none_is_exact_enough() -> None:
     assert choose("silu", 100.0, 14, 6) is None and choose("silu", 8.0, 14, 25) is None
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_plaintext_rule_is_that_of_the_protocol(name: str) -> None:
     """On all values of 14 bits: within what parties round, also beyond the range, where both are wrong alike."""
     table = choose(name, 4.0, 10, 22)
@@ -248,7 +248,7 @@ def test_a_request_of_another_process_is_checked() -> None:
     assert Polynomial(**good).correction_bits == 5 * 64 * (36 + 45 + 54 + 63)  # type: ignore[arg-type]
     for change in (
         {"name": "exit"},
-        {"w": 9},
+        {"w": 13},
         {"w": 0},
         {"degree": 4},
         {"k": 5},
