@@ -161,7 +161,7 @@ def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG) == 0, (tmp_path / "said").read_text()
     said = (tmp_path / "said").read_text().splitlines()
-    assert said[0] == "sets of 10 slices of 8 images for 2 parties: 10.1 MB for party 0", said
+    assert said[0] == "sets of 10 slices of 8 images for 2 parties: 10.1 MB for all parties", said
     assert said[-1] == "stopped: 20 slots unused, no set half dealt"
 
 
