@@ -22,6 +22,7 @@ from hummingbird.kernels import Factor
 SCALE = 16  # bits of fraction at rest, CrypTen's default
 # Bits of fraction of weights. More than at rest: a net folds its batch norms into them, and then the largest weight of
 # a tensor is some 100 times the typical one. 16 + 20 leave 28 bits for the integer part of a linear layer's result.
+# Weights of which a window reads the results have fewer, down to 16 (`Comparison.weight_scale`).
 WEIGHT_SCALE = 20
 # |v| * 2^16 must stay below 2^46: a following product with a 16-bit-scaled weight of magnitude up to 1 then stays
 # below 2^62, which the protocols of protocols/truncation.py need.

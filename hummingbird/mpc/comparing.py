@@ -247,6 +247,9 @@ class Comparing(Layer):
     def reads(self, later: int | None) -> int | None:
         return later if self.comparison.drops else self.comparison.reads
 
+    def weight_scale(self, later: int) -> int:
+        return later if self.comparison.drops else self.comparison.weight_scale
+
     def needs(self, scales: Sequence[int], later: int) -> int:
         return later if self.comparison.drops else self.comparison.needs(scales[0])
 

@@ -66,6 +66,9 @@ class Pad(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds[0], ring.exponent_of(self.value))
 
+    def weight_scale(self, later: int) -> int:
+        return later
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         fill = (
             int(ring.encode(torch.tensor([self.value], dtype=torch.float64), scale_of(x)))
@@ -115,6 +118,9 @@ class AddConstant(Layer):
 
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds[0], self.size) + 1
+
+    def weight_scale(self, later: int) -> int:
+        return later
 
     def share_weights(self, session: Session) -> None:
         if self.owner is not None:

@@ -19,7 +19,7 @@ from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.lift import lift
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 MAX_SCALE = 48  # |x| < 2^62 in the ring then means |x| < 2^14: enough for values that are known to be small
 FLOOR = 20  # every value of a net may reach 2^20, unless it is known to stay below less
@@ -89,6 +89,12 @@ class Layer(nn.Module):
         value of the inputs' bound has.
         """
         return later
+
+    def weight_scale(self, later: int) -> int:
+        """Bits of fraction of weights whose results are the inputs, if `later` were enough for weights whose results
+        are this result.
+        """
+        return WEIGHT_SCALE
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         """Rounds and bits of one call."""
@@ -201,6 +207,9 @@ class Local(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] + self.growth
 
+    def weight_scale(self, later: int) -> int:
+        return later
+
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0]
 
@@ -236,6 +245,9 @@ class Combine(Layer):
 
     def bound(self, bounds: Sequence[int]) -> int:
         return max(bounds) + self.growth
+
+    def weight_scale(self, later: int) -> int:
+        return later
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return max(scales)

@@ -5,6 +5,7 @@ The result carries the weights' bits of fraction more than the input (mpc/weight
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,11 +56,25 @@ class Linear(Layer):
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
             # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
-            self.fraction = max(WEIGHT_SCALE, ring.fraction(weight, room(self.bound([FLOOR])), where="weight"))
+            self._needed = ring.fraction(weight, room(self.bound([FLOOR])), where="weight")
+            self.fraction = max(WEIGHT_SCALE, self._needed)
         else:
             self.fraction = private_fraction(weight, owner)
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
+
+    def coarser(self, scale: int) -> Linear:
+        """The layer with weights of `scale` bits of fraction, if it has more and they are public; or of as many more as
+        round the largest one by 2^-10 of itself. What they were rounded to before is rounded, halves upwards.
+        """
+        fraction = max(scale, self._needed) if self.owner is None else self.fraction
+        if fraction >= self.fraction:
+            return self
+        assert isinstance(self.weight, PublicWeight)
+        weight = PublicWeight(ring.shifted(self.weight.code, fraction - self.fraction))
+        other = copy.deepcopy(self, {id(self.weight): weight})
+        other.fraction = fraction
+        return other
 
     def share_weights(self, session: Session) -> None:
         if self.owner is not None and self.bias is not None:

@@ -27,9 +27,10 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
 from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, held
+from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class Built:
@@ -65,6 +66,7 @@ class Planner:
         """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
         self._steps = steps
         self._built = [self.build(step) for step in steps]
+        self._coarsen()
         self._bounds = self._bounded()
         for built, bound in zip(self._built, self._bounds, strict=True):
             if built.whole and built.layer is None:
@@ -80,6 +82,21 @@ class Planner:
             settle_rings(plan)
             _note_ranges(plan)
             return plan
+
+    def _coarsen(self) -> None:
+        """Give weights no more bits of fraction than those need who read their results."""
+        needed = [0] * len(self._steps)
+        for number in reversed(range(len(self._steps))):
+            step, built = self._steps[number], self._built[number]
+            own = needed[number]
+            if isinstance(built.layer, Layer):
+                if isinstance(built.layer, Linear):
+                    self._built[number] = Built(built.layer.coarser(own), None, built.limit, built.whole)
+                own = built.layer.weight_scale(own)
+            elif built.layer is not None or built.whole:
+                own = WEIGHT_SCALE
+            for ref in refs(step.inputs):
+                needed[ref.index] = max(needed[ref.index], own)
 
     def _bounded(self) -> list[int]:
         """log2 of how large each value can be if none exceeds 2^FLOOR."""

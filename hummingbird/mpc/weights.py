@@ -1,7 +1,7 @@
 """A layer's weight, public or of one party: its bits of fraction, where it is kept, and products with it.
 
-Weights have 20 bits of fraction, and public ones more where they are small; private ones have no number of their own,
-for it would tell how small they are.
+Weights have 20 bits of fraction, and public ones more where they are small, or fewer before a coarse window
+(`Linear.coarser`); private ones have no number of their own, for it would tell how small they are.
 """
 
 from __future__ import annotations

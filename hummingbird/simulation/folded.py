@@ -36,16 +36,19 @@ class State(NamedTuple):
 class FoldedNet:
     """A net's steps, on its device, in the order of a protocol's parties; the net is copied.
 
-    traced: as `graph.trace` gives them. Raises ModelError for a net that cannot be converted.
+    traced: as `graph.trace` gives them. scales: bits of fraction of weights, by the name of their step, where windows
+    leave them fewer (`rounding.weight_scales`). Raises ModelError for a net that cannot be converted.
     """
 
-    def __init__(self, net: nn.Module, protocol: str, example: Any = None) -> None:
+    def __init__(
+        self, net: nn.Module, protocol: str, example: Any = None, scales: Mapping[str, int] = rounding.ALL_BITS
+    ) -> None:
         self.device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
         self.traced = traced(net, example)
         self._after = {step.name: corrected for step in self.traced if (corrected := rounding.after(step)) is not None}
         self._steps = [
             replace(step, attrs={key: self._placed(x) for key, x in step.attrs.items()})
-            for step in map(rounding.rounded_step, Exchanged.of(self.traced, protocol).steps)
+            for step in (rounding.rounded_step(step, scales) for step in Exchanged.of(self.traced, protocol).steps)
         ]
         self._interpreter = Interpreter(self._steps)
         self._places = {step.name: number for number, step in enumerate(self._steps)}

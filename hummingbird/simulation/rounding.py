@@ -6,7 +6,7 @@ Weights and factors are at most 2^-10 of their largest away from what they were 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -18,11 +18,20 @@ from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
 from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
+from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.resizing import Resize
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
-_WEIGHTS = {"conv": "weight", "conv_transpose": "weight", "linear": "weight", "affine": "scale", "scale_last": "scale"}
+_WEIGHTS = {
+    "conv": "weight",
+    "conv_transpose": "weight",
+    "linear": "weight",
+    "affine": "scale",
+    "scale_last": "scale",
+    "mul": "value",
+}
+ALL_BITS: Mapping[str, int] = {}  # no weight has fewer bits than before exact comparisons
 _MEANS = frozenset({"avg_pool", "adaptive_avg_pool", "mean"})
 
 
@@ -32,20 +41,28 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     return ((x.double() * unit).round() / unit).to(x.dtype)
 
 
-def rounded_step(step: Step) -> Step:
-    """A folded step with the weights, or the factor, that its layer has."""
-    if step.op in _WEIGHTS:
-        layer = _layer(step)
-        assert isinstance(layer, Linear)
-        name = _WEIGHTS[step.op]
-        return replace(step, attrs=step.attrs | {name: rounded(step.attrs[name], layer.fraction)})
-    if step.op == "mul" and "value" in step.attrs:
-        layer = _layer(step)
-        if isinstance(layer, Linear):
-            return replace(step, attrs=step.attrs | {"value": rounded(step.attrs["value"], layer.fraction)})
-        assert isinstance(layer, Scale)
-        return replace(step, attrs=step.attrs | {"value": layer.integer * 2.0**-layer.fraction})
-    return step
+def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
+    """A folded step with the weights, or the factor, that its layer has.
+
+    scales: bits of fraction of the weights of some steps, fewer than they have before no window (`Linear.coarser`).
+    """
+    name = _WEIGHTS.get(step.op)
+    if name is None or name not in step.attrs:
+        return step
+    layer, value = _layer(step), step.attrs[name]
+    if isinstance(layer, Scale):
+        return replace(step, attrs=step.attrs | {name: layer.integer * 2.0**-layer.fraction})
+    assert isinstance(layer, Linear)
+    fraction = scales.get(step.name, layer.fraction)
+    value = rounded(value, layer.fraction)
+    if fraction < layer.fraction:
+        value = ((value.double() * 2.0**fraction + 0.5).floor() / 2.0**fraction).to(value.dtype)
+    return replace(step, attrs=step.attrs | {name: value})
+
+
+def weight_scales(plan: Sequence[PlanStep]) -> dict[str, int]:
+    """Bits of fraction of the weights of a plan's linear layers, by name."""
+    return {step.name: step.layer.fraction for step in plan if isinstance(step.layer, Linear)}
 
 
 def after(step: Step) -> After | None:

@@ -29,6 +29,7 @@ from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties, Whole
 from hummingbird.simulation.folded import FoldedNet
 from hummingbird.simulation.layers import Twin
+from hummingbird.simulation.rounding import weight_scales
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
 
 MODES = ("fast", "exact")
@@ -133,7 +134,8 @@ class FastTwin(nn.Module):
         self.inputs = InputRange(None)
 
     def _twins(self, plan: Sequence[PlanStep]) -> dict[str, Twin]:
-        """Twins of all layers that compare, and of norms, by name."""
+        """Twins of all layers that compare, and of norms, by name; notes how far the plan rounds weights."""
+        self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
         return twins(plan, steps, self._parties, self._compare)
@@ -183,9 +185,11 @@ class FastTwin(nn.Module):
 
     def _as_converted(self) -> FoldedNet:
         """The net as it is now, batch norms folded and constants rounded; made again when a weight has changed."""
-        state = [(id(t), t._version, t.device) for t in (*self.net.parameters(), *self.net.buffers())]
+        tensors = (*self.net.parameters(), *self.net.buffers())
+        state = [self._scales, *((id(t), t._version, t.device) for t in tensors)]
         if self._folded is None or state != self._folded_of:
-            self._folded, self._folded_of = FoldedNet(self.net, self._protocol, self._example), state
+            self._folded = FoldedNet(self.net, self._protocol, self._example, self._scales)
+            self._folded_of = state
         return self._folded
 
 

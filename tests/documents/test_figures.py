@@ -19,6 +19,8 @@ from hummingbird.kernels.lookups import dpf
 from hummingbird.mpc import splines
 from hummingbird.mpc.activations import EvenSmooth
 from hummingbird.mpc.polynomials import choose
+from hummingbird.mpc.protocols.masked import Masked
+from hummingbird.ring import SCALE
 from models import MODELS, trained
 from scripts.hybrid_nets import SHIPPED
 from tests.support.pages import BENCHMARKS, DOCUMENTS, LIMITS, README, blocks, text_of
@@ -53,7 +55,8 @@ def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
     n = 10**6
     crypten = cost.crypten_relu(n, 2)
     for label, window in (("window [20:12)", BitWindow(20, 12)), ("window [20:0)", BitWindow(20, 0))):
-        here = cost.masked_relu(n, window.k, window.m, 40, 2)  # 40: before a convolution and a ReLU of 20 bits
+        read = window.k + Masked(window).weight_scale  # before a convolution and a ReLU of the same window
+        here = cost.masked_relu(n, window.k, window.m, read, 2)
         published = (cost.published_relu_bits(window.w), (window.w - 1).bit_length() + 3)
         bits = [crypten.bits // n, published[0], here.bits // n]
         assert [float(x) for x in rows[f"bits per ReLU and party, {label}"]] == pytest.approx(bits, abs=0.5)
@@ -115,18 +118,18 @@ def test_spline_table_is_what_the_converter_makes() -> None:
 
 
 def test_the_table_of_smooth_functions_is_what_is_chosen() -> None:
-    """Results that a convolution reads before a window of the same k: its 20 bits and one more."""
+    """Results that a convolution reads before the same window: its weights' bits, and one more than the window's."""
     text = text_of(ROOT / "docs/smooth.md").partition("| function, window | k, w, d |")[2].partition("\n\n")[0]
     found = re.findall(
         r"^\| (\w+), \[20:(\d+)\),[^|]+\| ([\d, ]+) \| ([\d.e-]+) \| (\d+) bits, 1 round \| ([\d,]+) bits", text, re.M
     )
     assert len(found) == 3
     for name, m, shape, error, online, offline in found:
-        fraction = 22 - int(m)
-        table = choose({"SiLU": "silu", "GELU": "gelu-none"}[name], 8.0, fraction, 41 - 16)
+        fraction, read = 22 - int(m), 21 - SCALE + Masked(BitWindow(20, int(m))).weight_scale
+        table = choose({"SiLU": "silu", "GELU": "gelu-none"}[name], 8.0, fraction, read)
         assert table is not None and shape == f"{table.k}, {table.w}, {table.degree}" and int(online) == table.k
         assert error == f"{table.error(2):.1e}".replace("e-0", "e-")
-        assert int(offline.replace(",", "")) == sum(table.widths(25 + fraction)) << table.w
+        assert int(offline.replace(",", "")) == sum(table.widths(read + fraction)) << table.w
 
 
 def test_the_security_tables_are_those_of_the_package() -> None:

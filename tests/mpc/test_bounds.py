@@ -23,7 +23,7 @@ WINDOWS = {"exact": EXACT, "undecided below 1/16": BitWindow(32, 12), "undecided
 
 
 class Openings:
-    """What is lifted, as long as the patches hold: the largest |z| of each call as a part of its range, 2^(k-2)."""
+    """Notes of what is lifted, as long as the patches hold: the largest |z| of each call over its range, 2^(k-2)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._given: dict[int, list[tuple[Tensor, int, int]]] = defaultdict(list)

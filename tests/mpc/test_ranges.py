@@ -254,7 +254,7 @@ def test_ranges_are_printed() -> None:
     table = str(estimate(net, (4, 8), BitWindow(20, 12)))
     head, *rows = [line.split() for line in table.splitlines() if line.startswith(("layer ", "0 ", "1 ", "2  "))]
     assert "below" in head
-    assert [next(cell for cell in row if cell.startswith("2^")) for row in rows] == ["2^26", "2^3", "2^26"]
+    assert [next(cell for cell in row if cell.startswith("2^")) for row in rows] == ["2^30", "2^3", "2^26"]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,10 @@ def test_the_bytes_are_those_of_the_plans() -> None:
     for name, word, cells in found:
         opened = sessions(2 if word == "two" else 3)
         known = describe(*plans[name], 64, opened[0], "ab" * 16)
-        asked = [cost.asking(known.parties, n * known.values, known.bits, n * known.results, known.result_bits) for n in (1, 64)]
+        asked = [
+            cost.asking(known.parties, n * known.values, known.bits, n * known.results, known.result_bits)
+            for n in (1, 64)
+        ]
         expected = [known.bits, known.result_bits, *(count for pair in asked for count in pair)]
         assert [int(re.sub(r"[ ,B]", "", cell)) for cell in cells.split("|")] == expected
         for session in opened:

@@ -20,7 +20,7 @@ from hummingbird.cost import Cost
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.mpc.session import Session
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 bits are then at a request's limit
 
@@ -64,6 +64,13 @@ class Comparison(ABC):
     def undecided(self) -> float:
         """Values from 0 to this may be taken for negative ones; 0 for exact comparisons."""
         return 2.0 ** (self.window.low - SCALE) if self.window.low else 0.0
+
+    @property
+    def weight_scale(self) -> int:
+        """Bits of fraction that weights need if their results are compared: they are rounded by 2^-12 of what stays
+        undecided, and by no less than the exact ones are.
+        """
+        return max(SCALE, min(WEIGHT_SCALE, SCALE + 12 - self.window.low))
 
     @abstractmethod
     def needs(self, scale: int) -> int:
