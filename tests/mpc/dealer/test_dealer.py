@@ -90,7 +90,7 @@ def test_a_number_is_used_up_by_a_call_that_is_abandoned(running):
 
 
 def test_a_token_is_needed_and_says_whose_corrections_come(running):
-    """What goes to one party, no other one can ask for: the same number is another piece of randomness."""
+    """No other party can ask for it: the same number is another piece of randomness."""
     clients = running.all(2)
     fields = {"session": clients[1]._session.hex(), "first": 0, "wait": 1, "requests": [SQUARE]}
     assert "token is not 16 bytes" in refusal(running, "Correct", token="", **fields)
