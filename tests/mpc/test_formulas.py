@@ -148,10 +148,12 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     softmax, argmax = places.Softmax(1, compare), places.Argmax(1, False, compare)
     spec = Spec(SHAPE, SCALE)
     exp, inverse = (len(curve(LENGTH).knots) for curve in (splines.exponential, splines.reciprocal))
+    # 7 numbers of at most 1, and their sum; comparisons of gmw leave up to 1/2 undecided, four times in a row
+    kept = 22 if protocol == "masked" else 23
     assert softmax.cost([spec], parties) == (
         tree(compare, N, LENGTH, parties)
         + compare.cost(ALL, SCALE, parties, exp)
-        + cost.lift(ALL + N, 22, 64, parties)  # 7 numbers of at most 1, and their sum
+        + cost.lift(ALL + N, kept, 64, parties)
         + compare.cost(N, SCALE, parties, inverse)
         + cost.lift(N, 48, 64, parties)
         + cost.product(ALL, N, ALL, parties)
@@ -161,7 +163,7 @@ def test_the_price_of_what_has_a_tree_of_maxima_is_the_sum_written_out(protocol:
     assert places.LogSoftmax(1, compare).cost([spec], parties) == (
         tree(compare, N, LENGTH, parties)
         + compare.cost(ALL, SCALE, parties, exp)
-        + cost.lift(N, 22, 64, parties)
+        + cost.lift(N, kept, 64, parties)
         + compare.cost(N, SCALE, parties, log)
         + cost.lift(N, 24, 64, parties)
     )

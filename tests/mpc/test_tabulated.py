@@ -46,11 +46,11 @@ def test_m_is_the_precision_and_readers_choose_the_bits() -> None:
     assert [found.table.fraction for found in shares.values()] == [FINEST, FINEST, 12, 10, 8]
     errors = [found.table.error(2) for found in shares.values()]
     assert errors == sorted(errors)
-    # A linear layer of 20 bits and a comparison of 20: 40 low bits of the table's result count.
-    assert shares[12].bits == 40 - 16 + 10
+    # A linear layer of 16 bits and a comparison of 20: 36 low bits of the table's result count.
+    assert shares[12].bits == 36 - 16 + 10
     plan = {step.name: step.layer for step in convert.build(net[:2], BitWindow(20, 12)).plan}
-    lift = plan["1.lift"]  # the output: three bits before the point, a sign and one more
-    assert isinstance(lift, Layer) and lift.needs([16], 64) == 16 + 3 + 2
+    lift = plan["1.lift"]  # the output: three bits before the point, a sign and two more
+    assert isinstance(lift, Layer) and lift.needs([16], 64) == 16 + 3 + 3
 
 
 def test_a_window_found_is_that_of_the_values_themselves() -> None:

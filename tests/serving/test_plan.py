@@ -38,8 +38,8 @@ def test_bits_are_those_that_the_net_reads_and_gives(session: Session) -> None:
     assert service.bits < 64 and service.values == 64 and service.result == (10,) and service.rowwise
     # A first layer adds 20 bits of fraction, of which its ReLU cuts off all: 20 + 20 bits, and its bias needs no more.
     assert service.bits == 40 + 20 - 20
-    # ReLUs of [20:8) leave values below 2^3, hence logits below 2^9: 11 bits of fraction more, a sign, and one more.
-    assert (service.result_scale, service.result_bits) == (27, 38)
+    # ReLUs of [20:8) leave values below 2^3, hence logits below 2^9: 11 bits of fraction more, a sign, and two more.
+    assert (service.result_scale, service.result_bits) == (27, 39)
     exact = describe(build(net), (1, 8, 8), 64, session, NAME)
     assert exact.bits == 64 and exact.digest != service.digest
     assert Described.read(service.answer(1, 0.0), "here").service == service
