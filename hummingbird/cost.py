@@ -1,8 +1,8 @@
 """Rounds and bits of every protocol, in closed form (standard library only).
 
-`bits` are sent online by one party, frames included; `offline_bits` are the corrections party 0 gets from the dealer
-(the other parties get 128-bit seeds once per session). n: elements; parties: N. What the meter counts equals these
-numbers; tests hold both to it.
+`bits` are sent online by one party, frames included; `offline_bits` are the corrections that all parties together get
+from the dealer, in turns (besides a 128-bit seed each, once per session). n: elements; parties: N. What the meter
+counts equals these numbers; tests hold both to it.
 
 Published costs, for comparison (HummingBird, section 4, N = 2): 2w + 4w*ceil(log2 w) + 129 bits in ceil(log2 w) + 3
 rounds per ReLU.
@@ -20,7 +20,7 @@ HEADER_BYTES = 20  # of every frame between parties (wire/channel.py)
 
 @dataclass(frozen=True)
 class Cost:
-    """Rounds, bits sent by one party, bits received offline by party 0; costs of consecutive steps add up."""
+    """Rounds, bits sent by one party, bits received offline by all together; costs of consecutive steps add up."""
 
     rounds: int = 0
     bits: int = 0

@@ -64,7 +64,10 @@ class Estimate:
 
     @property
     def offline_bytes(self) -> float:
-        """Bytes of correlated randomness that party 0 gets from the dealer for a batch."""
+        """Bytes of correlated randomness that the parties get from the dealer for a batch, all together.
+
+        They take turns: a party gets an equal part, to within the bytes of the largest request.
+        """
         return self.total.offline_bits / 8
 
     @property

@@ -56,7 +56,7 @@ of images and numbers of tokens are small ones: the catalogue has them, and `est
 
 The error is the largest difference of a result to torch's, in percent of the largest result; a class is kept if the
 largest logit is the same one, for segmentation at a place, for a language model at a token. Rounds are those of a
-batch; online is what a party sends for an input, offline what party 0 receives from the dealer.
+batch; online is what a party sends for an input, offline what the dealer sends to all parties.
 """
 COLUMNS = """
 | net | library | input | error, % | classes kept | rounds | online, MB | offline, MB |

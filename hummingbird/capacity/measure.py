@@ -21,6 +21,7 @@ from hummingbird.graph.run import run_all
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, corrections, expand
+from hummingbird.mpc.correlations.turns import Turns
 from hummingbird.mpc.dry_run import Zeros, alone, dry_run, run_alone
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.prg import new_seed
@@ -86,16 +87,16 @@ def measure(name: str, private: PrivateNet, shape: Sequence[int], parties: int =
     InputError as `dry_run`.
     """
     requests = dry_run(private, shape, parties).batch
-    seeds = [new_seed() for _ in range(parties)]
+    turns, seeds = Turns(parties).take(requests), [new_seed() for _ in range(parties)]
 
     def expanded() -> None:
-        for index, request in enumerate(requests):
-            for share in expand(request, index, seeds[1], 1).values():
+        for turn, request in zip(turns, requests, strict=True):
+            for share in expand(request, turn, seeds[1], 1).values():
                 plain(share)
 
     def dealt() -> None:
-        for index, request in enumerate(requests):
-            corrections(request, index, seeds)
+        for turn, request in zip(turns, requests, strict=True):
+            corrections(request, turn, seeds)
 
     dealer = _Again(tuple(shape))
     with alone(private, parties, 0, dealer) as twin:

@@ -1,8 +1,8 @@
 """Services of a private net between parties: `masked` and `gmw`, with a store that was dealt or a streaming dealer.
 
 Bits and rounds are the net's own prices (`PrivateNet.costs`), the requests to the dealer those of its dry run, and a
-token is a slot of a store, all of it corrections to party 0. Seconds come from a profile. A request is one slice: two
-slices are under way at a time, one computes while the other one is on the wire (mpc/microbatch.py).
+token is a slot of a store, whose corrections go to the parties in turn. Seconds come from a profile. A request is one
+slice: two slices are under way at a time, one computes while the other one is on the wire (mpc/microbatch.py).
 
 Before and after, a request is on its way: its client sends every party a share of the inputs, and gets one of the
 results from each, all over the client's own link (`cost.asking`; serving/message.py).
@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from hummingbird.capacity.measure import amounts, digest, kind_of
 from hummingbird.capacity.profile import Profile, Seconds
-from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, Work, chain, check_count
+from hummingbird.capacity.service import Host, Phase, Rounds, Send, Service, Step, chain, check_count
 from hummingbird.cost import FREE, Cost, asking
 from hummingbird.errors import ConfigError
 from hummingbird.mpc import microbatch
+from hummingbird.mpc.correlations.turns import received_by
 from hummingbird.mpc.dealer.folder import places
 from hummingbird.mpc.dry_run import dry_run
 from hummingbird.mpc.net import PrivateNet
@@ -35,9 +36,9 @@ def masked(
 ) -> Service:
     """The service of a net converted with protocol "masked", each request a slice of `shape` (B, ...).
 
-    dealer: "store": slots are dealt while there is room for more, and party 0 keeps them; "stream": a dealer makes them
-    during the request. lanes: of each party. Links are those of a data centre, the client's too: `Service.at` sets
-    others.
+    dealer: "store": slots are dealt while there is room for more, and each party keeps its part; "stream": a dealer
+    makes them during the request. lanes: of each party. Links are those of a data centre, the client's too:
+    `Service.at` sets others.
     ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
 
         capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
@@ -70,13 +71,18 @@ def _service(
     cost = sum((step.cost for step in private.costs(shape, parties)), FREE)
     roles = [f"party-{rank}" for rank in range(parties)]
     steps = _online(roles, cost, seconds, profile)
-    _, slot = places(requests)
-    dealing: list[tuple[str, Work]] = [("deal", profile.compute(DEALER, seconds["deal"]))] if requests else []
-    stored = dealer == "store" and slot > 0
-    sent = slot if stored else cost.offline_bits / 8  # a slot is padded to whole pages
-    correcting: list[tuple[str, Work]] = [("corrections", Send(DEALER, roles[0], sent))] if sent else []
+    received = {role: received_by(rank, parties, requests) for rank, role in enumerate(roles)}
+    slots = {role: size for role, own in received.items() if (size := places(own)[1])}
+    stored = dealer == "store" and bool(slots)
+    dealing = [Step("deal", profile.compute(DEALER, seconds["deal"]))] if requests else []
+    sent = {role: sum(request.correction_bits for request in own) / 8 for role, own in received.items()}
+    correcting = [
+        Step(f"corrections {role}", Send(DEALER, role, size), ("deal",) if stored else ())
+        for role, size in (slots if stored else sent).items()  # a slot is padded to whole pages
+        if size
+    ]
     if not stored:  # in parallel: what is made first is sent, and used, first
-        steps += [Step(name, do) for name, do in (*dealing, *correcting)]
+        steps += [*dealing, *correcting]
     host = Host(cores=profile.threads * lanes, up=BANDWIDTH, down=BANDWIDTH)
     hosts = dict.fromkeys([*roles, DEALER] if requests else roles, host)
     transit = _transit(roles, private, shape)
@@ -86,10 +92,10 @@ def _service(
         name=f"{protocol}, {'a store' if stored else 'a dealer that streams'}, slices of {shape}",
         hosts=hosts,
         request=Phase(tuple(steps), seconds["compute"].factors),
-        refill=Phase(chain(*dealing, *correcting).steps, seconds["deal"].factors) if stored else None,
+        refill=Phase((*dealing, *correcting), seconds["deal"].factors) if stored else None,
         session=_setup(roles, private.setup_cost(parties)),
         transit=transit,
-        token_bytes={roles[0]: slot} if stored else {},
+        token_bytes=slots if stored else {},
         slots=_IN_TURNS * lanes,
         images=shape[0],
         rtt=RTT,

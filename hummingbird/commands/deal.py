@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     size = sum(request.correction_bits for request in plan.setup) + slots * sum(r.correction_bits for r in plan.batch)
     each = f" and each of {lanes} lanes" if lanes > 1 else ""
     split = f", {size / 8e6:,.1f} a lane" if lanes > 1 else ""
-    amount = f"{lanes * size / 8e6:,.1f} MB for party 0{split}"
+    amount = f"{lanes * size / 8e6:,.1f} MB for all parties{split}"
     sets = "" if args.keep is None else "sets of "
     print(f"{sets}{slots} slices of {images} images for {args.parties} parties{each}: {amount}", flush=True)
     what = {

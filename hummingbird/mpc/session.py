@@ -90,6 +90,7 @@ class Session:
         material = (self.dealer if slice_ is None else slice_[0]).correlation(request)
         meter.count(
             offline_bits=material.offline_bits,
+            received_bits=material.received_bits,
             offline_seconds=material.waiting_seconds,
             expanding_seconds=material.expanding_seconds,
             dealer_seconds=material.dealer_seconds,

@@ -27,8 +27,8 @@ _MEANWHILE = ("compute_seconds", "wait_seconds", "offline_seconds", "expanding_s
 
 @dataclass
 class Row:
-    """One layer, summed over its calls. Bits are those sent by this party; offline bits those it received from the
-    dealer.
+    """One layer, summed over its calls. Bits are those sent by this party; offline bits those that the dealer sends to
+    all parties together, and received ones the part of these that came to this party.
     """
 
     layer: str
@@ -42,6 +42,7 @@ class Row:
     bits_sent: int = 0
     offline_bits_predicted: int = 0
     offline_bits: int = 0
+    received_bits: int = 0
     compute_seconds: float = 0.0
     wait_seconds: float = 0.0
     offline_seconds: float = 0.0  # for which this layer waited for its correlated randomness
@@ -99,8 +100,9 @@ class Meter:
     def table(self, every_layer: bool = True) -> str:
         """The rows as text; layers that neither sent nor received are summed into one line.
 
-        "material" is time spent waiting for correlated randomness, "seeds" for expanding them (mostly meanwhile), and
-        "dealer" what the dealer says of its own work for the whole.
+        "offline" is what the dealer sends to all parties, "own" this party's part of it; "material" is time spent
+        waiting for correlated randomness, "seeds" for expanding them (mostly meanwhile), and "dealer" what the dealer
+        says of its own work for the whole.
         """
         head = (
             "layer",
@@ -110,6 +112,7 @@ class Meter:
             "predicted kB",
             "sent kB",
             "offline kB",
+            "own kB",
             "compute s",
             "wait s",
             "material s",
@@ -140,6 +143,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.bits_predicted / 8e3:,.1f}",
         f"{row.bits_sent / 8e3:,.1f}",
         f"{row.offline_bits / 8e3:,.1f}",
+        f"{row.received_bits / 8e3:,.1f}",
         f"{row.compute_seconds:.3f}",
         f"{row.wait_seconds:.3f}",
         f"{row.offline_seconds:.3f}",
@@ -188,6 +192,7 @@ def count(
     rounds: int = 0,
     waited: float = 0.0,
     offline_bits: int = 0,
+    received_bits: int = 0,
     offline_seconds: float = 0.0,
     expanding_seconds: float = 0.0,
     dealer_seconds: float = 0.0,
@@ -200,6 +205,7 @@ def count(
         row.rounds += rounds
         row.wait_seconds += waited
         row.offline_bits += offline_bits
+        row.received_bits += received_bits
         row.offline_seconds += offline_seconds
         row.expanding_seconds += expanding_seconds
         row.dealer_seconds += dealer_seconds

@@ -61,7 +61,7 @@ def test_the_closed_forms_in_the_table_are_those_of_cost() -> None:
         bits = [crypten.bits // n, published[0], here.bits // n]
         assert [float(x) for x in rows[f"bits per ReLU and party, {label}"]] == pytest.approx(bits, abs=0.5)
         assert [int(x) for x in rows[f"rounds, {label}"]] == [crypten.rounds, published[1], here.rounds]
-        offline = rows[f"offline bits per ReLU to party 0, {label}"]
+        offline = rows[f"offline bits per ReLU to both parties, {label}"]
         assert float(offline[2]) == pytest.approx(here.offline_bits / n, abs=0.5)
 
 

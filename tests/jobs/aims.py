@@ -36,7 +36,7 @@ def main() -> None:
                 out = private(hummingbird.cryptensor(images() if session.rank == 0 else None, src=0)).get_plain_text()
             assert not (bad := unequal(counted)), bad
             total = counted.total
-            sent = [total.bits_sent, total.offline_bits if session.rank == 0 else 0]
+            sent = [total.bits_sent, total.offline_bits]
             found[f"{aim} {window}"] = (private.facts["aim"], total.rounds, *sent, out.tolist())
     if session.rank == 0:
         print(json.dumps(found), flush=True)

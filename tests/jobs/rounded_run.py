@@ -53,8 +53,8 @@ def main() -> None:
         total = counted.total
         found[protocol] = {
             "result": out.get_plain_text().tolist(),
-            "counted": [total.rounds, total.bits_sent, total.offline_bits if session.rank == 0 else 0],
-            "predicted": [predicted.rounds, predicted.bits, predicted.offline_bits if session.rank == 0 else 0],
+            "counted": [total.rounds, total.bits_sent, total.offline_bits],
+            "predicted": [predicted.rounds, predicted.bits, predicted.offline_bits],
             "bits": predicted.bits,
             "bits without q": without.bits,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import warnings
 
 import pytest
@@ -13,13 +14,18 @@ import torch
 from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.bits import And
+from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.provider import SharedBit, Wraps
 from hummingbird.mpc.correlations.registry import KINDS, from_json
+from hummingbird.mpc.correlations.request import Turn, corrections, expand, layout, received
 from hummingbird.mpc.correlations.truncation import Selection, Truncation
+from hummingbird.mpc.correlations.turns import Turns, received_by
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.wire.frame import frame_bytes
 from tests.support.correlation_checks import CASES, columns, take_and_check
+from tests.support.patience import NEVER
 
 
 def test_every_kind_has_a_case():
@@ -82,12 +88,15 @@ def test_the_checks_can_fail():
 def test_shares_satisfy_every_correlation(process, parties):
     session = os.urandom(16)
     clients = [DealerClient(process, session=session, rank=r, parties=parties) for r in range(parties)]
-    first, *others = taken = take_and_check(clients)
-    assert [material.offline_bits for material in first] == [request.correction_bits for request, _ in CASES]
-    for material in first:
-        assert 0 < material.dealer_seconds < material.waiting_seconds + 1
-    for materials in others:
-        assert all(material.offline_bits == 0 and material.dealer_seconds == 0 for material in materials)
+    taken, bits = take_and_check(clients), [request.correction_bits for request, _ in CASES]
+    for rank, materials in enumerate(taken):
+        assert [material.offline_bits for material in materials] == bits
+        mine = [turn.receiver == rank for turn in Turns(parties).take([request for request, _ in CASES])]
+        assert any(mine) and [material.received_bits for material in materials] == [
+            size if here else 0 for size, here in zip(bits, mine, strict=True)
+        ]
+        for material, here in zip(materials, mine, strict=True):
+            assert (0 < material.dealer_seconds < NEVER) if here else material.dealer_seconds == 0
     for materials in taken:  # all on demand
         expanding = sum(material.expanding_seconds for material in materials)
         assert 0 < expanding < sum(material.waiting_seconds for material in materials)
@@ -99,7 +108,8 @@ def test_bits_of_large_requests(running):
     """A correction of several messages, of a size that is no multiple of a message."""
     request = Truncation(150_001, shift=16)
     mine, theirs = (client.correlation(request) for client in running.all(2))
-    assert mine.offline_bits == 2 * 150_001 * 64
+    assert (mine.received_bits, theirs.received_bits) == (2 * 150_001 * 64, 0)
+    assert mine.offline_bits == theirs.offline_bits == 2 * 150_001 * 64
     value, unsigned, signed = (mine.shares[name] + theirs.shares[name] for name in request.parts)
     assert torch.equal(signed, value >> 16)
     assert torch.equal(unsigned, (value >> 16) & ((1 << 48) - 1))
@@ -118,7 +128,7 @@ def test_reserved_equals_on_demand(running):
     clients = running.all(2)
     state = running.dealer._sessions[clients[0]._session]
     for client, seed in zip(clients, seeds, strict=True):  # the same seeds as the local stand-in: the same shares
-        client.seed = state.seeds[client.rank] = seed
+        client.seed = state.members[client.rank].seed = seed
     requests = [request for request, _ in CASES]
     for client, stand_in in zip(clients, local, strict=True):
         supply = client.reserve(requests[2:9])
@@ -131,7 +141,8 @@ def test_reserved_equals_on_demand(running):
             assert all(
                 torch.equal(plain(share), plain(expected.shares[name])) for name, share in material.shares.items()
             )
-            assert material.offline_bits == expected.offline_bits == (0 if client.rank else request.correction_bits)
+            assert material.offline_bits == expected.offline_bits == request.correction_bits
+            assert material.received_bits == expected.received_bits
         with pytest.raises(DealerError, match="but nothing more was reserved"):
             supply.correlation(requests[0])
 
@@ -144,12 +155,13 @@ def test_correlations_are_independent(running):
     assert not (first == second).any() and not (first == third).any() and not (second == third).any()
 
 
-def test_what_party_0_receives_is_balanced(running):
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_correction_alone_is_balanced_whoever_receives_it(running, parties):
     """A correction alone is uniform: of n bits, half are ones within six standard deviations of sqrt(n) / 2.
 
     About 650 positions are looked at: five would let one in 2700 runs fail by chance, six one in 800,000.
     """
-    client = running.all(2)[0]
+    clients = running.all(parties)
     requests = [
         (SquarePair((4000,)), 64),
         (SharedBit((4000,)), 64),
@@ -159,7 +171,8 @@ def test_what_party_0_receives_is_balanced(running):
         (Truncation(4000, shift=16), 64),
     ]
     for request, width in requests:
-        shares = client.correlation(request).shares
+        (material,) = (part for client in clients if (part := client.correlation(request)).received_bits)
+        shares = material.shares
         for name in request.derived:
             words = shares[name].flatten()
             for bit in range(width):  # every position by itself: a constant top bit would drown in the sum
@@ -168,7 +181,73 @@ def test_what_party_0_receives_is_balanced(running):
 
 
 def test_corrections_need_the_other_parties_seeds(running):
-    """Party 0's shares of derived fields say nothing without the others': they differ from the values everywhere."""
-    client = running.all(2)[0]
-    shares = client.correlation(SquarePair((1000,))).shares
-    assert not (shares["square"] == shares["r"] * shares["r"]).any()
+    """A party's shares of derived fields say nothing without the others': they differ from the values everywhere."""
+    for client in running.all(2):
+        for _ in range(2):  # whoever receives the corrections
+            shares = client.correlation(SquarePair((1000,))).shares
+            assert not (shares["square"] == shares["r"] * shares["r"]).any()
+
+
+@pytest.mark.parametrize("receiver", [0, 1, 2])
+def test_every_kind_can_be_received_by_every_party(receiver):
+    """As dealt, to any of three parties: independent code recomputes what the shares stand for."""
+    seeds = [os.urandom(16) for _ in range(3)]
+    for number, (request, verify) in enumerate(CASES):
+        turn = Turn(receiver, number)
+        shares = [expand(request, turn, seed, rank) for rank, seed in enumerate(seeds)]
+        shares[receiver] |= received(request, corrections(request, turn, seeds))
+        verify(columns(request, [Material(mine) for mine in shares]), **request.params)
+
+
+def test_turns_are_even_at_any_time():
+    """To within the largest request so far, whatever the sizes are; each party's numbers go up by one."""
+    random.seed(3)
+    for parties in (1, 2, 3, 5):
+        turns, sent, numbers, largest = Turns(parties), [0] * parties, [0] * parties, 0
+        for _ in range(300):
+            request = SquarePair((random.choice([0, 1, 7, 50, random.randrange(1000)]),))
+            (turn,) = turns.take([request])
+            assert turn.number == numbers[turn.receiver]
+            numbers[turn.receiver] += 1
+            sent[turn.receiver] += request.correction_bits
+            largest = max(largest, request.correction_bits)
+            assert max(sent) - min(sent) <= largest
+        assert min(numbers) > 0
+
+
+def test_requests_in_one_list_have_the_turns_that_they_have_one_by_one():
+    requests = [request for request, _ in CASES]
+    one_by_one = Turns(3)
+    assert Turns(3).take(requests) == [turn for request in requests for turn in one_by_one.take([request])]
+    parts = [received_by(rank, 3, requests) for rank in range(3)]
+    bits = [sum(request.correction_bits for request in part) for part in parts]
+    assert sum(map(len, parts)) == len(requests)
+    assert max(bits) - min(bits) <= max(request.correction_bits for request in requests)
+
+
+@pytest.mark.parametrize("parties", [2, 3])
+def test_bytes_that_reach_every_party_are_those_of_its_turns(running, parties, monkeypatch):
+    """Counted where frames arrive, two slices in turns and requests on demand: to the byte, and even."""
+    arrived = [0] * parties
+
+    def counted(self, messages, request, receive=DealerClient._receive):
+        def counting():
+            for message in messages:
+                arrived[self.rank] += len(message)
+                yield message
+
+        return receive(self, counting(), request)
+
+    monkeypatch.setattr(DealerClient, "_receive", counted)
+    requests, clients = [request for request, _ in CASES], running.all(parties)
+    for client in clients:
+        supplies = [client.reserve(requests) for _ in range(2)]
+        for request in requests:
+            for supply in supplies[::-1]:
+                supply.correlation(request)
+        client.correlation(requests[0])
+    asked = [*requests, *requests, requests[0]]
+    expected = [received_by(rank, parties, asked) for rank in range(parties)]
+    assert arrived == [sum(frame_bytes(layout(request)) for request in own) for own in expected]
+    bits = [sum(request.correction_bits for request in own) for own in expected]
+    assert max(bits) - min(bits) <= max(request.correction_bits for request in requests)

@@ -180,4 +180,4 @@ def test_a_division_costs_what_a_truncation_does() -> None:
         compute(2, lambda session, x: division.divide(session, x, 3), share(torch.arange(100), 2))
     price = cost.truncate(100, 2)
     assert (m.total.bits_sent, m.total.rounds) == (2 * price.bits, 2 * price.rounds)  # threads share the meter
-    assert m.total.offline_bits == price.offline_bits  # party 0's
+    assert m.total.received_bits == price.offline_bits  # the parties' together

@@ -20,7 +20,7 @@ from hummingbird.errors import DealerError, ModelError
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple
 from hummingbird.mpc.correlations.registry import from_json
-from hummingbird.mpc.correlations.request import corrections, expand
+from hummingbird.mpc.correlations.request import Turn, corrections, expand
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
@@ -43,19 +43,19 @@ def dealers(parties: int) -> list[LocalDealer]:
 
 
 def verify(dealers: list[Any], params: dict[str, Any]) -> list[int]:
-    """c = op(a, b) with the b of `FixedMask`, twice, with fresh a and fresh shares of c; each party's offline bits."""
+    """c = op(a, b) with the b of `FixedMask`, twice, with fresh a and fresh shares of c; each party's bits."""
     fixed = FixedMask(params["size1"], params["key"])
     masks = [dealer.correlation(fixed) for dealer in dealers]
     assert all(list(material.shares) == ["mask"] for material in masks)
     b = sum(material.shares["mask"] for material in masks)
-    seen, bits = [], [material.offline_bits for material in masks]
+    seen, bits = [], [material.received_bits for material in masks]
     for _ in range(2):
         parts = [dealer.correlation(FixedTriple(**params)) for dealer in dealers]
         assert all(list(part.shares) == ["a", "c"] for part in parts), "b is not handed out again"
         a, c = (sum(part.shares[name] for part in parts) for name in ("a", "c"))
         assert torch.equal(c, ring.bilinear(params["op"], a, b, **params["kwargs"]))
         seen += [a, *(part.shares["c"] for part in parts)]
-        bits = [before + part.offline_bits for before, part in zip(bits, parts, strict=True)]
+        bits = [before + part.received_bits for before, part in zip(bits, parts, strict=True)]
     half = len(seen) // 2
     assert not any(bool((x == y).any()) for x, y in zip(seen[:half], seen[half:], strict=True))
     again = [dealer.correlation(fixed) for dealer in dealers]
@@ -74,7 +74,8 @@ def test_products_with_a_fixed_mask_from_a_dealer_process(process: str, parties:
     session = os.urandom(16)
     clients = [DealerClient(process, session=session, rank=rank, parties=parties) for rank in range(parties)]
     bits, out = verify(clients, CONV), 2 * 3 * 2 * 2
-    assert bits[0] == 2 * 64 * out, "64 bits for every element of the result, nothing for the mask"
+    assert sum(bits) == 2 * 64 * out, "64 bits for every element of the result, nothing for the mask"
+    assert sorted(bits)[-2:] == [64 * out] * 2, "once to each of two parties"
     for client in clients:
         client.close()
 
@@ -95,16 +96,17 @@ def test_parties_on_gpus_share_what_chacha20_expands(process: str) -> None:
 
 def test_masks_of_different_keys_and_seeds_are_unrelated() -> None:
     seeds = [os.urandom(16) for _ in range(2)]
-    masks = [expand(FixedMask((500,), key), 0, seed, 0)["mask"] for seed in seeds for key in (0, 1)]
-    fresh = expand(FixedTriple((500,), (500,), "mul", {}, 0), 0, seeds[0], 0)["a"]
+    masks = [expand(FixedMask((500,), key), Turn(0, 0), seed, 0)["mask"] for seed in seeds for key in (0, 1)]
+    fresh = expand(FixedTriple((500,), (500,), "mul", {}, 0), Turn(0, 0), seeds[0], 0)["a"]
     for number, mask in enumerate([*masks, fresh]):
         assert not any(bool((mask == other).any()) for other in [*masks, fresh][number + 1 :])
 
 
-def test_the_index_of_a_request_does_not_matter_for_the_mask() -> None:
+def test_the_turn_of_a_request_does_not_matter_for_the_mask() -> None:
     request, seed = FixedMask((9,), 4), os.urandom(16)
-    assert torch.equal(expand(request, 0, seed, 1)["mask"], expand(request, 77, seed, 1)["mask"])
-    assert corrections(request, 0, [seed, seed]) == []
+    masks = [expand(request, turn, seed, 1)["mask"] for turn in (Turn(0, 0), Turn(0, 77), Turn(1, 5))]
+    assert all(torch.equal(masks[0], mask) for mask in masks)
+    assert corrections(request, Turn(0, 0), [seed, seed]) == []
 
 
 @pytest.mark.parametrize(

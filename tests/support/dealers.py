@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -14,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from hummingbird.mpc.correlations.request import Request, Turn
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire import service
@@ -57,6 +60,12 @@ def refusal(running: Running, method: str, **fields) -> str:
         raw(running, method, **fields)
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION, caught.value
     return caught.value.details()
+
+
+def next_turn(dealer: Any, request: Request[Any]) -> Turn:
+    """The turn that a party's dealer will give a request if it is the next one."""
+    (turn,) = copy.deepcopy(dealer._turns).take([request])
+    return turn
 
 
 SQUARE = {"kind": "square", "params": {"shape": [2], "bits": 64}}

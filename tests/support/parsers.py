@@ -30,7 +30,7 @@ from hummingbird.convert import build
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.mpc import meeting, rendezvous
 from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.request import corrections, layout
+from hummingbird.mpc.correlations.request import Turn, corrections, layout
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.deal import deal
@@ -192,7 +192,7 @@ def dealers() -> dict[str, Parser]:
             return client._join()
 
     request = MaskedOpening(9, k=12, m=2, tables=2, ring=64)
-    frame = pack_tensors(corrections(request, 0, [bytes(16), bytes(range(16))]))
+    frame = pack_tensors(corrections(request, Turn(0, 0), [bytes(16), bytes(range(16))]))
     assert len(layout(request)) == 6
 
     def correction(data: bytes) -> object:

@@ -1,8 +1,8 @@
-"""The dealer's end of masked openings: what masks decide, and the corrections that party 0 needs of it.
+"""The dealer's end of masked openings: what masks decide, and the corrections that one party needs of it.
 
 lambda is the sum mod 2^k of the parties' masks, r_b and r_s the xor of their bits. They decide the carry (sum - lambda)
 / 2^k, r_b, r_s and r_b lambda as numbers, and the step tables of lambda's upper bits; protocols/masked.py has the use.
-A correction is a value less all shares of it but party 0's, as it travels: numbers mod 2^width, packed.
+A correction is a value less all shares of it but the receiver's, as it travels: numbers mod 2^width, packed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def deal_masks(
 ) -> list[Tensor]:
     """Make the corrections of n masks, in the order of `mask_values`: packed uint8, of ring - k or ring bits, or 2^c.
 
-    fields: all parties' shares of lambda, r_b and r_s, by rank, then those of each value of the parties from 1 on; a
-    party's are parts of one key stream, at the same blocks as the others'. 1 <= k <= ring <= 64, 0 <= m. sizes: 1 to 8
-    bits each, m and they at most k.
+    fields: all parties' shares of lambda, r_b and r_s, the receiver's first, then all others' of each value; a party's
+    are parts of one key stream, at the same blocks as the others'. 1 <= k <= ring <= 64, 0 <= m. sizes: 1 to 8 bits
+    each, m and they at most k.
     """
     function = "kernels.deal_masks"
     check_range(f"{function}(n)", n, 0, 2**56)
@@ -70,7 +70,7 @@ def deal_masks(
     keys = [share.key for share in fields[0]] if fields else []
     if not keys or [len(shares) for shares in fields] != [len(keys)] * 3 + [len(keys) - 1] * (4 + len(sizes)):
         what = f"got fields of {[len(shares) for shares in fields]} shares"
-        raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but party 0")
+        raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but the first")
     words = {0: k, 3: ring - k, 4: ring, 5: ring - k, 6: ring}  # bits that count, by field
     packs = len(keys[0]) == aes128.KEY_BYTES // 4
     octets = [1, 1, *[0] * 4, *[1 << size for size in sizes]]  # bits for each element, from field 1 on

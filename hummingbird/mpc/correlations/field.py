@@ -1,4 +1,4 @@
-"""One tensor of a correlation: how it is shared, drawn from a stream, and corrected at party 0."""
+"""One tensor of a correlation: how it is shared, drawn from a stream, and corrected at one party, the receiver."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Field:
 
     @property
     def received_bytes(self) -> int:
-        """Size of party 0's share in memory: whole words, if it has unpacked them."""
+        """Size of the receiver's share in memory: whole words, if it has unpacked them."""
         return (
             self.share_bytes
             if self.left
@@ -95,14 +95,14 @@ class Field:
         return total
 
     def correction(self, value: Tensor, shares: Sequence[Tensor]) -> Tensor:
-        """Party 0's share of `value` when the others hold `shares`, as it travels (`layout`)."""
+        """The receiver's share of `value` when the others hold `shares`, as it travels (`layout`)."""
         subtract = torch.sub if self.kind == "ring" else torch.bitwise_xor
         for share in shares:  # into the share's own memory, which nobody looks at again
             value = subtract(value, share, out=share if share.dtype == value.dtype else None)
         return kernels.pack_words(value.reshape(-1), self.width) if self.width < 64 else value
 
     def received(self, correction: Tensor) -> Words:
-        """Party 0's share from its correction."""
+        """The receiver's share from its correction."""
         if self.width == 64:
             return correction
         if self.left:

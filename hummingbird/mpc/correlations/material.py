@@ -11,13 +11,15 @@ from hummingbird.kernels.shares.words import Words
 class Material:
     """This party's shares for one request, by the names of its fields, and what they have cost.
 
-    offline_bits: corrections that came from the dealer, without framing. waiting_seconds: for which this party has
-    waited for the shares. expanding_seconds: spent on its own seed, in the background where that worked ahead.
-    dealer_seconds: the dealer's own work, where it has told of it with this piece.
+    offline_bits: corrections that the dealer made, without framing; received_bits: the same where they came to this
+    party, else 0. waiting_seconds: for which this party has waited for the shares. expanding_seconds: spent on its own
+    seed, in the background where that worked ahead. dealer_seconds: the dealer's own work, where it has told of it with
+    this piece.
     """
 
     shares: dict[str, Words]
     offline_bits: int = 0
+    received_bits: int = 0
     waiting_seconds: float = 0.0
     expanding_seconds: float = 0.0
     dealer_seconds: float = 0.0

@@ -1,18 +1,20 @@
 """Requests for correlated randomness, and how every party gets its share of it from a seed.
 
 A request is two lists of named fields and one function. The *free* fields are uniform: party i expands its own share of
-them from its own 128-bit seed. The *derived* fields are a function of the free ones: parties 1..N-1 expand their
-shares of those as well, and only party 0 needs a message, the correction
+them from its own 128-bit seed. The *derived* fields are a function of the free ones: all parties but one expand their
+shares of those as well, and only that one, the request's receiver, needs a message, the correction
 
     derived - (sum or xor of the other parties' shares),
 
-which is uniform from its point of view. So a request costs party 0 the bits of the derived fields and everyone else
-nothing. The dealer holds all seeds, and sees no input; it must not collude with any party (Beaver 1995; the
-"corrections to one party" layout is that of CrypTen's trusted third party, Knott et al. 2021, section 3).
+which is uniform from its point of view, and from that of any parties together that are not all. So a request costs its
+receiver the bits of the derived fields and everyone else nothing. The receivers take turns (turns.py). The dealer holds
+all seeds, and sees no input; it must not collude with any party (Beaver 1995; "corrections to one party", there always
+the same one, is the layout of CrypTen's trusted third party, Knott et al. 2021, section 3).
 
 Fields that kernels draw or unpack by themselves are left to them (`Field.left`).
 
-Every request has an index. Its seed is derive(party seed, index, kind), so no two requests share a bit of randomness.
+Every request has a turn of its own. Its seed is derive(party seed, receiver, number, kind), so no two requests share a
+bit of randomness.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +38,9 @@ from hummingbird.mpc.correlations.parameters import LIMIT, faults
 from hummingbird.prg import Stream, derive, expands_on_devices
 
 Shares = TypeVar("Shares", covariant=True)
-Draw = Callable[[Field, int], list[Words]]  # the shares of a field, the next one, of the parties from a rank on
+Draw = Callable[
+    [Field, int], list[Words]
+]  # the next field's shares: of all parties (0), or of all but the receiver (1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,9 @@ class Request(ABC, Generic[Shares]):
         return {}
 
     def correct(self, draw: Draw) -> list[Tensor]:
-        """Compute the corrections for party 0 (`layout`), the dealer's work, from the parties' shares of the fields."""
+        """Compute the corrections (`layout`), the dealer's work, from the parties' shares of the fields: the receiver's
+        are the first, the others' follow in any order.
+        """
         free: dict[str, Any] = {}
         for name, item in self.free.items():
             shares = [plain(share) for share in draw(item, 0)]
@@ -113,12 +119,12 @@ class Request(ABC, Generic[Shares]):
 
     @property
     def correction_bits(self) -> int:
-        """Offline bits that party 0 receives."""
+        """Offline bits that the receiver is sent."""
         return sum(item.bits for item in self.derived.values())
 
     @property
     def share_bytes(self) -> int:
-        """Size of party 0's shares in memory, which no other party's exceed."""
+        """Size of the receiver's shares in memory, which no other party's exceed."""
         drawn = sum(item.share_bytes for item in self.free.values() if not item.earlier)
         return drawn + sum(item.received_bytes for item in self.derived.values())
 
@@ -131,8 +137,18 @@ class Request(ABC, Generic[Shares]):
         return f"{self.kind} {json.dumps(self.params, sort_keys=True)}"
 
 
-def _stream(seed: bytes, index: int, request: Request[Any], device: torch.device | str = "cpu") -> Stream:
-    return Stream(derive(seed, "request", index, request.kind), device)
+class Turn(NamedTuple):
+    """A request's place among all: the party that receives its correction, and how many this one has received before.
+
+    No other request of a session, or of a store, has the same: it names the request's randomness.
+    """
+
+    receiver: int
+    number: int
+
+
+def _stream(seed: bytes, turn: Turn, request: Request[Any], device: torch.device | str = "cpu") -> Stream:
+    return Stream(derive(seed, "request", turn.receiver, turn.number, request.kind), device)
 
 
 def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
@@ -141,12 +157,14 @@ def _draw(item: Field, seed: bytes, stream: Stream, rank: int) -> Words:
 
 
 def expand(
-    request: Request[Any], index: int, seed: bytes, rank: int, device: torch.device | str = "cpu"
+    request: Request[Any], turn: Turn, seed: bytes, rank: int, device: torch.device | str = "cpu"
 ) -> dict[str, Words]:
-    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is party 0, on `device`."""
-    stream = _stream(seed, index, request, device)
+    """Party `rank`'s shares of the free fields, and of the derived ones too unless it is the receiver, on `device`."""
+    stream = _stream(seed, turn, request, device)
     shares = {name: _draw(item, seed, stream, rank) for name, item in request.free.items() if not item.earlier}
-    return {**shares, **{name: item.draw(stream, rank) for name, item in request.derived.items() if rank}}
+    if rank == turn.receiver:
+        return shares
+    return {**shares, **{name: item.draw(stream, rank) for name, item in request.derived.items()}}
 
 
 def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -155,26 +173,28 @@ def layout(request: Request[Any]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
 
 
 def received(request: Request[Any], corrections: Sequence[Tensor]) -> dict[str, Words]:
-    """Party 0's shares of the derived fields, from its corrections."""
+    """The receiver's shares of the derived fields, from the corrections."""
     pairs = zip(request.derived.items(), corrections, strict=True)
     return {name: item.received(correction) for (name, item), correction in pairs}
 
 
 def corrections(
-    request: Request[Any], index: int, seeds: Sequence[bytes], device: torch.device | str = "cpu"
+    request: Request[Any], turn: Turn, seeds: Sequence[bytes], device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """The dealer's work: what party 0 must receive (`layout`), from all parties' seeds.
+    """The dealer's work: what the receiver must be sent (`layout`), from all parties' seeds by rank.
 
     device: where it is computed, if kernels there can expand the seeds and draw all fields.
     """
     at_once = all(item.left for item in request.parts.values())
     chacha = all(map(expands_on_devices, seeds))
-    streams = [_stream(seed, index, request, device if at_once and chacha else "cpu") for seed in seeds]
+    streams = [_stream(seed, turn, request, device if at_once and chacha else "cpu") for seed in seeds]
     # What a GPU draws, or AES-128 in packed words, has kernels that draw, compute and pack in one pass.
     at_once = at_once and (streams[0].on_device or streams[0].packs)
 
+    parties = [(seed, stream, rank) for rank, (seed, stream) in enumerate(zip(seeds, streams, strict=True))]
+    parties.insert(0, parties.pop(turn.receiver))
+
     def draw(item: Field, least: int) -> list[Words]:
-        parties = [(seed, stream, rank) for rank, (seed, stream) in enumerate(zip(seeds, streams, strict=True))]
         if at_once:
             return [item.leave(stream) for _, stream, _ in parties[least:]]
         return [_draw(item, seed, stream, rank) for seed, stream, rank in parties[least:]]

@@ -1,8 +1,9 @@
-"""A party's side of the dealer: expand the own seed, and fetch party 0's corrections.
+"""A party's side of the dealer: expand the own seed, and fetch the corrections that go to this party.
 
-Only party 0 talks to the dealer after joining; all others compute their shares from their seed. All parties must make
-the same reservations and requests in the same order: indices, which select the randomness, are given out in that order.
-What is reserved is made by a background thread ahead of time (`supplies`); what is not, by the same thread on demand.
+Those of a request go to one party, in turns (correlations/turns.py); all others compute their shares from their seed.
+All parties must make the same reservations and requests in the same order: turns, which select the randomness, are
+given out in that order. What is reserved is made by a background thread ahead of time (`supplies`); what is not, by the
+same thread on demand.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from hummingbird.errors import DealerError, InputError, PeerError
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, expand, layout, received
+from hummingbird.mpc.correlations.request import Request, Turn, expand, layout, received
+from hummingbird.mpc.correlations.turns import Turns
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.server import SESSION_BYTES
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests, Supplies, Supply
@@ -64,7 +66,7 @@ class DealerClient:
         self.address, self.rank, self.parties = address, rank, parties
         self._session, self._timeout = session, timeout
         self._cipher, self._device = cipher, torch.device(device)
-        self._index = 0
+        self._turns = Turns(parties)
         self._call: Any = None  # the stream of corrections under way
         self._told = 0.0  # the dealer's seconds for all answers that have come
         self._supplies = Supplies(self._make, f"dealer {address}", self._patience, self._cancel, buffer_bytes)
@@ -85,7 +87,8 @@ class DealerClient:
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares.
 
-        Offline, party 0 spends 1 round with the dealer and request.correction_bits; nobody else sends or receives.
+        Offline, the party whose turn it is spends 1 round with the dealer and request.correction_bits; nobody else
+        sends or receives.
         Raises DealerError when the dealer refuses, is gone or is late.
         """
         return self.reserve([request]).correlation(request)
@@ -97,8 +100,7 @@ class DealerClient:
         """
         if requests is None:
             return OnDemand(self.correlation)
-        first, self._index = self._index, self._index + len(requests)
-        return self._supplies.reserve(first, requests)
+        return self._supplies.reserve(self._turns.take(requests), requests)
 
     def bind(self, name: str, digest: bytes) -> None:
         """Nothing to keep: no run sees another run's masks."""
@@ -107,7 +109,7 @@ class DealerClient:
         """Any net, of any shape."""
 
     def stay(self) -> None:
-        """Keep the session, which a dealer drops when it hears nothing for long.
+        """Keep the session, which a dealer drops when it hears nothing for long; party 0 says it for all.
 
         DealerError if the dealer is gone, or has forgotten this session.
         """
@@ -118,15 +120,14 @@ class DealerClient:
                 raise self._failure(error) from None
 
     def close(self) -> None:
-        """Leave the session (party 0) and disconnect; never raises, may be called twice."""
+        """Leave the session and disconnect; never raises, may be called twice."""
         if not self._channel:
             return
         self._supplies.close()
-        if self.rank == 0:
-            try:
-                service.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))
-            except grpc.RpcError:
-                pass  # the dealer is gone, or forgets us by itself
+        try:
+            service.call(self._channel, "Leave", self._message(), timeout=min(self._timeout, 5.0))
+        except grpc.RpcError:
+            pass  # the dealer is gone, or forgets us by itself
         self._channel.close()
         self._channel = None
 
@@ -158,25 +159,25 @@ class DealerClient:
         if self._call is not None:
             self._call.cancel()
 
-    def _make(self, first: int, requests: Requests) -> Iterator[Material]:
-        """Material of requests at consecutive indices, in one call."""
-        if self.rank == 0:
-            items = [request.to_json() for request in requests]
-            data = self._message(first=first, requests=items, wait=self._timeout)
-            size = sum(request.correction_bits for request in requests) / 8
+    def _make(self, turns: Sequence[Turn], requests: Requests) -> Iterator[Material]:
+        """Material of consecutive requests; the corrections that go to this party in one call."""
+        mine = [place for place, turn in enumerate(turns) if turn.receiver == self.rank]
+        if mine:
+            own = [requests[place] for place in mine]
+            items = [request.to_json() for request in own]
+            data = self._message(first=turns[mine[0]].number, requests=items, wait=self._timeout)
+            size = sum(request.correction_bits for request in own) / 8
             limit = self._timeout + _GRACE + size / _SLOWEST
             self._call = service.stream(self._channel, "Correct", data, timeout=limit)
         try:
-            for index, request in enumerate(requests, first):
+            for place, (turn, request) in enumerate(zip(turns, requests, strict=True)):
                 started = time.perf_counter()
-                shares = expand(request, index, self.seed, self.rank, self._device)  # while the dealer is at work
-                seconds = time.perf_counter() - started
-                if self.rank == 0:
+                shares = expand(request, turn, self.seed, self.rank, self._device)  # while the dealer is at work
+                seconds, bits, got, told = time.perf_counter() - started, request.correction_bits, 0, 0.0
+                if turn.receiver == self.rank:
                     shares |= received(request, landed(self._receive(self._call, request), self._device))
-                last = self.rank == 0 and index == first + len(requests) - 1
-                told = self._finish(self._call) if last else 0.0
-                bits = 0 if self.rank else request.correction_bits
-                yield Material(shares, bits, expanding_seconds=seconds, dealer_seconds=told)
+                    got, told = bits, self._finish(self._call) if place == mine[-1] else 0.0
+                yield Material(shares, bits, got, expanding_seconds=seconds, dealer_seconds=told)
         except grpc.RpcError as error:
             raise self._failure(error) from None
         except GeneratorExit:

@@ -1,11 +1,13 @@
 """Dealing in advance: the folders of a store, one per party and lane, from the list of requests of a net's slice.
 
-The same work as a dealer's that is asked online, with the answers written to party 0's folder; seeds are drawn here and
-kept nowhere else. Whoever holds two parties' folders can read everything these parties compute from them.
+The same work as a dealer's that is asked online, with the answers written to the folders of those they go to; seeds are
+drawn here and kept nowhere else. Whoever holds two parties' folders can read everything these parties compute from
+them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -79,21 +81,30 @@ def _deal_lane(
 ) -> float:
     """Write the material of one lane into its folders, by party; seconds of work."""
     started = time.perf_counter()
-    with open(folders[0] / CORRECTIONS, "wb", opener=_private) as file:
-        writer, first = _Writer(file, seeds[0]), 0
-        for number, requests in enumerate([header.setup, *[header.batch] * header.slots]):
-            writer.region(requests, first, seeds)
-            first += len(requests)
-            progress(header.shape[0] if number else 0)
-        file.flush()
-        os.fsync(file.fileno())
-    checksums = b"".join(writer.checksums)
-    _secret(folders[0] / CHECKSUMS, checksums)
-    header = replace(header, seconds=time.perf_counter() - started, checksums=checksums_digest(checksums))
-    for rank, (folder, seed) in enumerate(zip(folders, seeds, strict=True)):
+    device = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu"
+    headers = [replace(header, rank=rank) for rank in range(header.parties)]
+    with contextlib.ExitStack() as files:
+        opened = [files.enter_context(open(folder / CORRECTIONS, "wb", opener=_private)) for folder in folders]
+        writers = [_Writer(*of_party) for of_party in zip(opened, seeds, headers, strict=True)]
+        for region in range(1 + header.slots):
+            for writer in writers:
+                writer.begin(region)
+            requests = header.batch if region else header.setup
+            for turn, request in zip(header.turns(region), requests, strict=True):
+                writers[turn.receiver].add(corrections(request, turn, seeds, device))
+            for writer in writers:
+                writer.end()
+            progress(header.shape[0] if region else 0)
+        for file in opened:
+            file.flush()
+            os.fsync(file.fileno())
+    seconds = time.perf_counter() - started
+    for folder, seed, writer, mine in zip(folders, seeds, writers, headers, strict=True):
+        checksums = b"".join(writer.checksums)
+        _secret(folder / CHECKSUMS, checksums)
         _secret(folder / LEDGER, ledger.beginning(header.set_id))
-        replace(header, rank=rank).write(folder, seed)
-    return header.seconds
+        replace(mine, seconds=seconds, checksums=checksums_digest(checksums)).write(folder, seed)
+    return seconds
 
 
 def _private(path: str, flags: int) -> int:
@@ -108,24 +119,30 @@ def _secret(path: Path, data: bytes) -> None:
 
 
 class _Writer:
-    """Regions of corrections, one after the other, in chunks of one size and of memory that is used again."""
+    """A party's regions of corrections, one after the other, in chunks of one size and of memory that is used again."""
 
-    def __init__(self, file: BinaryIO, seed: bytes) -> None:
+    def __init__(self, file: BinaryIO, seed: bytes, header: Header) -> None:
         self._file, self._seed = file, seed
+        self._places = [places(requests) for requests in header.received]
         self._buffer = torch.empty(CHUNK, dtype=torch.uint8)
         self._fill = 0
         self.checksums: list[bytes] = []
 
-    def region(self, requests: Sequence[Request[Any]], first: int, seeds: Sequence[bytes]) -> None:
-        """The corrections of requests at indices from `first` on, padded to a region's size."""
-        found, size = places(requests)
-        device, at = "cuda" if len(seeds[0]) == CIPHERS["chacha20"] and torch.cuda.is_available() else "cpu", 0
-        for index, (request, mine) in enumerate(zip(requests, found, strict=True), first):
-            for (start, _, _), tensor in zip(mine, corrections(request, index, seeds, device), strict=True):
-                self._append(torch.zeros(start - at, dtype=torch.uint8))
-                self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))
-                at = start + tensor.nbytes
-        self._append(torch.zeros(size - at, dtype=torch.uint8))
+    def begin(self, region: int) -> None:
+        """Begin a region: 0 is the setup, others are slots."""
+        found, self._size = self._places[min(region, 1)]
+        self._left, self._at = iter(found), 0
+
+    def add(self, made: Sequence[Tensor]) -> None:
+        """Write the corrections of the region's next request that go to this party."""
+        for (start, _, _), tensor in zip(next(self._left), made, strict=True):
+            self._append(torch.zeros(start - self._at, dtype=torch.uint8))
+            self._append(tensor.cpu().contiguous().view(-1).view(torch.uint8))
+            self._at = start + tensor.nbytes
+
+    def end(self) -> None:
+        """Pad the region to its size."""
+        self._append(torch.zeros(self._size - self._at, dtype=torch.uint8))
         self._write()
 
     def _append(self, data: Tensor) -> None:

@@ -4,13 +4,14 @@
       header.json            what the material is for, and the lists of requests; written last
       seed                   16 or 32 bytes, mode 0600: this party's, which expands to all of its free fields
       ledger                 what was used (hummingbird/ledger.py)
-      corrections            party 0's only: for the setup, then for every slot, the corrections of each request as they
-      checksums              would travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
+      corrections            for the setup, then for every slot, the corrections that go to this party, as they would
+      checksums              travel, each tensor on a multiple of 8 bytes; 16 bytes for every 8 MiB of a region
 
 Lanes have nothing in common: the folders of one lane, at all parties, are a set with seeds and slots of its own.
 
 A region (the setup, a slot) begins on a multiple of 64 KiB, so that it can be mapped into memory anywhere. Sizes and
-offsets follow from the requests. The index of a request is its place: setup, slot 0, slot 1, ...
+offsets follow from the requests. Turns (correlations/turns.py) begin anew with party 0 in every region, so that all
+slots are alike; their numbers go on: setup, slot 0, slot 1, ...
 
 Checksums of chunks are Poly1305, each with a key of its own from the seed, used for that one message; the header's is
 keyed BLAKE2b and covers the others. They find damage, files of another store, and changes by somebody who could write
@@ -25,6 +26,7 @@ import json
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +38,12 @@ from torch import Tensor
 
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.mpc.correlations.registry import from_json
-from hummingbird.mpc.correlations.request import Request, layout
+from hummingbird.mpc.correlations.request import Request, Turn, layout
+from hummingbird.mpc.correlations.turns import Turns, received_by
 from hummingbird.prg import CIPHERS, derive
 from hummingbird.version import VERSION
 
-FORMAT, FORMAT_VERSION = "hummingbird store", 3
+FORMAT, FORMAT_VERSION = "hummingbird store", 4
 CHUNK = 8 << 20  # bytes under one checksum
 HEADER, SEED, LEDGER, CORRECTIONS, CHECKSUMS = "header.json", "seed", "ledger", "corrections", "checksums"
 _DIGEST = 16
@@ -87,10 +90,18 @@ class Header:
             os.fsync(file.fileno())
         temporary.rename(folder / HEADER)
 
+    def turns(self, region: int) -> list[Turn]:
+        """The turns of a region's requests; region 0 is the setup, region s + 1 is slot s."""
+        setup, batch = (Turns(self.parties).take(requests) for requests in (self.setup, self.batch))
+        if not region:
+            return setup
+        of_setup, of_slot = (Counter(turn.receiver for turn in turns) for turns in (setup, batch))
+        return [Turn(rank, of_setup[rank] + (region - 1) * of_slot[rank] + number) for rank, number in batch]
+
     @property
-    def indices(self) -> int:
-        """How many requests there are in all."""
-        return len(self.setup) + self.slots * len(self.batch)
+    def received(self) -> list[list[Request[Any]]]:
+        """Those requests of the setup, and of a slot, whose corrections go to this party."""
+        return [received_by(self.rank, self.parties, requests) for requests in (self.setup, self.batch)]
 
 
 def _digest(fields: dict[str, Any], seed: bytes) -> str:
@@ -178,7 +189,7 @@ def _damaged(folder: Path, what: str) -> DealerError:
 
 
 def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
-    """Where every correction of a region lies, by request, and the region's size."""
+    """Where every correction of a region lies, by request, and the region's size; requests: those to the party."""
     found, at = [], 0
     for request in requests:
         mine = []
@@ -190,11 +201,11 @@ def places(requests: Sequence[Request[Any]]) -> tuple[list[list[Place]], int]:
 
 
 class Corrections:
-    """Party 0's corrections: `read(region)` checks and maps one. Region 0 is the setup, region s + 1 is slot s."""
+    """A party's corrections: `read(region)` checks and maps one. Region 0 is the setup, region s + 1 is slot s."""
 
     def __init__(self, folder: Path, header: Header, seed: bytes) -> None:
         self.path, self._seed = folder / CORRECTIONS, seed
-        self._places = [places(requests) for requests in (header.setup, header.batch)]
+        self._places = [places(requests) for requests in header.received]
         (_, setup), (_, slot) = self._places
         chunks = -(-setup // CHUNK) + header.slots * -(-slot // CHUNK)
         try:
@@ -216,7 +227,10 @@ class Corrections:
         self._scratch = bytearray(_PIECE)
 
     def read(self, region: int) -> list[list[Tensor]]:
-        """Every request's corrections, views of the file mapped copy-on-write. DealerError for a wrong checksum."""
+        """The corrections of every request to this party, views of the file mapped copy-on-write.
+
+        DealerError for a wrong checksum.
+        """
         (_, setup), (_, slot) = self._places
         found, size = self._places[min(region, 1)]
         start, chunk = (setup + (region - 1) * slot, -(-setup // CHUNK)) if region else (0, 0)

@@ -18,7 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hummingbird.errors import DealerError
-from hummingbird.mpc.dealer.folder import CHECKSUMS, CORRECTIONS, HEADER, LEDGER, SEED, lane_folder
+from hummingbird.mpc.dealer.folder import (
+    CHECKSUMS,
+    CORRECTIONS,
+    FORMAT_VERSION,
+    HEADER,
+    LEDGER,
+    SEED,
+    lane_folder,
+)
 from hummingbird.version import VERSION
 
 FORMAT = "hummingbird kept store"
@@ -31,7 +39,7 @@ class Kept:
     """The description that all sets of a kept store have in common.
 
     id: 16 random bytes, hexadecimal. facts: of `material_facts`. shape: of a slice. slots: of every set, for each lane.
-    requests: digest of what a slice asks for. cipher: of `prg.CIPHERS`.
+    requests: digest of what a slice asks for. cipher: of `prg.CIPHERS`. format_version: of the sets.
     """
 
     id: str
@@ -43,6 +51,7 @@ class Kept:
     requests: str
     cipher: str
     format: str = FORMAT
+    format_version: int = FORMAT_VERSION
     hummingbird_version: str = VERSION
 
     def line(self) -> bytes:
@@ -54,12 +63,16 @@ class Kept:
         """The description in a file's text. DealerError for one that is damaged, or of another release."""
         try:
             fields = json.loads(text)
-            version = fields.get("hummingbird_version")
-            kept = cls(**{**fields, "shape": tuple(fields["shape"])}) if version == VERSION else None
+            version, sets = fields.get("hummingbird_version"), fields.get("format_version")
+            known = (version, sets) == (VERSION, FORMAT_VERSION)
+            kept = cls(**{**fields, "shape": tuple(fields["shape"])}) if known else None
         except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
             raise _damaged(where) from None
         if kept is None:
-            what = f"kept by version {str(version)[:40]}, this is version {VERSION}"
+            if version == VERSION:
+                what = f"kept in sets of format {str(sets or 'before 4')[:40]}, this release reads {FORMAT_VERSION}"
+            else:
+                what = f"kept by version {str(version)[:40]}, this is version {VERSION}"
             raise DealerError(what, where=str(where), hint="start a new folder with this release")
         numbers, texts = (*kept.shape, kept.slots, kept.parties, kept.lanes), (kept.id, kept.requests, kept.cipher)
         facts = kept.facts.items() if isinstance(kept.facts, dict) else [(None, None)]

@@ -23,7 +23,7 @@ from hummingbird import cost
 from hummingbird.errors import AgreementError, DealerError
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, Turn
 from hummingbird.mpc.dealer.folder import lane_folder
 from hummingbird.mpc.dealer.kept import DESCRIPTION, Kept, erase, is_there, numbers, set_folder
 from hummingbird.mpc.dealer.store import Slot, StoreDealer, check_net
@@ -280,5 +280,5 @@ class Set(StoreDealer):
         return first, second
 
 
-def _nothing(first: int, requests: Requests) -> Iterator[Material]:
+def _nothing(turns: Sequence[Turn], requests: Requests) -> Iterator[Material]:
     raise AssertionError("every set makes its own material")

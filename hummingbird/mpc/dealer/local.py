@@ -15,6 +15,7 @@ import torch
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, corrections, expand, received
+from hummingbird.mpc.correlations.turns import Turns
 from hummingbird.mpc.dealer.supplies import OnDemand, Requests
 
 
@@ -34,22 +35,22 @@ class LocalDealer:
             )
         self.rank, self.parties = rank, parties
         self._seeds, self._device = list(seeds), torch.device(device)
-        self._index = 0
+        self._turns = Turns(parties)
 
     def __repr__(self) -> str:
         return "dealer in this process"
 
     def correlation(self, request: Request[Any]) -> Material:
         """This party's shares. Sends nothing."""
-        index, self._index = self._index, self._index + 1
+        (turn,), bits, got = self._turns.take([request]), request.correction_bits, 0
         started = time.perf_counter()
-        shares, bits = expand(request, index, self._seeds[self.rank], self.rank, self._device), 0
+        shares = expand(request, turn, self._seeds[self.rank], self.rank, self._device)
         expanded = dealt = time.perf_counter()
-        if self.rank == 0:
-            found = [x.to(self._device) for x in corrections(request, index, self._seeds, self._device)]
+        if self.rank == turn.receiver:
+            found = [x.to(self._device) for x in corrections(request, turn, self._seeds, self._device)]
             shares |= received(request, found)
-            bits, dealt = request.correction_bits, time.perf_counter()
-        return Material(shares, bits, dealt - started, expanded - started, dealt - expanded)
+            got, dealt = bits, time.perf_counter()
+        return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)
 
     def reserve(self, requests: Requests | None) -> OnDemand:
         """The material of one slice, on demand."""

@@ -1,15 +1,15 @@
-"""The dealer's side: a seed for every party, and corrections for party 0.
+"""The dealer's side: a seed for every party, and the corrections that go to each.
 
-    Join(session, rank, parties, version) -> a fresh 128-bit seed, once per session and rank; party 0 also gets a token
-    Correct(session, token, first, requests, wait) -> stream of frames, that of requests[i] at index first + i
+    Join(session, rank, parties, version) -> a fresh 128-bit seed and a token, once per session and rank
+    Correct(session, token, first, requests, wait) -> stream of frames, that of requests[i] at its turn first + i
     Stay(session, token)
     Leave(session, token)
 
-The last three are for party 0, which the token proves. Requests are JSON objects, the answer to Join too; corrections
-are frames (wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. An index is marked as used before
-its correction is computed and never served again: two corrections with one index and different parameters would be
-masked by the same shares. Indices may come in any order: a party that works ahead for two slices fetches for both in
-turn.
+The token says which party it is. Requests are JSON objects, the answer to Join too; corrections are frames
+(wire/frame.py), each cut into messages of at most `service.CHUNK` bytes. A party's turns are numbered, and select the
+randomness with its rank: what one party is sent, no other one can ask for. A number is marked as used before its
+correction is computed and never served again: two corrections with one number and different parameters would be masked
+by the same shares. Numbers may come in any order: a party that works ahead for two slices fetches for both in turn.
 Layout of the randomness: mpc/correlations/request.py.
 """
 
@@ -32,7 +32,7 @@ import torch
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.registry import from_json
-from hummingbird.mpc.correlations.request import Request, corrections
+from hummingbird.mpc.correlations.request import Request, Turn, corrections
 from hummingbird.prg import CIPHERS, SEED_BYTES, new_seed
 from hummingbird.version import VERSION
 from hummingbird.wire.frame import pack_pieces
@@ -49,28 +49,28 @@ IDLE_SECONDS = 3600.0
 _AHEAD = 1  # requests whose corrections wait to be sent, beside those that are made and those that are sent
 _REMEMBERED = 4096  # ended sessions whose ids are refused; older ones could come back, with new seeds
 _MAX_INDEX = 1 << 62  # derive() takes 64-bit labels
-_MAX_GAPS = 4096  # in the indices served to a session
+_MAX_GAPS = 4096  # in the numbers served to a party
 _log = logging.getLogger(__name__)
 
 
 class Used:
-    """Which indices were served: spans [start, end), sorted, that neither overlap nor touch."""
+    """Which numbers were served: spans [start, end), sorted, that neither overlap nor touch."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[int, int]] = []
 
     def mark(self, first: int, count: int) -> None:
-        """Mark indices first .. first + count - 1; DealerError, and nothing marked, if one of them was before."""
+        """Mark numbers first .. first + count - 1; DealerError, and nothing marked, if one of them was before."""
         end, place = first + count, bisect.bisect(self.spans, (first, _MAX_INDEX + 1))
         before = self.spans[place - 1] if place else (-1, -1)
         after = self.spans[place] if place < len(self.spans) else (_MAX_INDEX + 1, _MAX_INDEX + 1)
         if before[1] > first or after[0] < end:
             raise DealerError(
-                f"index {first if before[1] > first else after[0]} has been served already",
+                f"number {first if before[1] > first else after[0]} has been served already",
                 hint="correlated randomness is for single use",
             )
         if len(self.spans) >= _MAX_GAPS:
-            raise DealerError(f"more than {_MAX_GAPS} gaps in the indices", hint="ask in order")
+            raise DealerError(f"more than {_MAX_GAPS} gaps in the numbers", hint="ask in order")
         start = place - 1 if before[1] == first else place
         stop = place + 1 if after[0] == end else place
         joined = [*self.spans[start:stop], (first, end)]
@@ -78,15 +78,34 @@ class Used:
 
 
 @dataclass
-class _Session:
-    parties: int
+class _Member:
+    """A party that has joined."""
+
+    rank: int
+    seed: bytes = field(repr=False)
     token: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)
-    seeds: dict[int, bytes] = field(default_factory=dict, repr=False)
-    used_indices: Used = field(default_factory=Used)
-    seconds: float = 0.0
+    used_numbers: Used = field(default_factory=Used)
     busy: bool = False
     left: bool = False
+
+
+@dataclass
+class _Session:
+    parties: int
+    members: dict[int, _Member] = field(default_factory=dict)
+    seconds: float = 0.0
+    working: threading.Lock = field(default_factory=threading.Lock)  # one correction at a time has all cores
     used: float = field(default_factory=time.monotonic)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a party is being served, or waits for the others."""
+        return any(member.busy for member in self.members.values())
+
+    @property
+    def over(self) -> bool:
+        """Whether all parties have joined and left."""
+        return len(self.members) == self.parties and all(member.left for member in self.members.values())
 
 
 class Dealer:
@@ -116,7 +135,7 @@ class Dealer:
         name: str | None = None,
         cipher: str = "aes-128-ctr",
     ) -> tuple[bytes, bytes]:
-        """Seed and token (empty but for party 0) of a party that joins now, once.
+        """Seed and token of a party that joins now, once.
 
         name: in its certificate, if any. cipher: of `prg.CIPHERS`, what expands the seeds; the same for all parties.
         """
@@ -138,23 +157,22 @@ class Dealer:
             if state is None:
                 state = self._begin(session, parties)
             if parties != state.parties:
-                first = min(state.seeds)
+                first = min(state.members)
                 raise DealerError(f"party {rank} says there are {parties} parties, party {first} says {state.parties}")
-            if any(len(seed) != CIPHERS[cipher] for seed in state.seeds.values()):
+            if any(len(member.seed) != CIPHERS[cipher] for member in state.members.values()):
                 raise DealerError(
                     f"party {rank} expands its seed with {cipher}, another party does not",
                     hint="all parties run on devices of one type",
                 )
-            if rank in state.seeds:
+            if rank in state.members:
                 raise DealerError(
                     f"party {rank} of this session has joined already", hint="each run needs a session id of its own"
                 )
-            seed = state.seeds[rank] = new_seed(CIPHERS[cipher])
+            member = state.members[rank] = _Member(rank, new_seed(CIPHERS[cipher]))
             state.used = time.monotonic()
-            _log.info("session %s: party %d joined, %d of %d", session.hex()[:8], rank, len(state.seeds), parties)
-            self._end_if_done(session, state)
+            _log.info("session %s: party %d joined, %d of %d", session.hex()[:8], rank, len(state.members), parties)
             self._changed.notify_all()
-            return seed, state.token if rank == 0 else b""
+            return member.seed, member.token
 
     def correct(
         self,
@@ -165,33 +183,35 @@ class Dealer:
         wait: float,
         active: Callable[[], bool] = lambda: True,
     ) -> Generator[list[torch.Tensor], None, None]:
-        """Party 0's corrections for each request, once all parties have joined.
+        """Yield the corrections for each request, at the caller's turns from `first` on, once all parties have joined.
 
         wait: seconds to wait for them. active: asked meanwhile; the caller is gone when it says no.
         """
-        state = self._reserve(session, token)
+        state, member = self._reserve(session, token)
         try:
-            seeds = self._seeds_of_all(state, first, len(requests), wait, active)
-            for index, request in enumerate(requests, first):
-                started = time.perf_counter()
-                found = corrections(request, index, seeds, self._device)
-                state.seconds += time.perf_counter() - started
+            seeds = self._seeds_of_all(state, member, first, len(requests), wait, active)
+            for number, request in enumerate(requests, first):
+                with state.working:
+                    started = time.perf_counter()
+                    found = corrections(request, Turn(member.rank, number), seeds, self._device)
+                    state.seconds += time.perf_counter() - started
                 yield found
         finally:
             with self._changed:
-                state.busy, state.used = False, time.monotonic()
+                member.busy, state.used = False, time.monotonic()
 
     def stay(self, session: bytes, token: bytes) -> None:
-        """Party 0 will ask for more: the session is not idle."""
+        """A party will ask for more: the session is not idle."""
         with self._changed:
-            self._find(session, token).used = time.monotonic()
+            self._find(session, token)[0].used = time.monotonic()
 
     def leave(self, session: bytes, token: bytes) -> None:
-        """Party 0 needs no more: the session ends now, or when the last party has come for its seed."""
+        """A party needs no more: the session ends when all have come and left."""
         with self._changed:
-            state = self._find(session, token)
-            state.left = True
-            self._end_if_done(session, state)
+            state, member = self._find(session, token)
+            member.left = True
+            if state.over:
+                self._end(session)
 
     def seconds(self, session: bytes) -> float:
         """Seconds spent on a session's corrections so far."""
@@ -201,33 +221,33 @@ class Dealer:
 
     # State; the lock is held in all of these but the second ----------------------------------------------------------
 
-    def _reserve(self, session: bytes, token: bytes) -> _Session:
+    def _reserve(self, session: bytes, token: bytes) -> tuple[_Session, _Member]:
         with self._changed:
-            state = self._find(session, token)
-            if state.busy:
-                raise DealerError("another request of this session is still being served", hint="ask for one at a time")
-            if sum(other.busy for other in self._sessions.values()) >= MAX_BUSY:
+            state, member = self._find(session, token)
+            if member.busy:
+                raise DealerError("another request of this party is still being served", hint="ask for one at a time")
+            if not state.busy and sum(other.busy for other in self._sessions.values()) >= MAX_BUSY:
                 raise DealerError(f"the dealer serves {MAX_BUSY} sessions at this moment", hint="start more dealers")
-            state.busy = True
-            return state
+            member.busy = True
+            return state, member
 
     def _seeds_of_all(
-        self, state: _Session, first: int, count: int, wait: float, active: Callable[[], bool]
+        self, state: _Session, member: _Member, first: int, count: int, wait: float, active: Callable[[], bool]
     ) -> list[bytes]:
-        """All parties' seeds by rank, once they are there; marks the indices as used."""
+        """All parties' seeds by rank, once they are there; marks this one's numbers as used."""
         deadline = time.monotonic() + wait
         with self._changed:
-            while len(state.seeds) < state.parties:
+            while len(state.members) < state.parties:
                 left = deadline - time.monotonic()
                 if left <= 0 or not active():
-                    missing = sorted(set(range(state.parties)) - set(state.seeds))
+                    missing = sorted(set(range(state.parties)) - set(state.members))
                     raise DealerError(
                         f"parties {missing} did not join within {wait:.0f} s", hint="are all parties running?"
                     )
                 self._changed.wait(min(left, 1.0))
             if count:
-                state.used_indices.mark(first, count)
-            return [state.seeds[rank] for rank in range(state.parties)]
+                member.used_numbers.mark(first, count)
+            return [state.members[rank].seed for rank in range(state.parties)]
 
     def _begin(self, session: bytes, parties: int) -> _Session:
         if session in self._past:
@@ -235,27 +255,27 @@ class Dealer:
         if len(self._sessions) >= MAX_SESSIONS:
             raise DealerError(
                 f"the dealer keeps {MAX_SESSIONS} sessions already",
-                hint=f"sessions end when party 0 closes its client, or after {self._idle:.0f} s without a request",
+                hint=f"sessions end when all parties have left, or after {self._idle:.0f} s without a request",
             )
         state = self._sessions[session] = _Session(parties)
         return state
 
-    def _find(self, session: bytes, token: bytes) -> _Session:
+    def _find(self, session: bytes, token: bytes) -> tuple[_Session, _Member]:
         state = self._sessions.get(session)
         if state is None:
             raise DealerError(
                 "no such session, or it has ended",
                 hint=f"join first; a session is dropped after {self._idle:.0f} s without a request",
             )
-        if not hmac.compare_digest(token, state.token):
-            raise DealerError("only party 0 can ask for corrections or end a session", hint="this is not its token")
-        if state.left:
-            raise DealerError("party 0 has left this session")
-        return state
-
-    def _end_if_done(self, session: bytes, state: _Session) -> None:
-        if state.left and len(state.seeds) == state.parties:
-            self._end(session)
+        found = [member for member in state.members.values() if hmac.compare_digest(token, member.token)]
+        if not found:
+            raise DealerError(
+                "only a party of a session can ask for its corrections or leave", hint="this is no party's token"
+            )
+        (member,) = found
+        if member.left:
+            raise DealerError(f"party {member.rank} has left this session")
+        return state, member
 
     def _end(self, session: bytes) -> None:
         state = self._sessions.pop(session)

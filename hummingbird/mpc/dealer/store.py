@@ -24,7 +24,7 @@ from hummingbird.errors import DealerError
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.ledger import Ledger
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request, expand, received
+from hummingbird.mpc.correlations.request import Request, Turn, expand, received
 from hummingbird.mpc.dealer import supplies
 from hummingbird.mpc.dealer.folder import LEDGER, Corrections, find, read_header
 from hummingbird.mpc.dealer.supplies import Requests, Supplies
@@ -62,11 +62,10 @@ class StoreDealer:
         self.header, self._seed = read_header(self.folder)
         self.slice_shape = self.header.shape
         self._check_place(parties, lane, lanes)
-        self._corrections: Corrections | None = None
         self._ledger = Ledger(self.folder / LEDGER, self.header.set_id)
+        self._received = [len(requests) for requests in self.header.received]
         try:
-            if rank == 0:
-                self._corrections = Corrections(self.folder, self.header, self._seed)
+            self._corrections = Corrections(self.folder, self.header, self._seed)
         except BaseException:
             self._ledger.close()
             raise
@@ -163,7 +162,7 @@ class StoreDealer:
                 hint="functions of CrypTen's own need a dealer: hummingbird.init(dealer=...)",
             )
         self._setup_at += 1
-        (material,) = self._make(place, [request])
+        (material,) = self._make(self.header.turns(0)[place : place + 1], [request])
         # Another net of this run, or another run, gets the same again: nobody may write into it.
         shares: dict[str, Words] = {name: plain(share).clone() for name, share in material.shares.items()}
         return replace(material, shares=shares, waiting_seconds=time.perf_counter() - started)
@@ -193,8 +192,8 @@ class StoreDealer:
     def work_ahead(self) -> None:
         """Begin to make the material of the next slot, if there is one, before it is reserved."""
         if self._upcoming is None and self.slots_left:
-            first = len(self.header.setup) + self._next * len(self.header.batch)
-            self._upcoming = self._supplies.reserve(first, self.header.batch, self._make)
+            turns = self.header.turns(1 + self._next)
+            self._upcoming = self._supplies.reserve(turns, self.header.batch, self._make)
 
     @property
     def spent(self) -> bool:
@@ -212,37 +211,39 @@ class StoreDealer:
         """End the thread and give the store back; never raises, may be called twice."""
         if self._own:
             self._supplies.close("the store is closed")
-        if self._corrections is not None:
-            self._corrections.close()
+        self._corrections.close()
         self._ledger.close()
 
     # In the background ------------------------------------------------------------------------------------------------
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot's corrections."""
-        return sum(request.correction_bits for request in self.header.batch) // 8
+        """Bytes of one slot's corrections to this party."""
+        return sum(request.correction_bits for request in self.header.received[1]) // 8
 
     def _patience(self, size: int) -> float:
         return self._timeout + (size + self.slot_bytes) / 1e6  # a slot is checked as a whole first
 
-    def _make(self, first: int, requests: Requests) -> Iterator[Material]:
-        setup, batch = len(self.header.setup), len(self.header.batch)
-        for index, request in enumerate(requests, first):
-            region, place = (0, index) if index < setup else (1 + (index - setup) // batch, (index - setup) % batch)
-            corrections = self._read(region)[place] if self._corrections is not None else None
+    def _make(self, turns: Sequence[Turn], requests: Requests) -> Iterator[Material]:
+        for turn, request in zip(turns, requests, strict=True):
+            corrections = self._correction(turn.number) if turn.receiver == self.rank else None
             started = time.perf_counter()
-            shares = expand(request, index, self._seed, self.rank, self._device)
-            seconds, bits = time.perf_counter() - started, 0
+            shares = expand(request, turn, self._seed, self.rank, self._device)
+            seconds, bits, got = time.perf_counter() - started, request.correction_bits, 0
             if corrections is not None:
                 shares |= received(request, landed(corrections, self._device))
-                bits = request.correction_bits
-            yield Material(shares, bits, expanding_seconds=seconds)
+                got = bits
+            yield Material(shares, bits, got, expanding_seconds=seconds)
+
+    def _correction(self, number: int) -> list[Tensor]:
+        """The corrections of this party's turn `number`."""
+        setup, slot = self._received
+        region, place = (0, number) if number < setup else (1 + (number - setup) // slot, (number - setup) % slot)
+        return self._read(region)[place]
 
     def _read(self, region: int) -> list[list[Tensor]]:
         with self._reading:  # the setup is taken in another thread
             if region not in self._regions:
-                assert self._corrections is not None
                 self._regions[region] = self._corrections.read(region)
                 while len(self._regions) > _REGIONS:
                     del self._regions[min(self._regions.keys() - {region})]

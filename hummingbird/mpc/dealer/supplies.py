@@ -1,9 +1,9 @@
 """Material for the slices of a run, made by one background thread ahead of its use, within a bound on memory.
 
-A *supply* is the material of one slice: requests at consecutive indices. The thread goes through all supplies in the
-order of their reservation, except that a supply somebody waits for comes first, and those in use come before those that
-are not, the one with the least in store first. So two slices whose requests alternate cannot block each other, whatever
-the bound: what somebody waits for is made also when the memory is full.
+A *supply* is the material of one slice: consecutive requests, each with its turn. The thread goes through all supplies
+in the order of their reservation, except that a supply somebody waits for comes first, and those in use come before
+those that are not, the one with the least in store first. So two slices whose requests alternate cannot block each
+other, whatever the bound: what somebody waits for is made also when the memory is full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
-from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.request import Request, Turn
 
 BUFFER_BYTES = 256 << 20  # shares made and not handed out yet; exceeded only by the one request that somebody waits for
 CALL_BYTES = 32 << 20  # of shares made in one go, so that a supply in need waits for little else
@@ -27,14 +27,14 @@ _LEAVE = 2.0  # seconds for the thread to end
 
 
 Requests = Sequence[Request[Any]]
-Make = Callable[[int, Requests], Iterator[Material]]
+Make = Callable[[Sequence[Turn], Requests], Iterator[Material]]
 
 
 class _Work:
     """A supply as the thread knows it."""
 
-    def __init__(self, first: int, requests: Requests, make: Make) -> None:
-        self.first, self.requests, self.make = first, list(requests), make
+    def __init__(self, turns: Sequence[Turn], requests: Requests, make: Make) -> None:
+        self.turns, self.requests, self.make = list(turns), list(requests), make
         self.sizes = [request.share_bytes for request in requests]
         self.ready: deque[Material] = deque()
         self.made = self.taken = 0
@@ -49,10 +49,10 @@ class _Work:
 
 
 class Supplies:
-    """`reserve(first, requests)` makes a `Supply`.
+    """`reserve(turns, requests)` makes a `Supply`.
 
-    make: the material of requests at consecutive indices, one after the other; called in the thread, never twice at a
-        time. Its first error ends the thread, and surfaces in the requests that wait for more.
+    make: the material of consecutive requests, by turns and requests, one after the other; called in the thread, never
+        twice at a time. Its first error ends the thread, and surfaces in the requests that wait for more.
     where: the name shown in errors.
     patience: seconds for which a request waits while nothing is made, plus what the requests' size asks for.
     cancel: called by `close` to end a `make` that waits.
@@ -77,9 +77,9 @@ class Supplies:
         self._thread: threading.Thread | None = None
         self.most_held = 0  # bytes; the largest there has been
 
-    def reserve(self, first: int, requests: Requests, make: Make | None = None) -> Supply:
-        """Begin to make the material of requests at indices from `first` on; make: by another function than usual."""
-        work = _Work(first, requests, make or self._make)
+    def reserve(self, turns: Sequence[Turn], requests: Requests, make: Make | None = None) -> Supply:
+        """Begin to make the material of requests with these turns; make: by another function than usual."""
+        work = _Work(turns, requests, make or self._make)
         with self._changed:
             self._queue.append(work)
             if self._thread is None and not self._over:
@@ -144,7 +144,8 @@ class Supplies:
         while (job := self._next()) is not None:
             work, start, count = job
             try:
-                for material in work.make(work.first + start, work.requests[start : start + count]):
+                some = slice(start, start + count)
+                for material in work.make(work.turns[some], work.requests[some]):
                     with self._changed:
                         if self._over:
                             return

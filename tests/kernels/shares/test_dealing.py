@@ -15,7 +15,7 @@ from hummingbird.kernels.reference.shares import dealing
 from hummingbird.kernels.shares.dealing import deal_masks
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.masked import MaskedOpening
-from hummingbird.mpc.correlations.request import corrections, expand, received
+from hummingbird.mpc.correlations.request import Turn, corrections, expand, received
 from hummingbird.prg import Stream, derive
 
 RUN = 512  # elements that the C++ does at a time (csrc/words.h)
@@ -58,23 +58,24 @@ def test_many_threads_deal_what_one_does() -> None:
     try:
         for threads in (1, 3):
             torch.set_num_threads(threads)
-            found.append(corrections(request, 5, seeds(2)))
+            found.append(corrections(request, Turn(1, 5), seeds(2)))
     finally:
         torch.set_num_threads(before)
     assert all(one.equal(other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("cipher", [16, 32])
-@pytest.mark.parametrize("parties", [2, 3])
-def test_shares_stand_for_what_the_masks_decide(parties: int, cipher: int) -> None:
-    """Seeds that pack, and those that draw whole words: shares of all parties add up to r_b lambda."""
+@pytest.mark.parametrize(("parties", "receiver"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_shares_stand_for_what_the_masks_decide(parties: int, receiver: int, cipher: int) -> None:
+    """Seeds that pack, and those that draw whole words, whoever is sent the corrections: shares of all parties add up
+    to r_b lambda.
+    """
     n, k, ring = 1000, 20, 36
-    request = MaskedOpening(n, k, 12, 2, ring)
+    request, turn = MaskedOpening(n, k, 12, 2, ring), Turn(receiver, 3)
     mine = [derive(bytes(16), "shares", party, size=cipher) for party in range(parties)]
-    shares = [request.shares(**expand(request, 3, seed, rank)) if rank else None for rank, seed in enumerate(mine)]
-    first = expand(request, 3, mine[0], 0) | received(request, corrections(request, 3, mine))
-    shares[0] = request.shares(**first)
-    found = [share for share in shares if share is not None]
+    drawn = [expand(request, turn, seed, rank) for rank, seed in enumerate(mine)]
+    drawn[turn.receiver] |= received(request, corrections(request, turn, mine))
+    found = [request.shares(**words) for words in drawn]
 
     def total(name: str, bits: int) -> Tensor:
         parts = [plain(getattr(share, name)).long() & ((1 << bits) - 1) for share in found]

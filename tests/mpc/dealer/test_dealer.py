@@ -42,24 +42,24 @@ def test_parties_and_version_mismatch_name_both_sides(running, monkeypatch):
         running.join(0, 2, session)
 
 
-def test_an_index_is_served_once(running):
+def test_a_number_is_served_once(running):
     client = running.all(1)[0]
     client.correlation(SquarePair((2,)))
     fields = {"session": client._session.hex(), "token": client._token.hex(), "wait": 1, "requests": [SQUARE, SQUARE]}
-    assert "index 0 has been served already" in refusal(running, "Correct", first=0, **fields)
+    assert "number 0 has been served already" in refusal(running, "Correct", first=0, **fields)
     assert len(raw(running, "Correct", first=1, **fields)) == 2
-    assert "index 2 has been served already" in refusal(running, "Correct", first=2, **fields)
+    assert "number 2 has been served already" in refusal(running, "Correct", first=2, **fields)
     assert len(raw(running, "Correct", first=7, **fields)) == 2  # gaps do no harm
-    assert "index 7 has been served already" in refusal(running, "Correct", first=6, **fields)
+    assert "number 7 has been served already" in refusal(running, "Correct", first=6, **fields)
     assert len(raw(running, "Correct", first=3, **fields)) == 2  # and can be filled later
-    assert running.dealer._sessions[client._session].used_indices.spans == [(0, 5), (7, 9)]
-    with pytest.raises(DealerError, match="index 1 has been served already"):
+    assert running.dealer._sessions[client._session].members[0].used_numbers.spans == [(0, 5), (7, 9)]
+    with pytest.raises(DealerError, match="number 1 has been served already"):
         client.correlation(SquarePair((2,)))
     with pytest.raises(DealerError, match="an earlier request failed"):
         client.correlation(SquarePair((2,)))
 
 
-def test_used_indices_against_a_set():
+def test_used_numbers_against_a_set():
     """Random spans: refused exactly when one of the indices is in the set; the spans stay few and sorted."""
     random.seed(7)
     used, reference = Used(), set()
@@ -77,7 +77,7 @@ def test_used_indices_against_a_set():
         assert all(end < start for (_, end), (start, _) in itertools.pairwise(used.spans))
 
 
-def test_an_index_is_used_up_by_a_call_that_is_abandoned(running):
+def test_a_number_is_used_up_by_a_call_that_is_abandoned(running):
     client = running.all(1)[0]
     item = {"kind": "square", "params": {"shape": [1 << 18], "bits": 64}}
     message = client._message(first=0, requests=[item] * 20, wait=1)
@@ -85,19 +85,24 @@ def test_an_index_is_used_up_by_a_call_that_is_abandoned(running):
     next(stream)
     stream.cancel()
     until(lambda: not running.dealer._sessions[client._session].busy, "the end of a cancelled call")
-    with pytest.raises(DealerError, match="index 0 has been served already"):
+    with pytest.raises(DealerError, match="number 0 has been served already"):
         client.correlation(SquarePair((2,)))
 
 
-def test_party_1_gets_no_corrections(running):
+def test_a_token_is_needed_and_says_whose_corrections_come(running):
+    """No other party can ask for it: the same number is another piece of randomness."""
     clients = running.all(2)
-    assert clients[1]._token == b""
     fields = {"session": clients[1]._session.hex(), "first": 0, "wait": 1, "requests": [SQUARE]}
     assert "token is not 16 bytes" in refusal(running, "Correct", token="", **fields)
     for guess in (clients[1].seed, clients[0].seed, bytes(16)):
-        assert "only party 0" in refusal(running, "Correct", token=guess.hex(), **fields)
-        assert "only party 0" in refusal(running, "Leave", token=guess.hex(), **fields)
+        assert "only a party of a session" in refusal(running, "Correct", token=guess.hex(), **fields)
+        assert "only a party of a session" in refusal(running, "Leave", token=guess.hex(), **fields)
     take_and_check(clients, CASES[:2])  # nothing was used up
+    members = running.dealer._sessions[clients[0]._session].members
+    assert [members[rank].used_numbers.spans for rank in range(2)] == [[(0, 1)], [(0, 1)]]
+    fields = {**fields, "first": 7, "requests": [{"kind": "square", "params": {"shape": [1000], "bits": 64}}]}
+    frames = [b"".join(raw(running, "Correct", token=client._token.hex(), **fields))[-8000:] for client in clients]
+    assert sum(one == other for one, other in zip(*frames, strict=True)) < 1000  # of 8,000 bytes
 
 
 MALFORMED = [

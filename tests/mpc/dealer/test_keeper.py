@@ -120,7 +120,12 @@ def test_two_keepers_and_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty"):
         keeper(tmp_path / "other")
     fields = json.loads((tmp_path / "kept" / DESCRIPTION).read_text())
-    for change, words in (({"hummingbird_version": "0.0.1"}, "kept by version 0.0.1"), ({"lanes": "1"}, "damaged")):
+    for change, words in (
+        ({"hummingbird_version": "0.0.1"}, "kept by version 0.0.1"),
+        ({"format_version": 3}, "kept in sets of format 3, this release reads 4"),
+        ({"format_version": None}, "kept in sets of format before 4, this release reads 4"),
+        ({"lanes": "1"}, "damaged"),
+    ):
         (tmp_path / "kept" / DESCRIPTION).write_text(json.dumps({**fields, **change}) + "\n")
         with pytest.raises(DealerError, match=words):
             keeper(tmp_path / "kept")
@@ -161,7 +166,7 @@ def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG) == 0, (tmp_path / "said").read_text()
     said = (tmp_path / "said").read_text().splitlines()
-    assert said[0] == "sets of 10 slices of 8 images for 2 parties: 9.9 MB for party 0", said
+    assert said[0] == "sets of 10 slices of 8 images for 2 parties: 9.9 MB for all parties", said
     assert said[-1] == "stopped: 20 slots unused, no set half dealt"
 
 

@@ -28,10 +28,12 @@ from tests.support.patience import HANG, NEVER, suspend, until
 def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
     clients = running.all(2)
     session = clients[0]._session
+    clients[0].close()
+    assert session in running.dealer._sessions  # the other one may still need its corrections
+    clients[1].correlation(SquarePair((2,)))
+    clients[1].correlation(SquarePair((2,)))
     clients[1].close()
-    assert session in running.dealer._sessions  # only party 0 ends a session
-    clients[0].close()
-    clients[0].close()
+    clients[1].close()
     assert session not in running.dealer._sessions
     with pytest.raises(DealerError, match="the client is closed"):
         clients[0].correlation(SquarePair((2,)))
@@ -39,15 +41,31 @@ def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
         running.join(0, 2, session)
 
 
-def test_party_0_may_leave_before_the_others_come():
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_party_may_leave_before_the_others_come(first):
     dealer = Dealer()
-    seed, token = dealer.join(b"s" * 16, 0, 2, VERSION)
+    seed, token = dealer.join(b"s" * 16, first, 2, VERSION)
     dealer.leave(b"s" * 16, token)
-    with pytest.raises(DealerError, match="party 0 has left"):
+    with pytest.raises(DealerError, match=f"party {first} has left"):
         next(dealer.correct(b"s" * 16, token, 0, [SquarePair((1,))], 0.0))
-    assert not dealer.ended
-    other, empty = dealer.join(b"s" * 16, 1, 2, VERSION)
-    assert other != seed and empty == b"" and dealer.ended == 1
+    other, another = dealer.join(b"s" * 16, 1 - first, 2, VERSION)
+    assert other != seed and another != token and not dealer.ended
+    next(dealer.correct(b"s" * 16, another, 0, [SquarePair((1,))], 0.0))
+    dealer.leave(b"s" * 16, another)
+    assert dealer.ended == 1
+
+
+def test_parties_are_served_at_a_time_and_count_as_one_session():
+    dealer = Dealer()
+    tokens = [dealer.join(b"s" * 16, rank, 2, VERSION)[1] for rank in range(2)]
+    others = []
+    for number in range(MAX_BUSY - 1):
+        _, token = dealer.join(number.to_bytes(16, "big"), 0, 1, VERSION)
+        others.append(dealer.correct(number.to_bytes(16, "big"), token, 0, [SquarePair((1,))] * 2, 1.0))
+        next(others[-1])
+    calls = [dealer.correct(b"s" * 16, token, 0, [SquarePair((1,))] * 2, 1.0) for token in tokens]
+    for call in calls * 2:
+        assert len(next(call)) == 1
 
 
 def test_the_number_of_sessions_is_limited():
@@ -82,7 +100,7 @@ def test_a_session_that_says_it_stays_is_not_dropped():
     _, token = dealer.join(b"a" * 16, 0, 1, VERSION)
     before = dealer._sessions[b"a" * 16].used
     time.sleep(0.01)
-    with pytest.raises(DealerError, match="not its token"):
+    with pytest.raises(DealerError, match="only a party of a session"):
         dealer.stay(b"a" * 16, b"x" * 16)
     assert dealer._sessions[b"a" * 16].used == before
     dealer.stay(b"a" * 16, token)
@@ -98,7 +116,7 @@ def test_a_client_that_stays_hears_of_a_dealer_that_has_gone(tmp_path):
     for client in (first, second):
         client.stay()
     running.server.stop(0).wait()
-    second.stay()  # only party 0 talks to the dealer
+    second.stay()  # party 0 says it for all
     with pytest.raises(DealerError, match="connection is lost"):
         first.stay()
     for client in (first, second):

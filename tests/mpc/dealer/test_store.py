@@ -17,6 +17,7 @@ from hummingbird.bits import BitWindow
 from hummingbird.errors import ConfigError, DealerError, InputError
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.truncation import Truncation
+from hummingbird.mpc.correlations.turns import received_by
 from hummingbird.mpc.dealer import folder
 from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
@@ -64,7 +65,9 @@ def test_a_store_holds_every_correlation(tmp_path: Path, parties: int, cipher: s
     assert len({str(part) for part in seen}) == len(seen)  # nothing twice
     bits = [request.correction_bits for request in BATCH] * SLOTS
     for rank, materials in enumerate(zip(*taken, strict=True)):
-        assert [material.offline_bits for material in materials] == ([0] * len(bits) if rank else bits)
+        assert [material.offline_bits for material in materials] == bits
+        received = sum(request.correction_bits for request in received_by(rank, parties, BATCH))
+        assert sum(material.received_bits for material in materials) == SLOTS * received
         assert all(material.waiting_seconds > 0 and material.expanding_seconds > 0 for material in materials)
         # A slot's first piece tells of the dealer's work on all of it.
         told = [material.dealer_seconds for material in materials]
@@ -120,14 +123,20 @@ def test_the_folders_are_for_their_user_alone_from_the_start(tmp_path: Path, mon
 
 def test_what_the_folders_hold(tmp_path: Path) -> None:
     out = dealt(tmp_path / "new" / "store")
-    assert sorted(path.name for path in (out / "party-1" / "lane-0").iterdir()) == ["header.json", "ledger", "seed"]
+    names = ["checksums", "corrections", "header.json", "ledger", "seed"]
+    for rank in range(2):
+        assert sorted(path.name for path in (out / f"party-{rank}" / "lane-0").iterdir()) == names
     for path in out.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
     seeds = [(out / f"party-{rank}" / "lane-0" / "seed").read_bytes() for rank in range(2)]
     assert seeds[0] != seeds[1] and all(len(seed) == 16 for seed in seeds)
     assert not any(seed in path.read_bytes() for seed in seeds for path in out.glob("*/*/*") if path.name != "seed")
-    _, size = folder.places(BATCH)
-    assert (out / "party-0" / "lane-0" / "corrections").stat().st_size == SLOTS * size
+    parts = [received_by(rank, 2, BATCH) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        _, size = folder.places(part)
+        assert (out / f"party-{rank}" / "lane-0" / "corrections").stat().st_size == SLOTS * size
+    bits = [sum(request.correction_bits for request in part) for part in parts]
+    assert abs(bits[0] - bits[1]) <= max(request.correction_bits for request in BATCH)
     with pytest.raises(InputError, match="the folder is not empty"):
         dealt(out)
 
@@ -251,9 +260,12 @@ BAD = {
     "no folder": (lambda p: shutil.rmtree(p), "there is no store here"),
     "not dealt to its end": (lambda p: (p / "header.json").unlink(), "this store was not dealt to its end"),
     "no JSON": (lambda p: cut(p / "header.json", 100), "the header is damaged: it is not JSON"),
-    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 3; this release reads"),
+    "another format": (lambda p: edit(p / "header.json", format="zip"), "this is 'zip', format 4; this release reads"),
     "another format version": (lambda p: edit(p / "header.json", format_version=7), "format 7; this release reads"),
-    "an older format": (lambda p: edit(p / "header.json", format_version=1), "format 1; this release reads"),
+    "an older format": (
+        lambda p: edit(p / "header.json", format_version=3),
+        "format 3; this release reads 'hummingbird store', format 4",
+    ),
     "header changed": (lambda p: edit(p / "header.json", slots=99), "header and seed do not fit each other"),
     "seed changed": (lambda p: flip(p / "seed", 3), "header and seed do not fit each other"),
     "seed cut off": (lambda p: cut(p / "seed", 9), "header and seed do not fit each other"),
@@ -272,12 +284,13 @@ BAD = {
 }
 
 
+@pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("name", BAD)
-def test_bad_stores_are_refused_when_they_are_opened(tmp_path: Path, name: str) -> None:
+def test_bad_stores_are_refused_when_they_are_opened(tmp_path: Path, name: str, rank: int) -> None:
     spoil, message = BAD[name]
-    spoil(dealt(tmp_path) / "party-0" / "lane-0")
+    spoil(dealt(tmp_path) / f"party-{rank}" / "lane-0")
     with pytest.raises(DealerError, match=message) as caught:
-        StoreDealer(tmp_path, rank=0, parties=2)
+        StoreDealer(tmp_path, rank=rank, parties=2)
     assert str(tmp_path) in str(caught.value) and caught.value.hint
 
 
@@ -293,22 +306,26 @@ def test_a_store_of_another_release_or_party(tmp_path: Path, monkeypatch: pytest
         StoreDealer(tmp_path, rank=0, parties=2)
 
 
+@pytest.mark.parametrize("rank", range(2))
 @pytest.mark.parametrize("slot", range(SLOTS))
-def test_a_damaged_chunk_is_found_before_anything_of_its_slot_is_used(tmp_path: Path, slot: int) -> None:
+def test_a_damaged_chunk_is_found_before_any_correction_of_its_slot_is_used(
+    tmp_path: Path, slot: int, rank: int
+) -> None:
     """And the slot is skipped by the next run."""
-    _, size = folder.places(BATCH)
-    flip(dealt(tmp_path) / "party-0" / "lane-0" / "corrections", slot * size + 50)
-    store = StoreDealer(tmp_path, rank=0, parties=2)
+    _, size = folder.places(received_by(rank, 2, BATCH))
+    flip(dealt(tmp_path) / f"party-{rank}" / "lane-0" / "corrections", slot * size + 50)
+    store = StoreDealer(tmp_path, rank=rank, parties=2)
     for number in range(SLOTS):
         supply = store.reserve(None)
         if number == slot:
             with pytest.raises(DealerError, match=f"bytes {slot * size:,} to .* are damaged"):
-                supply.correlation(BATCH[0])
+                for request in BATCH[: rank + 1]:  # the first request is party 0's, the second one party 1's
+                    supply.correlation(request)
             break
         for request in BATCH:
             supply.correlation(request)
     store.close()
-    again = StoreDealer(tmp_path, rank=0, parties=2)
+    again = StoreDealer(tmp_path, rank=rank, parties=2)
     assert again.next_slot == slot + 1
     for _ in range(again.slots_left):
         supply = again.reserve(None)

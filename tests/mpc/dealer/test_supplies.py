@@ -14,7 +14,7 @@ import torch
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
-from hummingbird.mpc.correlations.request import Request, corrections, expand, received
+from hummingbird.mpc.correlations.request import Request, Turn, corrections, expand, received
 from hummingbird.mpc.dealer.supplies import Supplies, Supply
 from tests.support.correlation_checks import CASES
 from tests.support.patience import HANG, NEVER, until
@@ -34,14 +34,16 @@ class Maker:
         self.fail_at, self.gate = fail_at, gate
         self.calls: list[tuple[int, int]] = []
 
-    def __call__(self, first: int, requests: Sequence[Request[Any]]) -> Iterator[Material]:
+    def __call__(self, turns: Sequence[Turn], requests: Sequence[Request[Any]]) -> Iterator[Material]:
+        first = turns[0].number
+        assert turns == [Turn(0, first + place) for place in range(len(requests))]
         self.calls.append((first, len(requests)))
         for index in range(first, first + len(requests)):
             if self.gate is not None:
                 self.gate.wait(NEVER)
             if index == self.fail_at:
                 raise DealerError(f"no material {index}", where="the maker", hint="none")
-            yield Material({"r": torch.tensor(index)}, 3, expanding_seconds=0.5, dealer_seconds=0.25)
+            yield Material({"r": torch.tensor(index)}, 3, 2, expanding_seconds=0.5, dealer_seconds=0.25)
 
     @property
     def made(self) -> list[int]:
@@ -52,17 +54,23 @@ def begin(maker: Maker, units: int = 10, call: int = 4, patience: float = NEVER,
     return Supplies(maker, "here", lambda size: patience, buffer_bytes=units * UNIT, call_bytes=call * UNIT, **options)
 
 
+def reserve(supplies: Supplies, first: int, requests: Sequence[Request[Any]]) -> Supply:
+    """Reserve requests whose turns have the numbers from `first` on."""
+    return supplies.reserve([Turn(0, first + place) for place in range(len(requests))], requests)
+
+
 def number(supply: Supply, request: Request[Any]) -> int:
     return int(supply.correlation(request).shares["r"])
 
 
 def test_in_order_and_with_its_cost() -> None:
     supplies = begin(Maker())
-    first, second = supplies.reserve(0, [square(1)] * 5), supplies.reserve(5, [square(1)] * 3)
+    first, second = reserve(supplies, 0, [square(1)] * 5), reserve(supplies, 5, [square(1)] * 3)
     taken = [first.correlation(square(1)) for _ in range(5)]
     assert [int(material.shares["r"]) for material in taken] == [0, 1, 2, 3, 4]
     for material in taken:
-        assert (material.offline_bits, material.expanding_seconds, material.dealer_seconds) == (3, 0.5, 0.25)
+        assert (material.offline_bits, material.received_bits) == (3, 2)
+        assert (material.expanding_seconds, material.dealer_seconds) == (0.5, 0.25)
         assert material.waiting_seconds > 0
     assert [number(second, square(1)) for _ in range(3)] == [5, 6, 7]
     supplies.close()
@@ -71,7 +79,7 @@ def test_in_order_and_with_its_cost() -> None:
 def test_the_buffer_is_filled_and_never_exceeded() -> None:
     maker = Maker()
     supplies = begin(maker, units=10, call=4)
-    supply = supplies.reserve(0, [square(1)] * 100)
+    supply = reserve(supplies, 0, [square(1)] * 100)
     until(lambda: len(maker.made) == 10)
     time.sleep(0.1)
     assert maker.made == list(range(10)) and max(count for _, count in maker.calls) <= 4
@@ -85,7 +93,7 @@ def test_the_buffer_is_filled_and_never_exceeded() -> None:
 def test_a_request_beyond_the_bound_is_made_when_somebody_waits_for_it() -> None:
     maker = Maker()
     supplies = begin(maker, units=10)
-    supply = supplies.reserve(0, [square(2), square(50), square(2)])
+    supply = reserve(supplies, 0, [square(2), square(50), square(2)])
     until(lambda: maker.made == [0])
     time.sleep(0.1)
     assert maker.made == [0]
@@ -97,7 +105,7 @@ def test_a_request_beyond_the_bound_is_made_when_somebody_waits_for_it() -> None
 def test_two_supplies_in_turns_cannot_block_each_other(units: int) -> None:
     """Whatever the bound: the first one's material must not fill it while somebody waits for the second one's."""
     supplies = begin(Maker(), units=units)
-    parts = [supplies.reserve(start, [square(1)] * 60) for start in (0, 60, 120)]
+    parts = [reserve(supplies, start, [square(1)] * 60) for start in (0, 60, 120)]
     for step in range(60):
         for place in (1, 0):
             assert number(parts[place], square(1)) == 60 * place + step
@@ -108,7 +116,7 @@ def test_two_supplies_in_turns_cannot_block_each_other(units: int) -> None:
 
 def test_another_request_than_the_reserved_one_is_refused_and_costs_nothing() -> None:
     supplies = begin(Maker())
-    supply = supplies.reserve(0, [square(1), square(2)])
+    supply = reserve(supplies, 0, [square(1), square(2)])
     with pytest.raises(DealerError, match=r"for square .*\[3\].*, but square .*\[1\].* was reserved") as caught:
         supply.correlation(square(3))
     assert caught.value.where == "here" and caught.value.hint
@@ -120,11 +128,11 @@ def test_another_request_than_the_reserved_one_is_refused_and_costs_nothing() ->
 
 def test_an_error_surfaces_where_its_material_is_missing() -> None:
     supplies = begin(Maker(fail_at=2))
-    supply, other = supplies.reserve(0, [square(1)] * 5), supplies.reserve(5, [square(1)])
+    supply, other = reserve(supplies, 0, [square(1)] * 5), reserve(supplies, 5, [square(1)])
     assert [number(supply, square(1)) for _ in range(2)] == [0, 1]
     with pytest.raises(DealerError, match="no material 2"):
         supply.correlation(square(1))
-    for later in (supply, other, supplies.reserve(6, [square(1)])):
+    for later in (supply, other, reserve(supplies, 6, [square(1)])):
         with pytest.raises(DealerError, match="an earlier request failed"):
             later.correlation(square(1))
     supplies.close()
@@ -136,7 +144,7 @@ def test_a_take_waits_only_while_something_is_made() -> None:
     supplies = begin(Maker(gate=gate), patience=0.3)
     started = time.monotonic()
     with pytest.raises(DealerError, match="no correlated randomness for 0 s") as caught:
-        supplies.reserve(0, [square(1)]).correlation(square(1))
+        reserve(supplies, 0, [square(1)]).correlation(square(1))
     assert time.monotonic() - started >= 0.3 and caught.value.hint
     gate.set()
     supplies.close()
@@ -145,7 +153,7 @@ def test_a_take_waits_only_while_something_is_made() -> None:
 def test_closing_ends_the_thread_and_those_who_wait() -> None:
     gate = threading.Event()
     supplies = begin(Maker(gate=gate), cancel=gate.set)
-    supply, errors = supplies.reserve(0, [square(1)] * 3), []
+    supply, errors = reserve(supplies, 0, [square(1)] * 3), []
 
     def wait() -> None:
         try:
@@ -168,7 +176,7 @@ def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
     gate = threading.Event()
     maker = Maker(gate=gate)
     supplies = begin(maker)
-    supply = supplies.reserve(0, [square(1)])
+    supply = reserve(supplies, 0, [square(1)])
     until(lambda: maker.made == [0])
     supplies.close()
     assert supplies._thread is not None and supplies._thread.is_alive()
@@ -180,11 +188,11 @@ def test_closing_does_not_wait_for_a_maker_that_never_ends() -> None:
 def test_a_slice_that_was_given_up_holds_no_memory() -> None:
     maker = Maker()
     supplies = begin(maker, units=4)
-    given_up = supplies.reserve(0, [square(1)] * 4)
+    given_up = reserve(supplies, 0, [square(1)] * 4)
     until(lambda: len(maker.made) == 4)
     del given_up
     gc.collect()
-    supply = supplies.reserve(4, [square(1)] * 4)
+    supply = reserve(supplies, 4, [square(1)] * 4)
     until(lambda: maker.made == list(range(8)))
     assert [number(supply, square(1)) for _ in range(4)] == [4, 5, 6, 7]
     supplies.close()
@@ -194,8 +202,9 @@ def test_the_size_of_shares_in_memory() -> None:
     for request, _ in CASES:
         seeds = [bytes(16), bytes(range(16))]
         for rank in range(2):
-            shares = expand(request, 0, seeds[rank], rank)
-            shares |= received(request, corrections(request, 0, seeds)) if rank == 0 else {}
+            turn = Turn(0, 0)
+            shares = expand(request, turn, seeds[rank], rank)
+            shares |= received(request, corrections(request, turn, seeds)) if rank == 0 else {}
             size = sum(share.nbytes for share in shares.values())
             assert request.share_bytes == size if rank == 0 else request.share_bytes >= size, request
 
@@ -216,7 +225,7 @@ def test_a_dealer_killed_while_nobody_waits_is_an_error_of_the_next_take(running
 
 
 def test_interleaved_slices_and_takes_from_real_clients(running: Any) -> None:
-    """Indices are given out by reservations and takes, whatever is fetched first: the shares fit each other."""
+    """Turns are given out by reservations and takes, whatever is fetched first: the shares fit each other."""
     clients = running.all(2)
     request = square(3)
     columns = []

@@ -19,6 +19,7 @@ from hummingbird.mpc.protocols import beaver
 from hummingbird.mpc.protocols.weight_mask import FixedWeight, open_weights
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -44,7 +45,8 @@ def run(sessions: list[Session], protocol: Callable[..., Tensor], bits: int, *sh
 def masks(session: Session, request: Request[Any], name: str, bits: int) -> Tensor:
     """A mask of the next request of these sessions."""
     dealer: Any = session.dealer
-    drawn = [plain(expand(request, dealer._index, seed, rank)[name]).long() for rank, seed in enumerate(dealer._seeds)]
+    turn = next_turn(dealer, request)
+    drawn = [plain(expand(request, turn, seed, rank)[name]).long() for rank, seed in enumerate(dealer._seeds)]
     return sum(drawn[1:], drawn[0].clone()) & ((1 << bits) - 1)
 
 
@@ -116,7 +118,7 @@ def test_products_of_every_width_and_their_price(
     assert torch.equal(got, wanted & low)
     price = cost.product(x.numel(), y.numel(), wanted.numel(), parties, bits)
     assert (counted.total.rounds, counted.total.bits_sent) == (parties * price.rounds, parties * price.bits)
-    assert counted.total.offline_bits == price.offline_bits
+    assert counted.total.received_bits == price.offline_bits
 
     def fixed(session: Session, one: Tensor) -> Tensor:
         session.fixed_keys = itertools.count()
@@ -129,7 +131,7 @@ def test_products_of_every_width_and_their_price(
         got = run(make_sessions(parties), fixed, bits, noisy(x, parties, bits))
     assert torch.equal(got, wanted & low)
     price, row = cost.fixed_product(x.numel(), wanted.numel(), parties, bits), counted.rows["product"]
-    assert (row.rounds, row.bits_sent, row.offline_bits) == (
+    assert (row.rounds, row.bits_sent, row.received_bits) == (
         parties * price.rounds,
         parties * price.bits,
         price.offline_bits,
@@ -153,7 +155,7 @@ def test_rows_are_opened_once_for_their_squares_and_a_product(bits: int, parties
     assert not bool((((got[..., 1:] - x * y) << (64 - bits)) != 0).any())
     price = cost.opened_rows(x.numel(), y.numel(), parties, bits)
     assert (counted.total.rounds, counted.total.bits_sent) == (parties * price.rounds, parties * price.bits)
-    assert counted.total.offline_bits == price.offline_bits
+    assert counted.total.received_bits == price.offline_bits
 
 
 def test_a_bit_less_or_another_product_of_masks_is_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_messages_are_what_cost_says(parties: int, w: int) -> None:
     predicted = cost.drelu(n, w, parties)
     assert m.total.bits_sent == parties * predicted.bits
     assert m.total.rounds == parties * predicted.rounds
-    assert m.total.offline_bits == predicted.offline_bits
+    assert m.total.received_bits == predicted.offline_bits
 
 
 def test_cost_is_below_the_published_one() -> None:

@@ -15,6 +15,7 @@ from hummingbird.mpc.correlations.request import expand
 from hummingbird.mpc.protocols.lift import lift
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -35,9 +36,8 @@ def every_pair(session: Session, k: int, ring: int, edge: int) -> Tensor:
     size = 1 << k
     count = 2 * edge * (size + 8 * size // 10) + 64 * size
     request = Lifting(count, k, ring)
-    words = [
-        plain(expand(request, dealer._index, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)
-    ]
+    turn = next_turn(dealer, request)
+    words = [plain(expand(request, turn, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)]
     mask = sum(words[1:], words[0].clone()) & (size - 1)
     order = torch.argsort(mask, stable=True)
     start = torch.cumsum(torch.bincount(mask, minlength=size), 0) - torch.bincount(mask, minlength=size)
@@ -102,7 +102,7 @@ def test_what_is_sent_is_what_is_priced(parties: int, shift: int, k: int, ring: 
         lifted(make_sessions(parties), shares, shift, k, ring)
     assert counted.total.bits_sent == parties * price.bits
     assert counted.total.rounds == parties * price.rounds
-    assert counted.total.offline_bits == price.offline_bits
+    assert counted.total.received_bits == price.offline_bits
 
 
 @pytest.mark.parametrize("value", [-32, 0, 31])

@@ -17,6 +17,7 @@ from hummingbird.mpc.correlations.request import Request, expand
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
+from tests.support.dealers import next_turn
 from tests.support.parties import compute, share, together
 from tests.support.parties import sessions as make_sessions
 
@@ -31,9 +32,8 @@ def masks(session: Session, count: int, k: int, m: int) -> Tensor:
     """The lambdas that the next request of these sessions will hold."""
     dealer: Any = session.dealer
     request = MaskedOpening(count, k, m, cost.tables(k - m), ring=64)
-    words = [
-        plain(expand(request, dealer._index, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)
-    ]
+    turn = next_turn(dealer, request)
+    words = [plain(expand(request, turn, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)]
     return sum(words[1:], words[0].clone()) & ((1 << k) - 1)
 
 
@@ -192,7 +192,7 @@ def test_messages_are_what_cost_says(parties: int, window: tuple[int, int]) -> N
         predicted = cost.masked_relu(77, k, m, ring, parties)
         assert counted.total.bits_sent == parties * predicted.bits
         assert counted.total.rounds == parties * predicted.rounds
-        assert counted.total.offline_bits == predicted.offline_bits
+        assert counted.total.received_bits == predicted.offline_bits
 
 
 def test_one_table_costs_k_plus_two_bits_and_two_rounds() -> None:

@@ -48,8 +48,8 @@ for k, m, ring, n in CASES:
     values.append(torch.randint(-(1 << k + 1), 1 << k + 1, (n,)))
     on_cpus.append(run(values[-1], k, m, ring))
 
-def stream(seed, index, request, device="cpu"):
-    own = derive(seed, "request", index, request.kind)
+def stream(seed, turn, request, device="cpu"):
+    own = derive(seed, "request", *turn, request.kind)
     if request.kind != "masked":
         return Stream(own)
     made = Stream(own, "meta")

@@ -136,7 +136,7 @@ def test_messages_are_what_the_price_says(parties: int, count: int, monkeypatch:
     predicted = poly.price(count, table, 34, parties)
     assert counted.total.bits_sent == parties * predicted.bits
     assert counted.total.rounds == parties * predicted.rounds == parties * (parties > 1) * max(1, -(-count // 128))
-    assert counted.total.offline_bits == predicted.offline_bits
+    assert counted.total.received_bits == predicted.offline_bits
 
 
 def test_one_value_costs_k_bits_and_one_round() -> None:

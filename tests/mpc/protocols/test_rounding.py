@@ -162,7 +162,7 @@ def test_messages_are_what_the_price_says(
         predicted = comparison.cost(77, SCALE + extra, parties)
         assert counted.total.bits_sent == parties * predicted.bits
         assert counted.total.rounds == parties * predicted.rounds
-        assert counted.total.offline_bits == predicted.offline_bits
+        assert counted.total.received_bits == predicted.offline_bits
 
 
 def test_q_takes_its_bits_off_everything() -> None:

@@ -25,6 +25,7 @@ from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
 from hummingbird.wire import meter
 from tests.mpc.protocols.test_masked import check, opened_sum
+from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
@@ -59,9 +60,8 @@ def opened(
 def masks(session: Session, request: MaskedThresholds) -> Tensor:
     """The lambdas that these sessions' next request, which is this one, will hold."""
     dealer: Any = session.dealer
-    words = [
-        plain(expand(request, dealer._index, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)
-    ]
+    turn = next_turn(dealer, request)
+    words = [plain(expand(request, turn, seed, rank)["mask"]).long() for rank, seed in enumerate(dealer._seeds)]
     return sum(words[1:], words[0].clone()) & ((1 << request.k) - 1)
 
 
@@ -166,7 +166,7 @@ def test_messages_are_what_cost_says(parties: int, window: tuple[int, int]) -> N
             predicted = cost.masked_relu(77, k, m, ring, parties, knots=len(knots))
             assert counted.total.bits_sent == parties * predicted.bits
             assert counted.total.rounds == parties * predicted.rounds
-            assert counted.total.offline_bits == predicted.offline_bits
+            assert counted.total.received_bits == predicted.offline_bits
 
 
 @pytest.mark.parametrize("parties", [2, 3])
@@ -179,7 +179,7 @@ def test_messages_of_squares_are_what_cost_says(parties: int, window: tuple[int,
         predicted = cost.masked_squares(77, *window, parties, knots=len(knots))
         assert counted.total.bits_sent == parties * predicted.bits
         assert counted.total.rounds == parties * predicted.rounds
-        assert counted.total.offline_bits == predicted.offline_bits
+        assert counted.total.received_bits == predicted.offline_bits
         without = cost.masked_relu(77, *window, 64, parties, knots=len(knots))
         assert (predicted.rounds, predicted.bits) == (without.rounds, without.bits)
 
@@ -236,7 +236,7 @@ def test_large_inputs_are_compared_in_parts_at_the_price(protocol: str, monkeypa
     assert predicted.rounds == 4 * compare.cost(21, SCALE, 2, 3).rounds
     total = counted.total
     assert (total.rounds, total.bits_sent) == (2 * predicted.rounds, 2 * predicted.bits)
-    assert total.offline_bits == predicted.offline_bits
+    assert total.received_bits == predicted.offline_bits
     for session in sessions:
         session.channel.close()
 
