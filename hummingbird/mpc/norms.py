@@ -112,8 +112,9 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
 def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor:
     """sqrt(length / u) with 16 bits of fraction beside 16, of u with SCALE + TOP beside them."""
     if not exact.looks_up:
-        (u,) = n.cut(SCALE + TOP, u)
-        return splines.evaluate(root(length), u, n)
+        # u is below 1, and what is cut below 2^62: less a half, or u near 1 would be rounded out of that range.
+        (moved,) = n.cut(SCALE + TOP, u - n.constant(0.5, SCALE + TOP))
+        return splines.evaluate(root(length), moved + n.constant(0.5), n)
     found = looked_up()
     moved = u - n.constant(ROOT_AT, SCALE + TOP)
     inverse = n.with_comparison(exact, 2 * SCALE + TOP).polynomial(moved, found, _BITS, whole=True)

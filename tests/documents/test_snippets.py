@@ -153,4 +153,4 @@ def test_the_snippet_that_chooses_windows_runs() -> None:
     assert set(found.layers) == {"relu1", "relu2", "relu3"} and found.provenance["cost"] <= 8 / 64
     table = text_of(ROOT / "docs/bit-config.md").partition("| in `provenance` | |")[2].partition("\n\n")[0]
     told = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.partition(" | ")[0])}
-    assert told - {"model", "dataset", "split", "finetuning"} <= set(found.provenance)
+    assert told - {"model", "dataset", "split", "finetuning", "rounding"} <= set(found.provenance)

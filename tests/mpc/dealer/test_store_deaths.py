@@ -91,7 +91,8 @@ def test_a_dealer_killed_at_random_moments(nursery: Nursery) -> None:
             time.sleep(random.random() / 2)
             os.kill(dealer.pid, signal.SIGKILL)
             texts = all_fail(parties, "kill -9 of the dealer")
-        assert "the connection is lost" in texts[0] and "party 0 stopped: the connection is lost" in texts[1], texts
+        # Whoever notices first says so to the others.
+        assert all("the connection is lost" in text for text in texts), texts
 
 
 def test_a_party_killed_between_its_mark_and_the_hand_out(nursery: Nursery, tmp_path: Path) -> None:
