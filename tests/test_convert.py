@@ -188,14 +188,14 @@ def test_bits_of_another_type_are_refused(bits: object) -> None:
 
 
 def test_a_window_beyond_what_is_left_of_the_ring_is_refused_before_anything_runs(alone: sessions.Session) -> None:
-    """Behind a linear layer the shares carry 20 bits more. gmw: [64:50) would begin at bit 70; masked: 44 are left, at
-    which a window is cut off.
+    """Behind a linear layer the shares carry 16 bits more before a window as coarse as these. gmw: [64:50) would begin
+    at bit 66; masked: 48 are left, at which a window is cut off.
     """
     net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
     for protocol, good, bad, what in (
-        ("gmw", BitWindow(64, 43), BitWindow(64, 50), "begins above the 64-bit ring"),
-        ("masked", BitWindow(64, 42), BitWindow(64, 43), "fewer than two of the 44 bits"),
-        ("masked", BitWindow(60, 42), BitWindow(60, 43), "fewer than two of the 44 bits"),
+        ("gmw", BitWindow(64, 47), BitWindow(64, 50), "begins above the 64-bit ring"),
+        ("masked", BitWindow(64, 46), BitWindow(64, 47), "fewer than two of the 48 bits"),
+        ("masked", BitWindow(60, 46), BitWindow(60, 47), "fewer than two of the 48 bits"),
     ):
         with pytest.raises(ConfigError) as caught:
             convert_model(net, bad, protocol=protocol)

@@ -11,6 +11,9 @@ not move it, while softmax's probabilities move without any answer that changes.
 Images come in the order of certainty: those that windows change are first. So the first `rank` of them rank windows at
 a part of the price, and with a floor bad windows are given up early.
 
+Weights have 20 bits of fraction under all windows: with a coarse one private inference rounds them to fewer, by 2^-12
+of what the window leaves undecided (`Linear.coarser`).
+
 Every layer draws its numbers from a seed of its own for each batch and run: a score depends on the windows alone, and
 windows are compared on the same numbers, which takes most of the chance out of their difference.
 

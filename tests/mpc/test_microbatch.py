@@ -17,12 +17,13 @@ from hummingbird import cost
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.cost import FREE
-from hummingbird.mpc import microbatch, smooth, splines
+from hummingbird.mpc import microbatch, smooth
 from hummingbird.mpc import net as nets
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.correlations.bits import PrivateAnd
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.protocols import comparison as compare
+from hummingbird.mpc.softmax import Softmax
 from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.wire import meter, turns
 from hummingbird.wire.channel import Channel
@@ -141,10 +142,12 @@ def test_a_layer_counts_all_values_that_it_works_on(
     (step,) = [step for step in private.costs((1, *SHAPE), 1) if step.op not in ("input", "output", "rescale")]
     (mine,) = [part.layer for part in private.plan if part.name == step.name]
     values = 3 * 6 * 6
-    curve = splines.exponential(3) if isinstance(layer, nn.Softmax) else getattr(mine, "curve", None)
-    knots = 1 if curve is None else len(curve.knots)
-    if isinstance(mine, Tabulated):
-        knots = 1 << (7 - 2)  # 2^7 cubics: dealt coefficients take as much memory as so many comparisons
+    # Dealt coefficients take as much memory as a quarter as many comparisons: of 2^7 cubics, and of the tables of e^x.
+    knots = 1 << (7 - 2) if isinstance(mine, Tabulated) else 1
+    if isinstance(mine, Softmax):
+        found = mine.tables(3)
+        assert found is not None
+        knots = 1 << (found.exp.w - 2)
     assert step.breadth == values * (knots if times is None else times)
     assert times is not None or knots > 4
     monkeypatch.setattr(microbatch, "SLICE_BYTES", 2 * step.breadth * microbatch.ELEMENT_BYTES)

@@ -90,6 +90,7 @@ def plain(protocol: str, parties: int = 2, seed: int = 0, labels: Tensor | None 
         key = tuple(config.window(name) for name in NAMES)
         if key not in known:
             twin: Any = hummingbird.simulate(NET, config, protocol, parties, seed=0)
+            twin._scales = {}  # the search gives weights all their bits under every window
             layers, logits = dict(twin._layers), []
             for number, x in enumerate(IMAGES.split(BATCH)):
                 for name, layer in layers.items():
