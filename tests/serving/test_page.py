@@ -17,7 +17,9 @@ import torch
 from hummingbird import cost
 from hummingbird.convert import build
 from hummingbird.errors import PeerError
+from hummingbird.mpc.net import PrivateNet
 from hummingbird.serving.client import Client
+from hummingbird.serving.description import Description
 from hummingbird.serving.plan import describe
 from models import get_model, load_checkpoint
 from tests.support.pages import blocks, run, text_of
@@ -35,22 +37,31 @@ NETS = {
 def test_the_bytes_are_those_of_the_plans() -> None:
     found = re.findall(r"^\| (\S.*), (two|three) parties \|(.*)\|$", text_of(PAGE), re.MULTILINE)
     assert [name for name, *_ in found] == [name for name in NETS for _ in range(2)]
-    plans = {}
-    for name, (model, shape, bits, weights) in NETS.items():
-        net = get_model(model, 10)
-        load_checkpoint(str(ROOT / "checkpoints" / weights), net)
-        plans[name] = build(net.eval(), ROOT / "checkpoints" / bits), shape
+    plans = {name: planned(name) for name in NETS}
     for name, word, cells in found:
-        opened = sessions(2 if word == "two" else 3)
-        known = describe(*plans[name], 64, opened[0], "ab" * 16)
-        asked = [
-            cost.asking(known.parties, n * known.values, known.bits, n * known.results, known.result_bits)
-            for n in (1, 64)
-        ]
-        expected = [known.bits, known.result_bits, *(count for pair in asked for count in pair)]
+        known = described(plans[name], name, 2 if word == "two" else 3)
+        expected = [known.bits, known.result_bits, *bytes_of(known, 1), *bytes_of(known, 64)]
         assert [int(re.sub(r"[ ,B]", "", cell)) for cell in cells.split("|")] == expected
-        for session in opened:
-            session.channel.close()
+
+
+def planned(name: str) -> PrivateNet:
+    model, _, bits, weights = NETS[name]
+    net = get_model(model, 10)
+    load_checkpoint(str(ROOT / "checkpoints" / weights), net)
+    return build(net.eval(), ROOT / "checkpoints" / bits)
+
+
+def described(private: PrivateNet, name: str, parties: int) -> Description:
+    opened = sessions(parties)
+    known = describe(private, NETS[name][1], 64, opened[0], "ab" * 16)
+    for session in opened:
+        session.channel.close()
+    return known
+
+
+def bytes_of(known: Description, images: int) -> tuple[int, int]:
+    """Bytes up and down of a request of so many images."""
+    return cost.asking(known.parties, images * known.values, known.bits, images * known.results, known.result_bits)
 
 
 @pytest.mark.slow
@@ -73,11 +84,12 @@ def test_the_lines_run(tmp_path: Path) -> None:
     )
     try:
         until(lambda: answered(addresses), "the service")
-        up, down = cost.asking(2, 5 * 64, 41, 5 * 10, 39)
+        known = described(planned("digits"), "digits", 2)
+        up, down = bytes_of(known, 5)
         told = run([sys.executable, *shlex.split(ask)[1:]], tmp_path)
         assert f"{up / 5e3:.2f} kB up and {down / 5e3:.2f} kB down per image" in told
         assert np.load(tmp_path / "logits.npy").shape == (5, 10)
-        assert "torch.Size([5, 10]) 41 bits" in run([sys.executable, "client.py"], tmp_path)
+        assert f"torch.Size([5, 10]) {known.bits} bits" in run([sys.executable, "client.py"], tmp_path)
     finally:
         launcher.send_signal(signal.SIGTERM)
         launcher.communicate(timeout=HANG)
