@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.bits import Rows
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph.norms import rows
@@ -132,9 +133,9 @@ class Norm(Layer):
     input_limit = SCALE
     whole_input = True
 
-    def __init__(self, attrs: dict[str, Any], comparison: Comparison) -> None:
+    def __init__(self, attrs: dict[str, Any], comparison: Comparison, rows: Rows | None = None) -> None:
         super().__init__()
-        self.attrs, self.exact = attrs, comparison
+        self.attrs, self.exact, self.assumed = attrs, comparison, rows
         self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
 
     @property
