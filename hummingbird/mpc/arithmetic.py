@@ -101,8 +101,8 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """`opened_rows` of x with `shift` fewer bits of fraction, and of factors, that have the bits that `widths` says:
-        neither needs to be in the whole ring. On shares sums and products are right in the bits that are read of them.
+        """`opened_rows` of x with `shift` fewer bits of fraction; `widths`: bits of x, of the factors, and of what is
+        read of sums and products. Neither x nor the factors need to be in the whole ring.
         """
 
     @abstractmethod
@@ -132,8 +132,8 @@ class Arithmetic(ABC):
     def expects(  # noqa: B027 - private values cannot be seen
         self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
     ) -> None:
-        """Where values can be seen: warn of those from `most` units on, for which a formula is noise, and of those below
-        `least`, for which it is wrong; `what`: their name.
+        """Where values can be seen: warn of those from `most` units on, for which a formula is noise, and of those
+        below `least`, for which it is wrong; `what`: their name.
         """
 
     @abstractmethod
@@ -202,9 +202,7 @@ class Reals(Arithmetic):
     def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
         return polynomials.evaluate(table, x)
 
-    def expects(
-        self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
-    ) -> None:
+    def expects(self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0) -> None:
         if not x.numel():
             return
         seen = [float(end) / unit for end in torch.aminmax(x.detach())]

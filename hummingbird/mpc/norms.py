@@ -139,9 +139,9 @@ class Norm(Layer):
         super().__init__()
         self.attrs, self.exact = attrs, comparison
         self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
-        served = rows is not None and comparison.looks_up
-        served = served and norms_in_range.serves(rows, min(self.length or LONGEST, LONGEST), attrs["eps"])
-        self.assumed, self.told = rows if served else None, rows
+        longest = min(self.length or LONGEST, LONGEST)
+        serves = comparison.looks_up and rows is not None and norms_in_range.serves(rows, longest, attrs["eps"])
+        self.assumed, self.told = rows if serves else None, rows
         if self.assumed is not None and self.length is not None:  # else the bits that it needs are not known
             self.input_limit, self.whole_input = MAX_SCALE, False
 

@@ -1,22 +1,24 @@
 """Norms of rows whose variance is assumed to lie in a known range: three messages, and no comparison.
 
-*Opening.* Of a row of n values x, with any number of bits of fraction, every party computes q (n x - sum of x) 2^-L, which
-is kappa c, c = x - mean(x), exactly: no division by n; q is a number of four bits. Its fraction is cut to f bits as it is
-opened (protocols/rows.py), z = 2^f kappa c, for which 2^f kappa deviation >= 2^16 in every row. As |c| <= sqrt(n most),
-k bits hold z, whatever x itself is. The same opening serves the sum of squares and the last product.
+*Opening.* Of a row of n values x, with any number of bits of fraction, every party computes q (n x - sum of x) 2^-L,
+which is kappa c, c = x - mean(x), exactly: no division by n; q is a number of four bits. Its fraction is cut to f
+bits as it is opened (protocols/rows.py): z, kappa c in units of 2^-f, where 2^f kappa times a row's deviation, eps
+with it, is 2^16 or more. As |c| <= sqrt(n most), k bits hold z, however large the mean. The same opening serves the
+sum of squares and the last product.
 
-*Look-up.* S = sum of z^2 + n eps (2^f kappa)^2 lies below 0.96 2^P, and u = S 2^-P between 2^-D and 0.96: P is local, and q
-makes the upper end near. v = g u^(-1/2) is a table (polynomials.py), "root-D" with gain g = 2^E sqrt(n) 2^(-P/2), 1 <= g < 2.
+*Look-up.* S = sum of z^2 + n eps (2^f kappa)^2 lies below 0.96 2^P, and u = S 2^-P, from 2^-D to 0.96, is S read with
+more bits of fraction; q is such that the upper end is near. v = g u^(-1/2) is a table (polynomials.py), "root-D" with
+the gain g = 2^E sqrt(n) 2^(-P/2), 1 <= g < 2.
 
 *Product.* A result is c sqrt(n / sum of (c^2 + eps)) = z v 2^-E, of which v alone is opened, in K bits.
 
-*Error.* Of v, in parts of itself, 2^-14 and N 2^-16 + N 2^-17: 3 2^-16 of pieces, with their coefficients; 2^-17 as masks
-move these; 2^-17 of g; u is rounded to D + 14 bits by N/2 units, and is at least 2^-D: N 2^-15 of u; v has 16 bits. z is
-rounded by N/2 units, which moves the root of S by N 2^-17 of itself at most. So a result errs by less than
-2^-14 + N 2^-15 of itself, as with comparisons, and besides, as its own z does, by N 2^-17.
+*Error.* Of v, 2^-14 and N (2^-16 + 2^-17) of itself: 3 2^-16 of pieces, with their coefficients; 2^-17 as masks move
+these; 2^-17 of g; N 2^-16, for u is rounded by N/2 units of 2^-(D + 14), N 2^-15 of itself; N 2^-17, for v has 16
+bits of fraction. z is rounded by N/2 units, which moves the root of S by N 2^-17 of itself at most. So a result errs
+by less than 2^-14 + N 2^-15 of itself, as with comparisons, and besides, as its own z does, by N 2^-17.
 
-*Range.* Above `most` a row is noise, without notice: S leaves the table, or z its k bits. Below `least` v is too small,
-never too large, as the table goes on below 2^-D.
+*Range.* Above `most` a row is noise, without notice: S leaves the table, or z its k bits. Below `least` v is too
+small, never too large, as the table goes on below 2^-D.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ _ABOVE = 2.34  # v at 0, over g 2^(D/2)
 
 
 class Sizes(NamedTuple):
-    """The numbers of a norm over rows of one length: q, L, f, k, P, the table with D, K, and by how many bits a result is
-    moved up, so that those of all lengths have the same fraction.
+    """The numbers of a norm over rows of one length: q, L, f, k, P, the table with D, K, and by how many bits a result
+    is moved up, so that those of all lengths have the same fraction.
     """
 
     factor: int
@@ -68,8 +70,8 @@ class Sizes(NamedTuple):
 
 
 def fraction(rows: Rows) -> int:
-    """Bits of fraction of a result beside 16, at least E: 2^f kappa is less than 2^17 / sqrt(least), and 2^(P/2) at most
-    1.13 times 2^f kappa sqrt(n most), as q leaves u no further below its upper end.
+    """Bits of fraction of a result beside 16, at least E: 2^f kappa is less than 2^17 / sqrt(least), and 2^(P/2) below
+    1.15 times 2^f kappa sqrt(n most), as q leaves u no further below its upper end.
     """
     return math.ceil(SCALE + 1.2 + math.log2(rows.most / rows.least) / 2)
 
@@ -106,9 +108,7 @@ def sizes(length: int, center: bool, rows: Rows) -> Sizes:
     at = root_at(depth)
     reach = max(at - lowest, highest - at)
     allowed = 3 * 2.0**-16
-    table = choose(
-        f"root-{depth}", reach, depth + _BELOW, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain
-    )
+    table = choose(f"root-{depth}", reach, depth + _BELOW, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain)
     assert table is not None and table.k == table.fraction, "see WIDEST: u fills the table"
     up = fraction(rows) - exponent
     assert up >= 0 and top <= 62, "see `fraction` and `serves`"
@@ -121,12 +121,13 @@ def needed(found: Sizes, scale: int) -> int:
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64) -> Tensor:
-    """The rows of x, (..., length), normed; on shares with fraction(rows) bits of fraction beside 16, and right in `read`
-    low bits.
+    """The rows of x, (..., length), normed; on shares with fraction(rows) bits of fraction beside 16, and right in
+    `read` low bits.
     """
     length = x.shape[-1]
     found = sizes(length, center, rows)
     number = found.factor * length if center else found.factor
+    x = n.precise(x, 2 * SCALE)  # n x and the sum of x may be much larger than what they differ by
     y = n.times(x, number, found.spread)
     if center:
         y = y - n.times(x.sum(-1, keepdim=True), found.factor, found.spread)

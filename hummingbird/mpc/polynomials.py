@@ -61,7 +61,9 @@ ACTIVATIONS = {
 # Tables reach as far to the left of 0 as to the right: these functions are moved, so that what is needed of them does.
 EXP_AT = 6.5  # "exp" is e^(x - this)
 ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
-_FLAT = 7 / 8  # of the least number that u^(-1/2) is for: it goes on to the left as its Taylor cubic there, below itself
+_FLAT = (
+    7 / 8
+)  # of the least number that u^(-1/2) is for: it goes on to the left as its Taylor cubic there, below itself
 SPANS = range(1, WIDEST_OF_ROWS - 1)
 SPREADS = range(1, 10)
 
@@ -226,8 +228,8 @@ def choose(
     included; None if there is none.
 
     scale: bits of fraction of results; as many as x has if not given. allowed: what its pieces may err by (`fit_error`
-    with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece. gain: as
-    in `Table`.
+    with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece.
+    gain: as in `Table`.
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed

@@ -233,7 +233,9 @@ def check_lifted_rows(parts, *, shape, value, factor, sums, product):
     """Both masks from their summands and carries, and of all forms of both masks the squares and products."""
 
     def masks(words, carries, k, bits):
-        added = [sum(word & ((1 << k) - 1) for word in column) for column in zip(*(p.tolist() for p in words), strict=True)]
+        added = [
+            sum(word & ((1 << k) - 1) for word in column) for column in zip(*(p.tolist() for p in words), strict=True)
+        ]
         tops = [(value >> k - 1) & 1 for value in added]
         whole, signs = ([v & ((1 << bits - k) - 1) for v in total(column)] for column in carries)
         assert whole == [(v >> k) & ((1 << bits - k) - 1) for v in added]

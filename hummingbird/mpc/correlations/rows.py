@@ -1,8 +1,8 @@
 """The dealer's side of rows that are lifted, squared and multiplied by one opening (protocols/rows.py).
 
-A value and the factor of its row are opened behind masks lambda and mu, of k and K bits, as a lift opens one
-(lift.py). What is left to subtract is lambda as an unsigned number or as a signed one, lambda - 2^k t with its top bit t,
-and the opened word tells which; likewise mu - 2^K s. So the dealer deals what squares and products have in each case:
+A value and the factor of its row are opened behind masks lambda and mu, of k and K bits, as a lift opens one (lift.py).
+What is left to subtract is lambda as an unsigned number or as a signed one, lambda - 2^k t with its top bit t, and the
+opened word tells which; likewise mu - 2^K s. So the dealer deals what squares and products have in each case:
 
     (lambda - 2^k t)^2 = lambda^2 + 2^(k+1) t (2^(k-1) - lambda)
     (lambda - 2^k t) (mu - 2^K s) = lambda mu - 2^k t mu - 2^K lambda s + 2^(k+K) t s
@@ -42,9 +42,9 @@ class Widths(NamedTuple):
 class LiftedRowShares(NamedTuple):
     """A party's part. mask, factor: its summands of lambda and mu in the low k and K bits; all others are additive.
 
-    carry, wrapped: (sum of the summands - lambda) / 2^k, and the same and t; factor_carry, factor_wrapped: of mu. squares:
-    the sums of each row's lambda^2. turned: t (2^(k-1) - lambda). product, top, factor_top, tops: lambda mu, t mu,
-    lambda s, t s; the last one None where no bit of it counts.
+    carry, wrapped: (sum of the summands - lambda) / 2^k, and the same and t; factor_carry, factor_wrapped: of mu.
+    squares: the sums of each row's lambda^2. turned: t (2^(k-1) - lambda). product, top, factor_top, tops: lambda mu,
+    t mu, lambda s, t s; the last one None where no bit of it counts.
     """
 
     mask: Tensor

@@ -8,9 +8,9 @@ with the top bit t of lambda. That is an opening of z behind a mask that has two
 
     z^2 = e'^2 - 2 e' A + A^2        z v = e' (d' - B) - A d' + A B
 
-all but A^2, summed over a row, and A B are local, where v = d' - B is the factor of a row, lifted the same way; these two
-are dealt, for all forms (correlations/rows.py). An element is opened once, in the k bits that it may have, and neither
-it nor the factor takes a message to be lifted before. The merger of lift, squares and product is derived here.
+all but A^2, summed over a row, and A B are local, where v = d' - B is the factor of a row, lifted the same way; these
+two are dealt, for all forms (correlations/rows.py). An element is opened once, in the k bits that it may have, and
+neither it nor the factor takes a message to be lifted before. The merger of lift, squares and product is derived here.
 """
 
 from __future__ import annotations

@@ -244,7 +244,17 @@ def test_the_plaintext_rule_is_that_of_the_protocol(name: str) -> None:
 
 
 def test_a_request_of_another_process_is_checked() -> None:
-    good = {"count": 5, "name": "silu", "k": 15, "fraction": 10, "w": 6, "degree": 3, "scale": 10, "gain": GAIN, "bits": 34}
+    good = {
+        "count": 5,
+        "name": "silu",
+        "k": 15,
+        "fraction": 10,
+        "w": 6,
+        "degree": 3,
+        "scale": 10,
+        "gain": GAIN,
+        "bits": 34,
+    }
     assert Polynomial(**good).correction_bits == 5 * 64 * (36 + 45 + 54 + 63)  # type: ignore[arg-type]
     for change in (
         {"name": "exit"},

@@ -76,7 +76,9 @@ def test_values_twice_as_large_are_wrong() -> None:
     assert not torch.equal(products, low(x * v, 14))
 
 
-@pytest.mark.parametrize("field", ["wrapped", "factor_wrapped", "squares", "turned", "product", "top", "factor_top", "tops"])
+@pytest.mark.parametrize(
+    "field", ["wrapped", "factor_wrapped", "squares", "turned", "product", "top", "factor_top", "tops"]
+)
 def test_every_field_counts(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     derive = LiftedRows.derive
 
@@ -88,7 +90,9 @@ def test_every_field_counts(field: str, monkeypatch: pytest.MonkeyPatch) -> None
     x, v = grid(SMALL, 3)
     squares, products = opened(x, v, 0, SMALL, 2)
     right = torch.equal(squares, low((x * x).sum(-1, keepdim=True), 16)), torch.equal(products, low(x * v, 14))
-    assert right == {"wrapped": (False, False), "squares": (False, True), "turned": (False, True)}.get(field, (True, False))
+    assert right == {"wrapped": (False, False), "squares": (False, True), "turned": (False, True)}.get(
+        field, (True, False)
+    )
 
 
 @pytest.mark.parametrize("parties", [2, 3])
@@ -99,7 +103,9 @@ def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int,
     """Ends and chance; products by 1 show the values, within N/2 units, and squares are exactly theirs."""
     torch.manual_seed(shift)
     edge, ends = 1 << widths.value - 2, torch.ones(2, 50, dtype=torch.int64)
-    z = torch.cat([torch.randint(-edge + parties, edge - parties, (100, 50)), (edge - parties) * ends * torch.tensor([[1], [-1]])])
+    z = torch.cat(
+        [torch.randint(-edge + parties, edge - parties, (100, 50)), (edge - parties) * ends * torch.tensor([[1], [-1]])]
+    )
     x = (z << shift) + (torch.randint(0, 1 << shift, z.shape) if shift else 0)
     squares, found = opened(x, torch.ones(102, 1, dtype=torch.int64), shift, widths, parties)
     unused = 64 - widths.product
