@@ -64,7 +64,7 @@ class Sizes(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """All of them: parties must have the same."""
+        """The numbers that parties must have alike."""
         *sizes, table, root, opened, up = self
         return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, up)
 

@@ -119,7 +119,7 @@ class Table:
     gain: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """What the table is of."""
+        """The function that the table is of, times gain."""
         return FUNCTIONS[self.name].of(x) * (self.gain / GAIN)
 
     @property

@@ -31,7 +31,7 @@ def nets() -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def rows(net: nn.Module, x: Tensor) -> BitConfig:
-    """What is told of the rows of a net's norms: variance and eps, as they are in these inputs, and half as much more."""
+    """Rows of a net's norms for windows: variance + eps as they are in these inputs, and half as much more."""
     seen: dict[str, tuple[float, float]] = {}
 
     def note(name: str, values: Tensor, eps: float) -> None:

@@ -61,13 +61,13 @@ def sample(length: int, rows: Rows, eps: float, scale: float = UNIT) -> Tensor:
 
 
 def within(x: Tensor, eps: float, assumed: Rows) -> Tensor:
-    """Which rows are in the range."""
+    """A mask of the rows that are in the range."""
     found = x.var(1, unbiased=False) + eps
     return (found >= assumed.least) & (found <= assumed.most)
 
 
 def bound(wanted: Tensor, parties: int) -> Tensor:
-    """What the docstring of norms_in_range derives, and the result's own rounding, to 2^-28 by every party."""
+    """The bound that the docstring of norms_in_range derives, and the result's own rounding, to 2^-28 by every party."""
     return wanted.abs() * (2.0**-14 + parties * 2.0**-15) + parties * (2.0**-17 + 2.0**-29)
 
 
@@ -204,7 +204,7 @@ def random_ranges(count: int) -> list[tuple[int, bool, Rows]]:
 
 
 def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
-    """What `sizes` asserts, and what its users rely on."""
+    """All that `sizes` asserts, and that its users rely on."""
     for length, center, assumed in random_ranges(400):
         found = norms_in_range.sizes(length, center, assumed)
         number = found.factor * (length if center else 1)
