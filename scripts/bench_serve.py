@@ -118,6 +118,9 @@ def parser() -> argparse.ArgumentParser:
     guess = p.add_argument_group("predicting")
     text = "compare with what is predicted from this profile (scripts.calibrate --only serve)"
     guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
+    text = "lookups, digits on a full store, on a small one, and on one beside another's (default: all)"
+    known = list(serve_reality.services())
+    guess.add_argument("--services", nargs="+", choices=known, default=known, metavar="SERVICE", help=text)
     text = "of each run (default: %(default)s)"
     guess.add_argument("--requests", type=count, default=200, metavar="N", help=text)
     text = "that count, of each load; medians are told (default: %(default)s)"
@@ -125,18 +128,18 @@ def parser() -> argparse.ArgumentParser:
     text = "at most, so many of which may be dropped (default: %(default)s)"
     guess.add_argument("--tries", type=count, default=8, metavar="N", help=text)
     text = "lone requests of a calibration, and twice as many among others (default: %(default)s)"
-    guess.add_argument("--samples", type=count, default=60, metavar="N", help=text)
+    guess.add_argument("--samples", type=count, default=200, metavar="N", help=text)
     text = "by which a run's calibrations may differ (default: %(default)s)"
     guess.add_argument("--drift", type=positive, default=5.0, metavar="PERCENT", help=text)
     text = "after which no run is made again; each load is run once in any case (default: %(default)s)"
-    guess.add_argument("--minutes", type=positive, default=20.0, metavar="MIN", help=text)
+    guess.add_argument("--minutes", type=positive, default=60.0, metavar="MIN", help=text)
     return p
 
 
 def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of the services on this host beside the planner's figures, and their table."""
     profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
-    makers = serve_reality.services()
+    makers = [make for name, make in serve_reality.services().items() if name in args.services]
     with tqdm(total=len(makers) * len(args.loads) * args.runs, unit="run", leave=False) as bar:
         for number, make in enumerate(makers, 1):
             until = started + 60 * args.minutes * number / len(makers)

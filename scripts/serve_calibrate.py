@@ -6,7 +6,6 @@ parties take requests apart and put answers together while other requests comput
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ import numpy as np
 from hummingbird.capacity.profile import Profile, Row
 from hummingbird.capacity.service import Compute, Host, Phase, Rounds, Service, Step
 from hummingbird.errors import ConfigError
-from scripts.serve_offered import ask_at
+from scripts.serve_offered import ask_alone
 from scripts.serve_watched import Watched
 
 KIND = "serve"
 _WARM, _WAITING, _SETTLED = 5, 6, 0.1
-_SPARSE = 0.3  # of the largest rate, for lone requests
+_IDLE = 2.0  # seconds without a request before a lone one, in those of a busy one: as at half of the largest rate
 _LEAST = 1e-3  # of a request's computing
 _ROOM = 6  # sets for which there is room one after another
 
@@ -125,14 +124,14 @@ class Calibrated:
 
 
 def calibrate(service: Watched, samples: int) -> Calibrated:
-    """Measure a service with about so many lone requests, and twice as many while others wait.
+    """Measure a service with so many lone requests, and twice as many while others wait.
 
-    Lone ones come at random times, so few that most find the service idle: what a client meets there differs from what
-    it meets in requests that follow each other at once (caches and sleeping cores, other clients' requests).
+    A lone one comes at a random time after the last answer: what a client meets there differs from what it meets in
+    requests that follow each other at once (caches and sleeping cores, other clients' requests).
     """
     refill = service.refill(_ROOM)  # first: a keeper of a large store looks seldom
-    busy, spread = _WARM + 2 * samples, math.ceil(samples / (1 - _SPARSE))
-    deal = service.fill(busy + spread + service.kept)
+    busy = _WARM + 2 * samples
+    deal = service.fill(busy + samples + service.kept)
     service.times()
     before = service.core_seconds + time.process_time()
     with ThreadPoolExecutor(_WAITING) as pool:
@@ -141,6 +140,8 @@ def calibrate(service: Watched, samples: int) -> Calibrated:
     spent = service.core_seconds + time.process_time() - before
     ends = service.times()[_WARM - 2 :, 2]
     between = (ends[2:] - ends[:-2]) / 2  # two are under way at a time, and may end together
-    gaps = np.random.default_rng(busy).exponential(float(between.mean()) / _SPARSE, spread)
-    alone = ask_at(service, np.cumsum(gaps)).alone
+    idle = np.random.default_rng(busy).exponential(_IDLE * float(between.mean()), samples)
+    alone = ask_alone(service, idle)
+    time.sleep(_SETTLED)
+    service.times()
     return Calibrated(tuple(alone.tolist()), tuple(between.tolist()), spent / busy, refill, deal if refill else ())

@@ -7,7 +7,7 @@ behind cannot slow down those who ask it.
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,14 +60,6 @@ class Offered:
         """As the client saw it."""
         return Figures.of(self.due, self.answered)
 
-    @property
-    def alone(self) -> Floats:
-        """Latencies, in seconds, of the requests that stood in line while no other was at the service."""
-        order = np.argsort(self.done, kind="stable")
-        before = np.concatenate([[-np.inf], np.maximum.accumulate(self.done[order])[:-1]])
-        found: Floats = (self.answered - self.due)[order][self.lined[order] > before]
-        return found
-
 
 def offer(service: Watched, due: Floats) -> Offered:
     """Ask at the times `due`, seconds from now; a store is full at first, and kept so."""
@@ -79,21 +71,34 @@ def offer(service: Watched, due: Floats) -> Offered:
 
 def ask_at(service: Watched, due: Floats) -> Offered:
     """Ask at the times `due`, seconds from now, of a service whose material is as it is."""
-    asked: list[tuple[float, float, int]] = []
-
-    def ask(number: int, at: float) -> None:
-        refused = service.ask(number)
-        asked.append((at, time.perf_counter(), refused))
-
     started = time.perf_counter()
     with ThreadPoolExecutor(_THREADS) as pool:
-        for number, at in enumerate(started + due):
-            time.sleep(max(0.0, at - time.perf_counter()))
-            pool.submit(ask, number, float(at))
+        asked = [_submit(pool, service, number, float(at)) for number, at in enumerate(started + due)]
     time.sleep(_SETTLED)
     found, sets = service.times(), service.sets()
-    if len(found) != len(due) or len(asked) != len(due):
-        raise HummingbirdError(f"of {len(due)} requests {len(asked)} were answered, {len(found)} at the service")
-    outcomes = np.array(sorted(asked, key=lambda outcome: outcome[1]))
+    if len(found) != len(due):
+        raise HummingbirdError(f"of {len(due)} requests {len(found)} were answered at the service")
+    outcomes = np.array(sorted((each.result() for each in asked), key=lambda outcome: outcome[1]))
     both = np.hstack([outcomes, found])[np.argsort(outcomes[:, 0])]
     return Offered(*both[:, :2].T, *both[:, 3:].T, sets=sets, refused=int(both[:, 2].sum()))
+
+
+def ask_alone(service: Watched, idle: Floats) -> Floats:
+    """Latencies, in seconds, of requests each of which is due so many seconds after the one before was answered."""
+    latencies = []
+    with ThreadPoolExecutor(1) as pool:
+        for number, seconds in enumerate(idle.tolist()):
+            due, answered, _ = _submit(pool, service, number, time.perf_counter() + seconds).result()
+            latencies.append(answered - due)
+    return np.array(latencies)
+
+
+def _submit(pool: ThreadPoolExecutor, service: Watched, number: int, at: float) -> Future[tuple[float, float, int]]:
+    """Ask request `number` at a time: when it was due, when it was answered, and how often it was refused."""
+
+    def ask() -> tuple[float, float, int]:
+        refused = service.ask(number)
+        return at, time.perf_counter(), refused
+
+    time.sleep(max(0.0, at - time.perf_counter()))
+    return pool.submit(ask)

@@ -44,18 +44,19 @@ class Compared:
     refused: int
 
 
-def services() -> list[Callable[[], Watched]]:
+def services() -> dict[str, Callable[[], Watched]]:
     """Makers of the services: lookups, and digits on a full store, on a small one, and on one beside another."""
     net: Net = replace(NETS["digits"], request=IMAGES)
     small = partial(Kept, net, 1, KEPT)
-    return [partial(Pair, ROWS), partial(Kept, net, SET, 0), small, partial(small, keepers=2)]
+    full = partial(Kept, net, SET, 0)
+    return {"lookups": partial(Pair, ROWS), "full": full, "small": small, "beside": partial(small, keepers=2)}
 
 
 def calibrated_rows(repeats: int) -> Iterator[Row]:
     """Rows of a profile for these services, each of `repeats` short calibrations."""
-    for make in services():
+    for make in services().values():
         with make() as service:
-            yield Calibrated.joined([calibrate(service, 30) for _ in range(repeats)]).row(service.name)
+            yield Calibrated.joined([calibrate(service, 60) for _ in range(repeats)]).row(service.name)
 
 
 def measure(

@@ -8,7 +8,8 @@ The words after the file are a command of `python -m hummingbird`. The file gets
 server: seconds of the clock `time.perf_counter`, which all processes of a host share, when it stood in line (all
 parties had it), when it was taken, and when it was answered; and for each set of a keeper: when its dealing began, and
 when it was there. A keeper is told how many slots to keep unused by the file `sets.txt.keep`, if there is one, and then
-whether a second keeper (`beside`) is to deal with it: that of another service's store, which is asked as often.
+whether a second keeper (`beside`) is to deal with it: that of another service's store, which is asked as often. What it
+was told last, when it dealt none, is in `sets.txt.heard`.
 """
 
 from __future__ import annotations
@@ -65,10 +66,12 @@ class Keeper(dealing.Keeper):
     def unused(self) -> int:
         """Slots unused, less those to be kept, plus one."""
         try:
-            wanted, both = map(int, Path(f"{_out.name}.keep").read_text().split())
+            told = Path(f"{_out.name}.keep").read_text()
         except FileNotFoundError:
-            wanted, both = 1, 0
+            told = "1 0"
+        wanted, both = map(int, told.split())
         self._both = bool(both)
+        Path(f"{_out.name}.heard").write_text(told)
         return super().unused() - wanted + 1
 
     def add(self, *progress: Any) -> tuple[int, float]:

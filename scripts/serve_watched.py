@@ -29,6 +29,7 @@ from scripts.party import ROOT
 from scripts.serve_net import Net
 
 _START = 300.0  # seconds for a service to start, or a store to be filled
+_SETTLED = 0.2  # seconds for a second keeper to end what the first one began
 _AGAIN = 0.02  # seconds between looks at the store, and until a refused request is made again
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -199,9 +200,19 @@ class Kept(Watched):
             time.sleep(_AGAIN)
             seconds += [there - began for began, there in self.sets()]
         self._tell(0)
-        time.sleep(0.2)  # a set that is being dealt
+        while not self._heard():  # a set may be under way
+            self._check()
+            if time.monotonic() > deadline:
+                raise HummingbirdError(f"the keeper took no notice within {_START:.0f} s")
+            time.sleep(_AGAIN)
+        time.sleep(_SETTLED)
         self.sets()
         return tuple(seconds)
+
+    def _heard(self) -> bool:
+        """Whether the keeper knows what it was told last, and deals nothing that it was told before."""
+        heard, told = (self.folder / f"sets.txt.{name}" for name in ("heard", "keep"))
+        return heard.exists() and heard.read_text() == told.read_text()
 
     def refill(self, sets: int) -> tuple[float, ...]:
         seconds = []

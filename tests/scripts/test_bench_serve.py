@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from threading import Thread
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.dry_run import dry_run
 from scripts import bench_serve, calibrate, serve_reality, serve_timed
 from scripts.serve_calibrate import Calibrated
+from scripts.serve_offered import ask_alone
 from scripts.serve_predict import ENGINES, Figures, Offered, own, predicted, tolerance
 
 FAST = Calibrated((0.012,) * 9, (0.010,) * 9, 0.016)
@@ -100,6 +103,7 @@ def test_a_second_keeper_deals_what_the_first_begins(tmp_path: Path, monkeypatch
         for keep, both in (("2 0", 0), ("3 1", 1), ("4 1", 2), ("5 0", 2)):
             Path(f"{out.name}.keep").write_text(keep)
             assert first.unused() <= 0
+            assert Path(f"{out.name}.heard").read_text() == keep
             first.add()
             assert begun.stat().st_size == both
         for number in (1, 2):
@@ -114,6 +118,24 @@ def test_a_second_keeper_deals_what_the_first_begins(tmp_path: Path, monkeypatch
         waiting.join(60)
         assert not waiting.is_alive()
     first.close(), second.close()
+
+
+def test_lone_requests_are_asked_one_after_another() -> None:
+    """No request while another is under way, each counted from when it was due."""
+    asked: list[tuple[float, float]] = []
+
+    class Service:
+        def ask(self, number: int) -> int:
+            began = time.perf_counter()
+            time.sleep(0.01)
+            asked.append((began, time.perf_counter()))
+            return 0
+
+    idle = np.array([0.0, 0.02, 0.005])
+    latencies = ask_alone(cast(Any, Service()), idle)
+    assert len(latencies) == len(asked) == 3 and (latencies >= 0.01).all()
+    for (_, ended), (began, _), seconds in zip(asked, asked[1:], idle[1:], strict=False):
+        assert began - ended >= seconds
 
 
 def test_the_pace_of_short_calibrations_scales_a_profile() -> None:
