@@ -67,7 +67,7 @@ def within(x: Tensor, eps: float, assumed: Rows) -> Tensor:
 
 
 def bound(wanted: Tensor, parties: int) -> Tensor:
-    """The bound that the docstring of norms_in_range derives, and the result's own rounding, to 2^-28 by every party."""
+    """The bound that the docstring of norms_in_range derives, and every party's rounding of a result to 2^-28."""
     return wanted.abs() * (2.0**-14 + parties * 2.0**-15) + parties * (2.0**-17 + 2.0**-29)
 
 
