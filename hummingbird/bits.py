@@ -7,8 +7,8 @@ section 4).
 A window with q also rounds: what the layer gives are multiples of 2^(q-16). k and m go on counting bits at scale 2^16.
 Its lowest q bits are never opened, and bits max(m, q)..k-1 decide.
 
-Besides, a configuration may say what the rows of softmaxes and norms are assumed to be (`Rows`): what costs less then is
-right for such rows only.
+Besides, a configuration may say what the rows of softmaxes and norms are assumed to be (`Rows`): what costs less then
+is right for such rows only.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BitWindow:
 
 @dataclass(frozen=True)
 class Rows:
-    """What every row of a softmax or of a norm is assumed to be. Rows beyond it give noise, without notice.
+    """An assumption about every row of a softmax or of a norm. Rows beyond it give noise, without notice.
 
     Of a softmax over x: x less the mean of its row is in [least, most], least < 0 < most, and the mean of exp(x - mean)
     over a row is at most `sum` (None: what the range allows). Of a norm: variance + eps of a row is in [least, most],

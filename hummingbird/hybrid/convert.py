@@ -97,7 +97,7 @@ class TracedNet:
 
 
 def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
-    """ConfigError for windows of layers that the net lacks, that were found for another net, or that have a q or rows."""
+    """ConfigError for windows of layers that the net lacks, or found for another net, or with a q, and for rows."""
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
         raise ConfigError(what, where="bits", hint="leave q out, BitWindow(k, m)")
