@@ -90,7 +90,7 @@ def _reciprocal(span: int, x: Tensor) -> Tensor:
 
 def _root(spread: int, at: float, x: Tensor) -> Tensor:
     u, flat = x + at, _FLAT * 2.0**-spread
-    below = (1 - u / flat).clamp(min=0)
+    below = (1 - u / flat).clamp(0, 4)  # no value comes from beyond, where a cubic outgrows coefficients
     return torch.where(u > flat, u, flat).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
 
 
