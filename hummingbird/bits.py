@@ -6,6 +6,9 @@ section 4).
 
 A window with q also rounds: what the layer gives are multiples of 2^(q-16). k and m go on counting bits at scale 2^16.
 Its lowest q bits are never opened, and bits max(m, q)..k-1 decide.
+
+Besides, a configuration may say what the rows of softmaxes and norms are assumed to be (`Rows`): what costs less then
+is right for such rows only.
 """
 
 from __future__ import annotations
@@ -16,15 +19,15 @@ import os
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hummingbird.errors import ConfigError
 
 FORMAT = "hummingbird-bits"
-VERSION = 2
-_READ = (1, VERSION)  # the first version knows no q
+VERSION = 3
+_READ = (1, 2, VERSION)  # the first version knows no q, the second no rows
 _WHOLE = 16  # bits of fraction of a value at rest, `ring.SCALE`: all that q can round away
 _DEEPEST = 32  # of provenance: far below what Python's own stack allows
 
@@ -77,8 +80,37 @@ class BitWindow:
         return f"[{self.k}:{self.m})" + (f" q={self.q}" if self.q else "")
 
 
+@dataclass(frozen=True)
+class Rows:
+    """An assumption about every row of a softmax or of a norm. Rows beyond it give noise, without notice.
+
+    Of a softmax over x: x less the mean of its row is in [least, most], least < 0 < most, and the mean of exp(x - mean)
+    over a row is at most `sum` (None: what the range allows). Of a norm: variance + eps of a row is in [least, most],
+    0 < least; it has no sum. Raises ConfigError for numbers that are not finite, least >= most, and a sum below 1.
+    """
+
+    least: float
+    most: float
+    sum: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {"least": self.least, "most": self.most} | ({} if self.sum is None else {"sum": self.sum})
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not _finite(abs(value)):
+                raise ConfigError(f"{name} = {value!r} of rows", hint="a finite number")
+            object.__setattr__(self, name, float(value))
+        if not self.least < self.most:
+            raise ConfigError(f"rows between {self.least:g} and {self.most:g}", hint="least is below most")
+        if self.sum is not None and self.sum < 1:
+            hint = "the mean of exp(x - mean) is 1 or more for all rows"
+            raise ConfigError(f"rows whose exponentials are {self.sum:g} on average", hint=hint)
+
+    def __str__(self) -> str:
+        return f"[{self.least:.6g}, {self.most:.6g}]" + ("" if self.sum is None else f" sum={self.sum:.6g}")
+
+
 EXACT = BitWindow(64, 0)
-_SHOWN = 12  # lines of windows in a repr
+_SHOWN = 12  # lines of windows in a repr, and of rows
 
 
 class Frozen(dict[str, Any]):
@@ -107,16 +139,18 @@ class BitConfig:
     provenance: how the windows were found (accuracy, seed, command ...). Its `net`, `protocol` and `parties` are
         compared with what the windows are used for (`check_use`); the rest is carried.
     input_range: the largest |input| that the windows were made for, None if it is not known.
-    Raises ConfigError for windows that are none, naming the layer, and for what JSON cannot hold.
+    rows: what the rows of softmaxes and norms are assumed to be, by qualified name; nothing of those not named.
+    Raises ConfigError for windows and rows that are none, naming the layer, and for what JSON cannot hold.
     """
 
     default: BitWindow = EXACT
     layers: Mapping[str, BitWindow] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     input_range: float | None = None
+    rows: Mapping[str, Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for what, value in (("layers", self.layers), ("provenance", self.provenance)):
+        for what, value in (("layers", self.layers), ("provenance", self.provenance), ("rows", self.rows)):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"expected a mapping, got {type(value).__name__}", where=what)
         for where, window in (("default", self.default), *self.layers.items()):
@@ -126,17 +160,27 @@ class BitConfig:
                 pair = isinstance(window, (tuple, list)) and len(window) in (2, 3)
                 hint = f"BitWindow({', '.join(map(repr, window))})" if pair else "BitWindow(20, 12) keeps bits 12 to 19"
                 raise ConfigError(f"expected a BitWindow, got {window!r}", where=where, hint=hint)
+        for name, assumed in self.rows.items():
+            if not isinstance(name, str):
+                raise ConfigError(f"a layer's name is a string, got {name!r}", where="rows")
+            if not isinstance(assumed, Rows):
+                raise ConfigError(f"expected Rows, got {assumed!r}", where=name, hint="Rows(least, most, sum)")
         found = self.input_range
         if found is not None and (isinstance(found, bool) or not isinstance(found, (int, float)) or not _finite(found)):
             hint = "the largest |input| as a number, 0 or more, or None"
             raise ConfigError(f"an input range of {found!r}", where="input_range", hint=hint)
         object.__setattr__(self, "layers", Frozen(self.layers))
+        object.__setattr__(self, "rows", Frozen(self.rows))
         object.__setattr__(self, "provenance", _frozen(self.provenance, "provenance"))
 
     def __repr__(self) -> str:
         lines = [f"default: {self.default}", *(f"{name}: {window}" for name, window in self.layers.items())]
         if len(lines) > _SHOWN:
             lines[_SHOWN - 1 :] = [f"... {len(lines) - _SHOWN + 1} more of {len(self.layers)} layers"]
+        rows = [f"rows of {name}: {assumed}" for name, assumed in self.rows.items()]
+        if len(rows) > _SHOWN:
+            rows[_SHOWN - 1 :] = [f"... rows of {len(rows) - _SHOWN + 1} more of {len(self.rows)} layers"]
+        lines += rows
         if self.input_range is not None:
             lines.append(f"for inputs |x| <= {self.input_range:g}")
         if self.provenance:
@@ -144,16 +188,24 @@ class BitConfig:
         return "BitConfig(\n" + "".join(f"  {line}\n" for line in lines) + ")"
 
     def __hash__(self) -> int:
-        return hash((self.default, frozenset(self.layers.items()), self.input_range))
+        return hash((self.default, frozenset(self.layers.items()), self.input_range, frozenset(self.rows.items())))
 
     @property
     def windows(self) -> BitConfig:
-        """The windows alone, without how they were found and for which inputs."""
-        return BitConfig(self.default, self.layers)
+        """The windows and rows alone, without how they were found and for which inputs."""
+        return BitConfig(self.default, self.layers, rows=self.rows)
 
     def window(self, name: str) -> BitWindow:
         """The window of a layer; the second call of a reused module, `name#1`, falls back to `name`."""
         return self.layers.get(name, self.layers.get(name.partition("#")[0], self.default))
+
+    def rows_of(self, name: str) -> Rows | None:
+        """Rows assumed of a layer; the second call of a reused module falls back to its name, as `window` does."""
+        return self.rows.get(name, self.rows.get(name.partition("#")[0]))
+
+    def with_rows(self, rows: Mapping[str, Rows]) -> BitConfig:
+        """The same with these rows, beside those of layers that are not named in them."""
+        return replace(self, rows={**self.rows, **rows})
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise ConfigError if a layer is named that is not among `names` (the layers of the net that compare)."""
@@ -165,6 +217,22 @@ class BitConfig:
                 f"the bit configuration names {unknown}, which the net lacks",
                 hint=f"layers that compare in this net: {', '.join(known) or 'none'}",
             )
+
+    def check_rows(self, softmaxes: Iterable[str], norms: Iterable[str]) -> None:
+        """Raise ConfigError if rows are named that are neither a softmax's nor a norm's, or cannot be theirs."""
+        kinds = {**dict.fromkeys(softmaxes, "softmax"), **dict.fromkeys(norms, "norm")}
+        short = {name.partition("#")[0]: kind for name, kind in kinds.items()} | kinds
+        if unknown := sorted(set(self.rows) - set(short)):
+            raise ConfigError(
+                f"the bit configuration has rows of {unknown}, which are no softmax or norm of the net",
+                hint=f"softmaxes and norms of this net: {', '.join(kinds) or 'none'}",
+            )
+        for name, rows in self.rows.items():
+            if short[name] == "softmax" and not rows.least < 0 < rows.most:
+                hint = "values less the mean of their row: least < 0 < most"
+                raise ConfigError(f"rows {rows} of a softmax", where=name, hint=hint)
+            if short[name] == "norm" and (rows.least <= 0 or rows.sum is not None):
+                raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
     def check_use(self, net: Callable[[], str], protocol: str, parties: int | None) -> None:
         """Compare what the windows were found for with what they are used for, as far as provenance tells.
@@ -200,6 +268,7 @@ class BitConfig:
             "default": asdict(self.default),
             "layers": layers,
             **({} if self.input_range is None else {"input_range": self.input_range}),
+            **({"rows": {name: _written(rows) for name, rows in sorted(self.rows.items())}} if self.rows else {}),
             "provenance": self.provenance,
         }
         return json.dumps(data, indent=2) + "\n"
@@ -220,19 +289,21 @@ class BitConfig:
         version = data.get("version")
         if type(version) is not int or version not in _READ:
             raise ConfigError(
-                f"bit configuration version {version!r}, this release reads versions 1 and {VERSION}",
+                f"bit configuration version {version!r}, this release reads versions 1 to {VERSION}",
                 where=where,
                 hint="write it again with this release",
             )
         known = {"k", "m", "q"} if version > 1 else {"k", "m"}
         extra = set(data) - {"format", "version", "default", "layers", "input_range", "provenance"}
-        layers = data.get("layers", {})
-        if extra or not isinstance(layers, dict) or not isinstance(data.get("provenance", {}), dict):
-            raise ConfigError(f"unknown or malformed keys {sorted(extra) or 'layers, provenance'}", where=where)
+        extra -= {"rows"} if version > 2 else set()
+        layers, rows = data.get("layers", {}), data.get("rows", {})
+        if extra or not all(isinstance(value, dict) for value in (layers, rows, data.get("provenance", {}))):
+            raise ConfigError(f"unknown or malformed keys {sorted(extra) or 'layers, rows, provenance'}", where=where)
         default = _window(data.get("default", {"k": 64, "m": 0}), known, f"{where}: default")
         windows = {name: _window(value, known, f"{where}: {name}") for name, value in layers.items()}
+        assumed = {name: _rows(value, f"{where}: rows: {name}") for name, value in rows.items()}
         try:
-            return cls(default, windows, data.get("provenance", {}), data.get("input_range"))
+            return cls(default, windows, data.get("provenance", {}), data.get("input_range"), assumed)
         except ConfigError as error:
             raise ConfigError(error.what, where=f"{where}: {error.where}", hint=error.hint) from None
 
@@ -276,6 +347,21 @@ def _window(value: Any, known: set[str], where: str) -> BitWindow:
         return BitWindow(**value)
     except ConfigError as error:
         raise ConfigError(error.what, where=where, hint=error.hint) from None
+
+
+def _rows(value: Any, where: str) -> Rows:
+    """The rows of a file's object; sum may be left out."""
+    if not isinstance(value, dict) or not {"least", "most"} <= set(value) <= {"least", "most", "sum"}:
+        what = f'rows are {{"least": ..., "most": ..., "sum": ...}}, got {reprlib.repr(value)}'
+        raise ConfigError(what, where=where)
+    try:
+        return Rows(**value)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=where, hint=error.hint) from None
+
+
+def _written(rows: Rows) -> dict[str, float]:
+    return {key: value for key, value in asdict(rows).items() if value is not None}
 
 
 def _short(fingerprint: Any) -> str:

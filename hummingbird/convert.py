@@ -21,7 +21,7 @@ from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, whole
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.aim import Aim
-from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder
+from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
 from hummingbird.mpc.exchanged import Exchanged
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.protocols.gmw import Gmw
@@ -112,7 +112,9 @@ def convert_model(
 ) -> PrivateNet:
     """The private twin of a trained net; the net itself is left as it is and used as in eval mode.
 
-    bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons.
+    bits: windows by layer (`BitConfig`, one `BitWindow` for all, or a JSON file's path); None: exact comparisons. Its
+        `rows` say what the rows of softmaxes and norms are assumed to be: these then cost a fraction, and give noise
+        for rows beyond, without notice.
     weights: "public", or the rank of the party whose weights they are; the others' values are then ignored, only
         shapes count.
     protocol: "masked", a ReLU by one masked opening of k bits, whose masks the dealer knows; or "gmw", HummingBird's
@@ -162,6 +164,7 @@ def build(
         hint = 'use weights="public", or keep parameters and buffers in Linear, Conv and BatchNorm layers'
         raise ModelError([Problem(name, "the weights of a custom layer cannot be private", hint) for name in public])
     config.check_names([step.name for step in steps if step.op in COMPARING])
+    check_rows(config, steps)
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
         config.check_use(lambda: graph.fingerprint(steps), protocol, parties)
     order = Exchanged.of(steps, protocol)

@@ -271,6 +271,17 @@ def opened_rows(n: int, rows: int, parties: int, bits: int) -> Cost:
     return opened + opening(parties, packed(bits * rows))
 
 
+def lifted_rows(n: int, rows: int, value: int, factor: int, sums: int, product: int, parties: int) -> Cost:
+    """n elements of `value` bits in rows, lifted by the opening that serves the sums of their squares, mod 2^sums, and
+    a product with a number of each row, of `factor` bits, mod 2^product (protocols/rows.py): 2 rounds.
+    """
+    masks, tops = max(sums, product) - value, max(0, product - value - factor)
+    of_values = [masks, masks, sums - value - 1, product, product - value, product - factor, tops]
+    of_rows = [sums, product - factor, product - factor]
+    offline = sum(packed(n * width) for width in of_values) + sum(packed(rows * width) for width in of_rows)
+    return opening(parties, packed(n * value), 8 * offline) + opening(parties, packed(rows * factor))
+
+
 def crypten_mul(n: int, parties: int) -> Cost:
     """CrypTen's private product of n elements, truncated here (mpc/fixed_point.py)."""
     return product(n, n, n, parties) + truncate(n, parties)

@@ -139,8 +139,8 @@ GOOD = {"format": "hummingbird-bits", "version": 2, "default": {"k": 20, "m": 4}
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"version": 0}, "version 0, this release reads versions 1 and 2"),
-        ({"version": 3}, "version 3"),
+        ({"version": 0}, "version 0, this release reads versions 1 to 3"),
+        ({"version": 4}, "version 4"),
         ({"version": True}, "version True"),
         ({"version": None}, "version None"),
         ({"version": "1"}, "version '1'"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class Tuning:
         }
         trained_with = {"net": self.judge.fingerprint(best.weights), "protocol": args.protocol, "parties": args.parties}
         provenance = {**self.config.provenance, **trained_with, "finetuning": finetuning}
-        windows = BitConfig(self.config.default, self.config.layers, provenance, self.config.input_range)
+        windows = replace(self.config, provenance=provenance)
         write_together({args.out: best.weights, windows_beside(args.out): windows.to_json().encode()})
         return f"saved epoch {best.number}: {args.out} sha256 {digest} and {windows_beside(args.out)}"
 

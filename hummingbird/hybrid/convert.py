@@ -97,10 +97,13 @@ class TracedNet:
 
 
 def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
-    """ConfigError for windows of layers that the net lacks, that were found for another net, or that have a q."""
+    """ConfigError for windows of layers that the net lacks, or found for another net, or with a q, and for rows."""
     if rounding := [name for name, window in (("default", config.default), *config.layers.items()) if window.q]:
         what = f"windows with a q: {', '.join(rounding)}; values of a net without a dealer have scales of their own"
         raise ConfigError(what, where="bits", hint="leave q out, BitWindow(k, m)")
+    if config.rows:
+        what = f"rows of {', '.join(sorted(config.rows))}: a net without a dealer has no softmax and no norm"
+        raise ConfigError(what, where="bits", hint="leave rows out, BitConfig(default, layers)")
     config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
     config.check_use(lambda: graph.fingerprint(steps), PROTOCOL, None)
 

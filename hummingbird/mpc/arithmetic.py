@@ -15,6 +15,7 @@ on shares it adds bits of fraction, and a formula says how many, so that terms o
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.mpc import polynomials
+from hummingbird.mpc.correlations.rows import Widths
 from hummingbird.mpc.polynomials import Table
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE
@@ -98,6 +100,12 @@ class Arithmetic(ABC):
         """
 
     @abstractmethod
+    def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """`opened_rows` of x with `shift` fewer bits of fraction; `widths`: bits of x, of the factors, and of what is
+        read of sums and products. Neither x nor the factors need to be in the whole ring.
+        """
+
+    @abstractmethod
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         """x (x + shift) for a public shift and x at rest: a product for the price of a square."""
 
@@ -121,8 +129,12 @@ class Arithmetic(ABC):
         more, for |f(x)| below 2^(bits - table.scale - 2).
         """
 
-    def expects(self, x: Tensor, most: float, what: str) -> None:  # noqa: B027 - private values cannot be seen
-        """Where values can be seen: warn of those from `most` on, for which a formula is noise; `what`: their name."""
+    def expects(  # noqa: B027 - private values cannot be seen
+        self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0
+    ) -> None:
+        """Where values can be seen: warn of those from `most` units on, for which a formula is noise, and of those
+        below `least`, for which it is wrong; `what`: their name.
+        """
 
     @abstractmethod
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
@@ -175,6 +187,9 @@ class Reals(Arithmetic):
     def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return x.square().sum(-1, keepdim=True), lambda factors: x * factors
 
+    def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self.opened_rows(x, widths.product)
+
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return x * (x + shift)
 
@@ -187,10 +202,16 @@ class Reals(Arithmetic):
     def polynomial(self, x: Tensor, table: Table, bits: int, whole: bool = False) -> Tensor:
         return polynomials.evaluate(table, x)
 
-    def expects(self, x: Tensor, most: float, what: str) -> None:
-        if x.numel() and bool((x.detach() >= most).any()):
-            what = f"{what} {float(x.detach().max()):g}, and private inference has room for {most:g}"
+    def expects(self, x: Tensor, most: float, what: str, least: float = -math.inf, unit: float = 1.0) -> None:
+        if not x.numel():
+            return
+        seen = [float(end) / unit for end in torch.aminmax(x.detach())]
+        if seen[1] >= most:
+            what = f"{what} {seen[1]:g}, and private inference has room for {most:g}"
             warnings.warn(f"{what}: its results would be noise", stacklevel=2)
+        elif seen[0] < least:
+            what = f"{what} {seen[0]:g}, and private inference is told {least:g} or more"
+            warnings.warn(f"{what}: its results would be wrong", stacklevel=2)
 
     def cut(self, bits: int, *values: Tensor, top: int = 62) -> list[Tensor]:
         return list(values)

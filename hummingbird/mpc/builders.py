@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hummingbird.bits import EXACT, BitConfig
+from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
 from hummingbird.mpc import smooth, splines
@@ -59,7 +59,11 @@ def builder(protocol: str, config: BitConfig, owner: int | None, aim: Aim = LATE
         if step.op in PLAIN:
             function = None if step.op in ("input", "public", "output") else _bind(step)
             return Built(None, function, SCALE if step.op == "output" else 62, step.op == "output")
-        layer = BUILDERS[step.op](step, comparison(config.window(step.name), aim=aim), owner)
+        compare = comparison(config.window(step.name), aim=aim)
+        if step.op in ON_ROWS:
+            layer = ON_ROWS[step.op](step, compare, config.rows_of(step.name))
+        else:
+            layer = BUILDERS[step.op](step, compare, owner)
         return Built(layer, None, layer.input_limit, layer.whole_input)
 
     return build
@@ -97,8 +101,8 @@ def _scale_last(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True)
 
 
-def _norm(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Norm(step.attrs, comparison.wider(EXACT, 64))  # windows are for values; these are sums of squares
+def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
+    return Norm(step.attrs, comparison.wider(EXACT, 64), rows)  # windows are for values; these are sums of squares
 
 
 def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
@@ -181,6 +185,23 @@ def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     return Pad(step.attrs["pads"], float(step.attrs["value"]))
 
 
+# The ops that may be told what their rows are (`BitConfig.rows`): (step, comparison, rows) -> layer
+ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
+    "softmax": lambda step, comparison, rows: Softmax(step.attrs["dim"], comparison, rows),
+    "norm": _norm,
+}
+
+
+def check_rows(config: BitConfig, steps: Sequence[Step]) -> None:
+    """ConfigError if the configuration has rows of anything but the softmaxes and norms among these steps."""
+    softmaxes, norms = ([step.name for step in steps if step.op == op] for op in ("softmax", "norm"))
+    config.check_rows(softmaxes, norms)
+
+
+def _any_rows(op: str) -> Build:
+    return lambda step, comparison, owner: ON_ROWS[op](step, comparison, None)
+
+
 # The ops that compare: their layers have windows.
 COMPARING: dict[str, Build] = {
     "relu": lambda step, comparison, owner: act.ReLU(comparison),
@@ -190,7 +211,7 @@ COMPARING: dict[str, Build] = {
     "hardsigmoid": lambda step, comparison, owner: act.Spline(step.op, splines.hard_sigmoid(), comparison),
     "hardswish": lambda step, comparison, owner: act.Hardswish(comparison),
     **dict.fromkeys(("sigmoid", "tanh", "silu", "gelu"), _smooth),
-    "softmax": lambda step, comparison, owner: Softmax(step.attrs["dim"], comparison),
+    "softmax": _any_rows("softmax"),
     "log_softmax": lambda step, comparison, owner: LogSoftmax(step.attrs["dim"], comparison),
     "argmax": lambda step, comparison, owner: Argmax(step.attrs["dim"], step.attrs["keepdim"], comparison),
     "max_pool": _max_pool,
@@ -207,7 +228,7 @@ BUILDERS: dict[str, Build] = {
     "linear": _linear,
     "affine": _affine,
     "scale_last": _scale_last,
-    "norm": _norm,
+    "norm": _any_rows("norm"),
     "matmul": lambda step, comparison, owner: MatMul(),
     "einsum": lambda step, comparison, owner: Einsum(step.attrs["equation"]),
     "root_scale": lambda step, comparison, owner: RootScale(),

@@ -14,6 +14,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import FREE, Cost
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic, Values
+from hummingbird.mpc.correlations.rows import Widths
 from hummingbird.mpc.division import divide
 from hummingbird.mpc.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.polynomials import Table
@@ -21,6 +22,7 @@ from hummingbird.mpc.protocols import beaver, poly
 from hummingbird.mpc.protocols.beaver import OpenedRows
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.rows import RowOpening
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
 from hummingbird.mpc.weights import PublicWeight
@@ -73,6 +75,10 @@ class Shares(Arithmetic):
 
     def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         rows = OpenedRows(self.session, x, bits)
+        return rows.squares(), rows.times
+
+    def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        rows = RowOpening(self.session, x, shift, widths)
         return rows.squares(), rows.times
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
@@ -167,6 +173,11 @@ class Prices(Arithmetic):
     def opened_rows(self, x: Tensor, bits: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         out = x.sum(-1, keepdim=True)
         self._paid.append(cost.opened_rows(x.numel(), out.numel(), self.parties, bits))
+        return out, lambda factors: x * factors
+
+    def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        out = x.sum(-1, keepdim=True)
+        self._paid.append(cost.lifted_rows(x.numel(), out.numel(), *widths, self.parties))
         return out, lambda factors: x * factors
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:

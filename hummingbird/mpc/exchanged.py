@@ -40,7 +40,7 @@ class Exchanged(NamedTuple):
             asked = [_room(config.window(relu), window) for relu in relus]
             if window.w:  # without bits it takes the first place, and compares nothing
                 wider[pool] = replace(window, k=min(64, max(window.k, *asked)))
-        return BitConfig(config.default, {**config.layers, **wider}, config.provenance, config.input_range)
+        return replace(config, layers={**config.layers, **wider})
 
 
 def _room(relu: BitWindow, pool: BitWindow) -> int:

@@ -32,14 +32,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.bits import Rows
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph.norms import rows
-from hummingbird.mpc import splines
-from hummingbird.mpc._crypten import MPCTensor, from_share, share_of
+from hummingbird.mpc import norms_in_range, splines
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Prices, Shares
-from hummingbird.mpc.layer import MARGIN, Layer, Spec
+from hummingbird.mpc.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.polynomials import ROOT_AT, Table, choose
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE
@@ -124,7 +125,9 @@ def _root_of(n: Arithmetic, u: Tensor, length: int, exact: Comparison) -> Tensor
 class Norm(Layer):
     """Rows to mean 0 and mean square 1; attrs: those of the op "norm" (graph/norms.py).
 
-    Eight messages and one comparison deep: one for the mean, one opening of every value for its square and its product,
+    rows: the range that variance + eps of every row is in (`BitConfig.rows`). Where the protocol looks up, and
+    `norms_in_range.serves`, it takes three messages: an opening of every value, and a look-up and an opening for a row.
+    Else eight and one comparison deep: one for the mean, one opening of every value for its square and its product,
     and for a row 2 J comparisons, J about 20, and a look-up; or seven, and 56 comparisons more. The price is the
     formula's. InputError for rows of more than 2^20 values.
     """
@@ -132,29 +135,39 @@ class Norm(Layer):
     input_limit = SCALE
     whole_input = True
 
-    def __init__(self, attrs: dict[str, Any], comparison: Comparison) -> None:
+    def __init__(self, attrs: dict[str, Any], comparison: Comparison, rows: Rows | None = None) -> None:
         super().__init__()
         self.attrs, self.exact = attrs, comparison
         self.length = math.prod(attrs["sizes"]) if attrs["sizes"] is not None else None
+        longest = min(self.length or LONGEST, LONGEST)
+        serves = comparison.looks_up and rows is not None and norms_in_range.serves(rows, longest, attrs["eps"])
+        self.assumed, self.told = rows if serves else None, rows
+        if self.assumed is not None and self.length is not None:  # else the bits that it needs are not known
+            self.input_limit, self.whole_input = MAX_SCALE, False
 
     @property
     def comparisons(self) -> list[Comparison]:
-        return [self.exact]
+        return [self.exact] if self.assumed is None else []
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         """The layer's function of x, in the operations of `n`."""
         values = rows(self.attrs, x)
         if not 0 < values.shape[-1] <= LONGEST:
             raise InputError(f"a norm over {values.shape[-1]} values", hint=f"at most {LONGEST}")
-        out = normed(n, values, self.attrs["eps"], self.attrs["center"], self.exact, self.read)
+        eps, center = self.attrs["eps"], self.attrs["center"]
+        if self.assumed is None:
+            out = normed(n, values, eps, center, self.exact, self.read)
+        else:
+            out = norms_in_range.normed(n, values, eps, center, self.assumed, self.exact, self.read)
         return out.reshape(x.shape).to(x.dtype)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        n = Shares(self.session(), self.exact, SCALE)
-        return from_share(self.formula(n, share_of(x)), SCALE + FRACTION)
+        scale = scale_of(x)
+        n = Shares(self.session(), self.exact, scale)
+        return from_share(self.formula(n, share_of(x)), self.out_scale([scale]))
 
     def _prices(self, x: Spec, parties: int) -> Prices:
-        prices = Prices(self.exact, SCALE, parties)
+        prices = Prices(self.exact, x.scale, parties)
         self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
         return prices
 
@@ -165,25 +178,43 @@ class Norm(Layer):
         return max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return SCALE + FRACTION
+        return SCALE + (FRACTION if self.assumed is None else norms_in_range.fraction(self.assumed))
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return 64
+        return 64 if valid[0] >= self.needs(scales, 64) else 0  # none is right: the planner takes another form
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return 64
+        if self.whole_input or self._sizes is None:
+            return 64
+        return norms_in_range.needed(self._sizes, scales[0])
 
     def reads(self, later: int | None) -> int | None:
-        return None
+        # Values less their mean are what counts, however large the mean.
+        if self.whole_input or self._sizes is None:
+            return None
+        return norms_in_range.needed(self._sizes, SCALE) - SCALE
+
+    @property
+    def _sizes(self) -> norms_in_range.Sizes | None:
+        """The numbers of the norm in a range, for the longest rows where the length is not known."""
+        if self.assumed is None:
+            return None
+        return norms_in_range.sizes(self.length or LONGEST, self.attrs["center"], self.assumed)
 
     def bound(self, bounds: Sequence[int]) -> int:
         return ((self.length or LONGEST) - 1).bit_length() // 2 + 1  # no result exceeds the root of a row's length
 
     def constants(self) -> tuple[int, ...]:
+        if self._sizes is not None:
+            return self._sizes.numbers
         if self.exact.looks_up:
             table = looked_up()
             return table.w, table.degree
         return () if self.length is None else root(self.length).numbers
 
     def label(self) -> str:
-        return f"squares of a row, less its mean, below 2^{TOP} together"
+        if self.assumed is not None:
+            assert self._sizes is not None
+            return f"variance + eps of a row in {self.assumed}: {self._sizes.table.shown}"
+        beyond = "" if self.told is None else f", no table for {self.told}"
+        return f"squares of a row, less its mean, below 2^{TOP} together: comparisons{beyond}"

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hummingbird.ring import SCALE
+
+GAIN = 1 << SCALE  # of results that are the function's own
 GUARD = 2  # bits of a coefficient below the result's last one
 WIDEST = 8  # bits of z that choose a piece: at most 256 pieces
 WIDEST_OF_ROWS = 12  # the same where there is one value for a row of many
@@ -58,13 +61,23 @@ ACTIVATIONS = {
 # Tables reach as far to the left of 0 as to the right: these functions are moved, so that what is needed of them does.
 EXP_AT = 6.5  # "exp" is e^(x - this)
 ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
-_FLAT = 7 / 32  # of u^(-1/2), which goes on to the left as its Taylor cubic there: below itself, and smooth
+_FLAT = (
+    7 / 8
+)  # of the least number that u^(-1/2) is for: it goes on to the left as its Taylor cubic there, below itself
 SPANS = range(1, WIDEST_OF_ROWS - 1)
+SPREADS = range(1, 10)
 
 
 def reciprocal_at(span: int) -> float:
     """The number that "reciprocal-SPAN" adds to x: it is 1/x for values from 0.996 to 2^span + 0.43."""
     return 2.0 ** (span - 1) + 11 / 16
+
+
+def root_at(spread: int) -> float:
+    """The number that "root-SPREAD" adds to x: it is u^(-1/2) for u from 2^-spread to almost 1, and at 0 still below
+    2.34 2^(spread / 2), so that a table of it has room there for what parties round.
+    """
+    return 0.5 - 2.0 ** -(spread + 6)
 
 
 def _exp(x: Tensor) -> Tensor:
@@ -75,16 +88,17 @@ def _reciprocal(span: int, x: Tensor) -> Tensor:
     return (x + reciprocal_at(span)).clamp(min=0.5).reciprocal()
 
 
-def _root(x: Tensor) -> Tensor:
-    u = x + ROOT_AT
-    below = (1 - u / _FLAT).clamp(min=0)
-    return torch.where(u > _FLAT, u, _FLAT).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
+def _root(spread: int, at: float, x: Tensor) -> Tensor:
+    u, flat = x + at, _FLAT * 2.0**-spread
+    below = (1 - u / flat).clamp(0, 4)  # no value comes from beyond, where a cubic outgrows coefficients
+    return torch.where(u > flat, u, flat).rsqrt() * (1 + below * (1 / 2 + below * (3 / 8 + below * 5 / 16)))
 
 
 FUNCTIONS: dict[str, Function] = {
     **ACTIVATIONS,
     "exp": Function(_exp, 5.0),
-    "root": Function(_root, 22.0),
+    "root": Function(functools.partial(_root, 2, ROOT_AT), 22.0),
+    **{f"root-{n}": Function(functools.partial(_root, n, root_at(n)), 2.8 * 2.0 ** (1.5 * n)) for n in SPREADS},
     **{f"reciprocal-{span}": Function(functools.partial(_reciprocal, span), 1.01) for span in SPANS},
 }
 
@@ -93,7 +107,7 @@ FUNCTIONS: dict[str, Function] = {
 class Table:
     """A function as 2^w polynomials of `degree` in z, which has k bits, `fraction` of them of fraction.
 
-    Results have `scale` bits of fraction.
+    Results have `scale` bits of fraction, and are the function's times gain / GAIN.
     """
 
     name: str
@@ -102,6 +116,11 @@ class Table:
     w: int
     degree: int
     scale: int
+    gain: int = GAIN
+
+    def of(self, x: Tensor) -> Tensor:
+        """The function that the table is of, times gain."""
+        return FUNCTIONS[self.name].of(x) * (self.gain / GAIN)
 
     @property
     def m(self) -> int:
@@ -112,6 +131,11 @@ class Table:
     def shift(self) -> int:
         """Bits that are cut off a sum of terms."""
         return GUARD + self.degree * self.m
+
+    @property
+    def shown(self) -> str:
+        """Pieces and degree, for people: "2^6 cubics"."""
+        return f"2^{self.w} {('lines', 'parabolas', 'cubics')[self.degree - 1]}"
 
     @property
     def most(self) -> float:
@@ -128,9 +152,8 @@ class Table:
         Every party rounds its share of z by half a unit, and its share of the result; a coefficient is rounded twice,
         each time by half a unit, as it is fitted and when the mask moves it.
         """
-        function = FUNCTIONS[self.name]
-        unit = 2.0**-self.scale
-        rounded = parties / 2 * (function.slope * 2.0**-self.fraction + unit)
+        slope, unit = FUNCTIONS[self.name].slope * self.gain / GAIN, 2.0**-self.scale
+        rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
         return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, self.most)
 
 
@@ -142,7 +165,7 @@ def pieces(table: Table) -> Tensor:
     number = torch.arange(1 << table.w)
     signed = (number + (1 << table.w - 1)) % (1 << table.w) - (1 << table.w - 1)
     x = (signed[:, None] + t) * 2.0 ** (table.m - table.fraction)
-    values = FUNCTIONS[table.name].of(x)
+    values = table.of(x)
     powers = torch.linalg.vander(t, N=count)
     found = torch.linalg.solve(powers, values.T).T
     return (found * 2.0 ** (table.scale + GUARD)).round().long()
@@ -161,7 +184,7 @@ def fit_error(table: Table, most: float, least: float | None = None) -> float:
     value = rows[:, -1:].expand_as(x)
     for power in reversed(range(table.degree)):
         value = value * t + rows[:, power, None]
-    wanted = FUNCTIONS[table.name].of(x)
+    wanted = table.of(x)
     error = (value - wanted).abs()
     if least is not None:
         error = error / wanted.abs().clamp(min=least)
@@ -185,7 +208,7 @@ def evaluate(table: Table, x: Tensor) -> Tensor:
     value = torch.round(value * 2.0**table.scale) * 2.0**-table.scale
     if not (torch.is_grad_enabled() and x.requires_grad):
         return value
-    smooth = FUNCTIONS[table.name].of(x.clamp(-table.most, table.most))
+    smooth = table.of(x.clamp(-table.most, table.most))
     return smooth + (value - smooth).detach()
 
 
@@ -199,17 +222,19 @@ def choose(
     allowed: float | None = None,
     least: float | None = None,
     widest: int = WIDEST,
+    gain: int = GAIN,
 ) -> Table | None:
     """The table of the fewest bits for |x| <= most whose results are right in `integers` bits before the point, sign
     included; None if there is none.
 
     scale: bits of fraction of results; as many as x has if not given. allowed: what its pieces may err by (`fit_error`
     with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece.
+    gain: as in `Table`.
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed
     k = next(k for k in range(widest, 62) if Table(name, k, fraction, widest, 1, scale).most >= most)
-    tables = (Table(name, k, fraction, w, degree, scale) for w in range(2, widest + 1) for degree in DEGREES)
+    tables = (Table(name, k, fraction, w, degree, scale, gain) for w in range(2, widest + 1) for degree in DEGREES)
     bits = {table: table.widths(integers + scale) for table in tables if table.most >= most}
     good = (table for table in sorted(bits, key=lambda table: sum(bits[table]) << table.w) if bits[table][-1] <= 64)
     return next((table for table in good if fit_error(table, most, least) <= allowed), None)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hummingbird.bits import BitWindow
+from hummingbird.bits import BitWindow, Rows
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.mpc import softmax_tables, splines
 from hummingbird.mpc.arithmetic import Arithmetic
@@ -34,9 +34,9 @@ class Softmax(Comparing):
     fraction = splines.RECIPROCAL_FRACTION
     opens_sum = False
 
-    def __init__(self, dim: int, comparison: Comparison) -> None:
+    def __init__(self, dim: int, comparison: Comparison, rows: Rows | None = None) -> None:
         super().__init__(comparison)
-        self.dim = dim
+        self.dim, self.rows = dim, rows
 
     @property
     def _clamping(self) -> Comparison:

@@ -129,8 +129,7 @@ class Tabulated(Comparing):
         """The column of tables for people: "2^6 cubics"."""
         if self.comparison.drops:
             return super().variant(scale, parties)
-        table = self.look_up(scale).table
-        return f"2^{table.w} {('lines', 'parabolas', 'cubics')[table.degree - 1]}"
+        return self.look_up(scale).table.shown
 
     def label(self) -> str:
         if self.comparison.drops:

@@ -71,7 +71,7 @@ def save(
         config.check_use(lambda: graph.fingerprint(graph.trace(net, example=example)), protocol, None)
         # How windows were found may tell of the weights, which they have just been compared with.
         known = {key: config.provenance[key] for key in ("protocol", "parties") if key in config.provenance}
-        config = BitConfig(config.default, config.layers, known, config.input_range)
+        config = replace(config, provenance=known)
     salt = b"" if owner is None else new_seed(32)
     seal = files.seal(tensors, salt)
     saved = Description(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)

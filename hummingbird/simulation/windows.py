@@ -62,7 +62,8 @@ class Windows:
         ]
 
     def plan(self, config: BitConfig) -> list[PlanStep]:
-        """The private net with these windows; ConfigError for those that do not fit, naming the layer."""
+        """The private net with these windows; ConfigError for what does not fit, naming the layer."""
+        builders.check_rows(config, self.steps)
         built, config = dict(self._built), self.order.windows(config)
         for name in self.names:
             old = self._built[name]
@@ -70,6 +71,8 @@ class Windows:
             assert isinstance(layer, Layer)
             layer.comparison = named(self.protocol)(config.window(name))
             built[name] = Built(layer, old.function, old.limit, old.whole)
+        make = builders.builder(self.protocol, config, None)
+        built |= {step.name: make(step) for step in self.steps if step.op in builders.ON_ROWS}
         return Planner(lambda step: built[step.name], self.protocol).plan(self.steps)
 
 

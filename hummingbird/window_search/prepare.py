@@ -10,6 +10,7 @@ The images that choose the windows do not tell their accuracy: others do, for wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def prepare(
     exact = _share(plain == labels)
     held_out: dict[str, Any] = {"images": len(labels), "data": fingerprint(images, labels), "exact_accuracy": exact}
     held_out["accuracy"] = choices[-1].accuracy
-    bits = BitConfig(bits.default, bits.layers, {**bits.provenance, "held_out": held_out}, bits.input_range)
+    bits = replace(bits, provenance={**bits.provenance, "held_out": held_out})
     return Prepared(bits, study.layers, choices, (len(chosen[1]), len(labels)), exact)
 
 

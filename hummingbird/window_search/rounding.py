@@ -121,7 +121,8 @@ class Rounding:
 
 def without_q(config: BitConfig) -> BitConfig:
     """The same windows, whose results keep all bits of fraction."""
-    return BitConfig(replace(config.default, q=0), {name: replace(w, q=0) for name, w in config.layers.items()})
+    layers = {name: replace(w, q=0) for name, w in config.layers.items()}
+    return BitConfig(replace(config.default, q=0), layers, rows=config.rows)
 
 
 def check_knobs(knobs: object) -> None:

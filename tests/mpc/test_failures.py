@@ -182,7 +182,7 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
         "--weights /nowhere/x.pt": "No such file or directory",
         "--bits /nowhere/x.json": "cannot read the bit configuration: No such file",
         unknown: "the bit configuration names ['relu9'], which the net lacks",
-        bits_file(tmp_path, "foreign", version=7): "bit configuration version 7, this release reads versions 1 and 2",
+        bits_file(tmp_path, "foreign", version=7): "bit configuration version 7, this release reads versions 1 to 3",
         bits_file(tmp_path, "order", default={"k": 4, "m": 20}): "window [4:20) has k < m",
         "--window nonsense": "'nonsense' is not a window (at --window)",
         "--window 80:2": "window [80:2) leaves the 64-bit ring",

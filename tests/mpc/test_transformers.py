@@ -123,8 +123,20 @@ def test_images_of_a_transformer_are_computed_one_by_one(name: str) -> None:
 def test_two_parties_give_what_torch_gives_and_foresee_every_bit() -> None:
     found = json.loads(succeed(["-m", "tests.jobs.transformers"], 2)[0].out)
     for name, (net, x) in own.nets().items():
-        wanted, got = logits(net, x), torch.tensor(found[name])
-        assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
+        for case in (name, f"{name}, rows"):
+            wanted, got = logits(net, x), torch.tensor(found[case])
+            assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max()), case
+
+
+@pytest.mark.parametrize("name", own.nets())
+def test_norms_in_a_range_take_three_messages_and_no_lift_before(name: str) -> None:
+    net, x = own.nets()[name]
+    costs = {bits is not None: build(net, bits, example=x).costs(x.shape, 2) for bits in (None, own.rows(net, x))}
+    norms = {told: [step.cost for step in steps if step.op == "norm"] for told, steps in costs.items()}
+    assert {cost.rounds for cost in norms[True]} == {3} and min(cost.rounds for cost in norms[False]) > 10
+    before, after = (sum(step.cost.rounds for step in costs[told]) for told in (False, True))
+    assert before - after > 10 * len(norms[True])
+    assert 3 * sum(cost.bits for cost in norms[True]) < sum(cost.bits for cost in norms[False])
 
 
 TRAINED = {

@@ -16,6 +16,7 @@ from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.poly import Polynomial
 from hummingbird.mpc.correlations.products import RowProducts, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
+from hummingbird.mpc.correlations.rows import LiftedRows
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
@@ -158,10 +159,10 @@ def check_masked(parts, *, count, k, m, tables, ring):
         at += size
 
 
-def check_poly(parts, *, count, name, k, fraction, w, degree, scale, bits):
+def check_poly(parts, *, count, name, k, fraction, w, degree, scale, gain, bits):
     """Every row: the piece of each opened word, moved by the mask's low bits, as fractions rounded once."""
     mask = [value & ((1 << k) - 1) for value in total(parts[0])]
-    m, pieces = k - w, polynomials.pieces(polynomials.Table(name, k, fraction, w, degree, scale)).tolist()
+    m, pieces = k - w, polynomials.pieces(polynomials.Table(name, k, fraction, w, degree, scale, gain)).tolist()
     for power, column in enumerate(parts[1:]):
         modulus = (1 << bits + polynomials.GUARD + power * m) - 1
         found = [value & modulus for value in total(column)]
@@ -228,6 +229,43 @@ def check_lift(parts, *, count, k, ring):
     assert wrapped == [((value >> k) + ((value & low) >> (k - 1))) & above for value in sums]
 
 
+def check_lifted_rows(parts, *, shape, value, factor, sums, product):
+    """Both masks from their summands and carries, and of all forms of both masks the squares and products."""
+
+    def masks(words, carries, k, bits):
+        added = [
+            sum(word & ((1 << k) - 1) for word in column) for column in zip(*(p.tolist() for p in words), strict=True)
+        ]
+        tops = [(value >> k - 1) & 1 for value in added]
+        whole, signs = ([v & ((1 << bits - k) - 1) for v in total(column)] for column in carries)
+        assert whole == [(v >> k) & ((1 << bits - k) - 1) for v in added]
+        assert signs == [(v >> k) + top & ((1 << bits - k) - 1) for v, top in zip(added, tops, strict=True)]
+        return [v & ((1 << k) - 1) for v in added], tops
+
+    rows, length = shape
+    flat = [[share.flatten() for share in column] for column in parts]
+    a, t = masks(flat[0], flat[2:4], value, max(sums, product))
+    b, s = (numbers for numbers in masks(flat[1], flat[4:6], factor, product))
+    squares, turned, whole, top, factor_top, *tops = (total(column) for column in flat[6:])
+    signed_a = [x - (bit << value) for x, bit in zip(a, t, strict=True)]
+    low = (1 << sums) - 1
+    for row in range(rows):
+        places = range(row * length, (row + 1) * length)
+        assert squares[row] & low == sum(a[i] ** 2 for i in places) & low
+        for i in places:
+            assert a[i] ** 2 + (turned[i] << value + 1) & low == signed_a[i] ** 2 & low
+    low = (1 << product) - 1
+    assert len(tops) == (product > value + factor)
+    for i, x in enumerate(a):
+        y, bit = b[i // length], s[i // length]
+        cross = tops[0][i] << value + factor if tops else 0
+        forms = {(0, 0): whole[i], (1, 0): whole[i] - (top[i] << value), (0, 1): whole[i] - (factor_top[i] << factor)}
+        forms[1, 1] = forms[1, 0] + forms[0, 1] - whole[i] + cross
+        for (first, second), found in forms.items():
+            wanted = (signed_a[i] if first else x) * (y - (second * bit << factor))
+            assert found & low == wanted & low
+
+
 CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
 
 
@@ -240,6 +278,8 @@ CASES = [
     (SquarePair((3, 5)), check_square),
     (SquarePair((3, 5), bits=30), check_square),
     (RowProducts((3, 5), bits=54), check_rows),
+    (LiftedRows((3, 5), value=20, factor=18, sums=40, product=36), check_lifted_rows),
+    (LiftedRows((3, 5), value=12, factor=9, sums=27, product=64), check_lifted_rows),
     (WordTriple((2, 3, 4), (3, 4)), check_binary),
     (SharedBit((40,)), check_b2a),
     (Wraps((200,)), check_wraps),
@@ -249,8 +289,8 @@ CASES = [
     (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
     (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
     (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
-    (Polynomial(COUNT, "silu", k=12, fraction=8, w=3, degree=3, scale=8, bits=20), check_poly),
-    (Polynomial(COUNT, "tanh", k=6, fraction=3, w=6, degree=1, scale=10, bits=62), check_poly),
+    (Polynomial(COUNT, "silu", k=12, fraction=8, w=3, degree=3, scale=8, bits=20, gain=polynomials.GAIN), check_poly),
+    (Polynomial(COUNT, "tanh", k=6, fraction=3, w=6, degree=1, scale=10, bits=62, gain=(1 << 16) + 12_345), check_poly),
     (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=3, k=12, m=1, tables=3, ring=64, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=2, k=16, m=8, tables=1, ring=64, squares=1), check_thresholds),

@@ -20,7 +20,7 @@ from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import number, one_of
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.polynomials import DEGREES, FUNCTIONS, WIDEST_OF_ROWS, Table
+from hummingbird.mpc.polynomials import DEGREES, FUNCTIONS, GAIN, WIDEST_OF_ROWS, Table
 
 _AT_ONCE = 1 << 16  # coefficients of one power that the dealer moves at a time: they stay in a core's cache
 
@@ -48,6 +48,7 @@ class Polynomial(Request[PolynomialShares]):
     w: int = number(least=1, most=WIDEST_OF_ROWS)
     degree: int = number(least=DEGREES[0], most=DEGREES[-1])
     scale: int = number(most=40)
+    gain: int = number(least=1, most=GAIN << 1)
     bits: int = number(least=1, most=64)
 
     def check(self) -> None:
@@ -59,7 +60,7 @@ class Polynomial(Request[PolynomialShares]):
     @property
     def table(self) -> Table:
         """The table that is looked up."""
-        return Table(self.name, self.k, self.fraction, self.w, self.degree, self.scale)
+        return Table(self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain)
 
     @property
     def widths(self) -> list[int]:

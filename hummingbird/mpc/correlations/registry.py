@@ -13,12 +13,13 @@ from hummingbird.mpc.correlations.poly import Polynomial
 from hummingbird.mpc.correlations.products import FixedMask, FixedTriple, RowProducts, SquarePair, Triple
 from hummingbird.mpc.correlations.provider import SharedBit, WordTriple, Wraps
 from hummingbird.mpc.correlations.request import Request
+from hummingbird.mpc.correlations.rows import LiftedRows
 from hummingbird.mpc.correlations.thresholds import MaskedThresholds
 from hummingbird.mpc.correlations.truncation import Division, Selection, Truncation
 
 _ALL: tuple[type[Request[Any]], ...] = (
     *(MaskedOpening, MaskedThresholds, Polynomial, And, PrivateAnd, AndPair, Selection, Truncation, Division, Lifting),
-    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, WordTriple, SharedBit, Wraps),
+    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, LiftedRows, WordTriple, SharedBit, Wraps),
 )
 KINDS = {found.kind: found for found in _ALL}
 

@@ -45,7 +45,8 @@ def evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: in
 
 def _evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
     count = share.numel()
-    request = Polynomial(count, table.name, table.k, table.fraction, table.w, table.degree, table.scale, bits)
+    sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain
+    request = Polynomial(count, table.name, *sizes, bits)
     material = session.correlation(request)
     mine = kernels.mask_words(share, material.mask, scale - table.fraction, table.k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]

@@ -13,7 +13,7 @@ from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares, moved
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.polynomials import ACTIVATIONS, FUNCTIONS, Table, choose, fit_error
+from hummingbird.mpc.polynomials import ACTIVATIONS, FUNCTIONS, GAIN, Table, choose, fit_error
 from hummingbird.mpc.protocols import poly
 from hummingbird.mpc.session import Session
 from hummingbird.wire import meter
@@ -244,7 +244,17 @@ def test_the_plaintext_rule_is_that_of_the_protocol(name: str) -> None:
 
 
 def test_a_request_of_another_process_is_checked() -> None:
-    good = {"count": 5, "name": "silu", "k": 15, "fraction": 10, "w": 6, "degree": 3, "scale": 10, "bits": 34}
+    good = {
+        "count": 5,
+        "name": "silu",
+        "k": 15,
+        "fraction": 10,
+        "w": 6,
+        "degree": 3,
+        "scale": 10,
+        "gain": GAIN,
+        "bits": 34,
+    }
     assert Polynomial(**good).correction_bits == 5 * 64 * (36 + 45 + 54 + 63)  # type: ignore[arg-type]
     for change in (
         {"name": "exit"},
@@ -254,6 +264,8 @@ def test_a_request_of_another_process_is_checked() -> None:
         {"k": 5},
         {"k": 63},
         {"bits": 36},
+        {"gain": 0},
+        {"gain": (GAIN << 1) + 1},
         {"count": -1},
     ):
         with pytest.raises(Exception, match="poly"):
