@@ -121,7 +121,7 @@ def test_bytes_of_digits_fall_and_its_answers_stay(study: Study, budget: str | N
     assert config.provenance["agreement"] == study.evaluator.full(config).answers
     assert told["kept_without"] == plain.provenance["agreement"]
     assert config.provenance["agreement"] >= (plain.provenance.get("uniform") or {"accuracy": 1.0})["accuracy"]
-    assert BitConfig.from_json(config.to_json()) == config and '"version": 2' in config.to_json()
+    assert BitConfig.from_json(config.to_json()) == config and '"version": 3' in config.to_json()
     # Other images, other noise, another seed: of 256 answers of 80 %, 2 in 100 are less than one standard error.
     _, images, labels = digits(seed=7)
     right = []
