@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hummingbird.saving import load, load_net, save
     from hummingbird.serving.client import Client
     from hummingbird.serving.serve import serve
+    from hummingbird.simulation.row_ranges import find_rows
     from hummingbird.simulation.simulate import simulate
     from hummingbird.window_search import search_bits
     from hummingbird.window_search.prepare import prepare
@@ -41,6 +42,7 @@ _HOMES = {
     "convert_model": "convert",
     "cryptensor": "mpc.sharing",
     "estimate": "report",
+    "find_rows": "simulation.row_ranges",
     "init": "mpc.launch",
     "launch": "launching.launch",
     "load": "saving",
@@ -65,6 +67,7 @@ __all__ = [
     "convert_model",
     "cryptensor",
     "estimate",
+    "find_rows",
     "init",
     "launch",
     "load",

@@ -28,6 +28,7 @@ from hummingbird.commands.searching import check_states, interrupted, online, st
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
 from hummingbird.errors import ConfigError
 from hummingbird.hybrid import make_plan, prices
+from hummingbird.simulation.row_ranges import find_rows
 from hummingbird.table import text_table
 from hummingbird.window_search import Objective
 from hummingbird.window_search.bars import find_windows, shown
@@ -84,6 +85,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cut",
         action="store_true",
         help="windows for gc-server, two parties without a dealer: scored by its whole numbers; needs a budget of bits",
+    )
+    parser.add_argument(
+        "--rows",
+        action="store_true",
+        help="write what the rows of softmaxes and norms were on these images, and a quarter more: both then cost a "
+        "fraction, and a row beyond is noise (docs/bit-config.md)",
     )
     add_search_arguments(parser)
     group = parser.add_argument_group("budget")
@@ -180,6 +187,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
     if args.cut and args.knobs:
         hint = "leave out one of them: two parties without a dealer take windows without q"
         raise ConfigError(f"--knobs {args.knobs} with --cut", where="--knobs", hint=hint)
+    if args.cut and args.rows:
+        raise ConfigError("--rows with --cut", where="--rows", hint="leave out one of them: gc-server takes no rows")
     agree_on(args)
     state = state_of(args.out)
     if ranks.first():
@@ -207,6 +216,8 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str) -> 
         raise
     if not ranks.first():
         return
+    if args.rows:
+        config = config.with_rows(find_rows(subject.net, subject.images))
     write_together({args.out: config.to_json().encode()})
     state.unlink()
     if args.plot:

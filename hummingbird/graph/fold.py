@@ -1,8 +1,12 @@
-"""Batch norm at inference is y = s x + t per channel, s = gamma / sqrt(var + eps), t = beta - s mean.
+"""Scales and shifts become new weights of the linear layers beside them.
 
-After a convolution or linear layer W x + b that nothing else reads, it is that layer with weight s W and bias s b + t
-(Jacob et al. 2018, section 3.2). The arithmetic is float64, one correctly rounded IEEE 754 operation at a time: every
-machine gets the same float32 weights.
+Batch norm at inference is y = s x + t per channel, s = gamma / sqrt(var + eps), t = beta - s mean. After a convolution or
+linear layer W x + b that nothing else reads, it is that layer with weight s W and bias s b + t (Jacob et al. 2018,
+section 3.2). A layer norm ends with s x + t for each of the last dimension's values: a linear layer W (s x + t) + b that
+reads it is that layer with weight W s and bias W t + b, and takes the norm's own result.
+
+The arithmetic is float64, one correctly rounded IEEE 754 operation at a time: every machine gets the same float32
+weights.
 """
 
 from __future__ import annotations
@@ -20,10 +24,43 @@ from hummingbird.graph.steps import Step, compact, refs
 
 
 def fold(steps: Sequence[Step]) -> list[Step]:
-    """Replace every "batch_norm" by new weights of the layer before it, or by an "affine" step.
+    """Replace every "batch_norm" by new weights of the layer before it, or by an "affine" step, and let linear layers
+    behind a "scale_last" have its numbers in their own.
 
-    A norm is folded if the layer before has no other reader and neither module is called twice.
+    A batch norm is folded if the layer before has no other reader and neither module is called twice.
     """
+    return compact(_scaled_inside(_batch_norms(steps)))
+
+
+def _scaled_inside(steps: list[Step]) -> list[Step]:
+    """Linear layers read what a "scale_last" reads; it stays where something else reads it too."""
+    for index, step in enumerate(steps):
+        if step.op != "linear" or (before := steps[step.inputs[0].index]).op != "scale_last":
+            continue
+        if before.attrs["scale"].shape == step.attrs["weight"].shape[1:]:
+            steps[index] = replace(step, inputs=before.inputs, attrs=step.attrs | _with_scale(step, before))
+    return steps
+
+
+def _with_scale(step: Step, before: Step) -> dict[str, Tensor]:
+    weight, bias = step.attrs["weight"].double(), step.attrs["bias"]
+    moved = _sums(weight * before.attrs["shift"].double())
+    found = {
+        "weight": weight * before.attrs["scale"].double(),
+        "bias": moved if bias is None else moved + bias.double(),
+    }
+    return {name: value.to(step.attrs["weight"].dtype) for name, value in found.items()}
+
+
+def _sums(rows: Tensor) -> Tensor:
+    """The sum of every row by halves: torch's own adds in an order that differs from machine to machine."""
+    while rows.shape[1] > 1:
+        odd = rows[:, -1:] if rows.shape[1] % 2 else rows[:, :0]
+        rows = torch.cat([rows[:, : rows.shape[1] // 2 * 2 : 2] + rows[:, 1::2], odd], 1)
+    return rows[:, 0]
+
+
+def _batch_norms(steps: Sequence[Step]) -> list[Step]:
     steps = compact(steps)
     known = ranks(steps)
     readers = Counter(ref.index for step in steps for ref in refs(step.inputs))

@@ -28,6 +28,9 @@ class MatMul(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return FLOOR
 
+    def weight_scale(self, later: int) -> int:
+        return later
+
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Both as stacks of matrices."""
         return x, y
@@ -106,6 +109,9 @@ class RootScale(Layer):
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0] + self.fraction
+
+    def weight_scale(self, later: int) -> int:
+        return later
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hummingbird.bits import EXACT, BitConfig, Rows
 from hummingbird.graph import OPS, Step
 from hummingbird.mpc import activations as act
-from hummingbird.mpc import smooth, splines
+from hummingbird.mpc import smooth, softmax_in_range, splines
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
@@ -28,6 +28,7 @@ from hummingbird.mpc.resizing import Resize
 from hummingbird.mpc.rounding_plan import Built
 from hummingbird.mpc.selecting import Abs, Bounded, Greater, Larger
 from hummingbird.mpc.softmax import Argmax, LogSoftmax, Softmax
+from hummingbird.mpc.softmax_in_range import SoftmaxInRange
 from hummingbird.mpc.tables import Embedding, SharePublic
 from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.ring import SCALE
@@ -103,6 +104,12 @@ def _scale_last(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
     return Norm(step.attrs, comparison.wider(EXACT, 64), rows)  # windows are for values; these are sums of squares
+
+
+def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
+    if rows is None or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
+        return Softmax(step.attrs["dim"], comparison, rows)
+    return SoftmaxInRange(step.attrs["dim"], comparison, rows)
 
 
 def _sum(step: Step, comparison: Comparison, owner: int | None) -> Layer:
@@ -187,7 +194,7 @@ def _pad(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 # The ops that may be told what their rows are (`BitConfig.rows`): (step, comparison, rows) -> layer
 ON_ROWS: dict[str, Callable[[Step, Comparison, Rows | None], Layer]] = {
-    "softmax": lambda step, comparison, rows: Softmax(step.attrs["dim"], comparison, rows),
+    "softmax": _softmax,
     "norm": _norm,
 }
 

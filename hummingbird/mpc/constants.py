@@ -42,6 +42,9 @@ class Scale(Layer):
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] + self.growth
 
+    def weight_scale(self, later: int) -> int:
+        return later
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x) if self.integer == 1 else share_of(x) * self.integer
         return from_share(share, scale_of(x) + self.fraction)

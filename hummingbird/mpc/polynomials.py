@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hummingbird.ring import SCALE
 
-GAIN = 1 << SCALE  # of results that are the function's own
+GAIN = 1 << SCALE  # of results, and of values, that are the function's own
 GUARD = 2  # bits of a coefficient below the result's last one
 WIDEST = 8  # bits of z that choose a piece: at most 256 pieces
 WIDEST_OF_ROWS = 12  # the same where there is one value for a row of many
@@ -60,6 +60,7 @@ ACTIVATIONS = {
 
 # Tables reach as far to the left of 0 as to the right: these functions are moved, so that what is needed of them does.
 EXP_AT = 6.5  # "exp" is e^(x - this)
+POWER_TO = 13.0  # "power" is e^x up to this
 ROOT_AT = 0.5  # "root" is (x + this)^(-1/2)
 _FLAT = (
     7 / 8
@@ -84,6 +85,10 @@ def _exp(x: Tensor) -> Tensor:
     return (x - EXP_AT).exp()
 
 
+def _power(x: Tensor) -> Tensor:
+    return x.clamp(max=POWER_TO + 1).exp()  # no value comes from beyond, where coefficients would grow
+
+
 def _reciprocal(span: int, x: Tensor) -> Tensor:
     return (x + reciprocal_at(span)).clamp(min=0.5).reciprocal()
 
@@ -97,6 +102,7 @@ def _root(spread: int, at: float, x: Tensor) -> Tensor:
 FUNCTIONS: dict[str, Function] = {
     **ACTIVATIONS,
     "exp": Function(_exp, 5.0),
+    "power": Function(_power, math.exp(POWER_TO)),
     "root": Function(functools.partial(_root, 2, ROOT_AT), 22.0),
     **{f"root-{n}": Function(functools.partial(_root, n, root_at(n)), 2.8 * 2.0 ** (1.5 * n)) for n in SPREADS},
     **{f"reciprocal-{span}": Function(functools.partial(_reciprocal, span), 1.01) for span in SPANS},
@@ -107,7 +113,7 @@ FUNCTIONS: dict[str, Function] = {
 class Table:
     """A function as 2^w polynomials of `degree` in z, which has k bits, `fraction` of them of fraction.
 
-    Results have `scale` bits of fraction, and are the function's times gain / GAIN.
+    Results have `scale` bits of fraction, and are gain / GAIN times the function's of x stretch / GAIN.
     """
 
     name: str
@@ -117,10 +123,11 @@ class Table:
     degree: int
     scale: int
     gain: int = GAIN
+    stretch: int = GAIN
 
     def of(self, x: Tensor) -> Tensor:
-        """The function that the table is of, times gain."""
-        return FUNCTIONS[self.name].of(x) * (self.gain / GAIN)
+        """The function that the table is of, gain and stretch included."""
+        return FUNCTIONS[self.name].of(x * (self.stretch / GAIN)) * (self.gain / GAIN)
 
     @property
     def m(self) -> int:
@@ -152,7 +159,7 @@ class Table:
         Every party rounds its share of z by half a unit, and its share of the result; a coefficient is rounded twice,
         each time by half a unit, as it is fitted and when the mask moves it.
         """
-        slope, unit = FUNCTIONS[self.name].slope * self.gain / GAIN, 2.0**-self.scale
+        slope, unit = FUNCTIONS[self.name].slope * (self.gain / GAIN) * (self.stretch / GAIN), 2.0**-self.scale
         rounded = parties / 2 * (slope * 2.0**-self.fraction + unit)
         return rounded + (self.degree + 1) * unit / 2**GUARD + fit_error(self, self.most)
 
@@ -223,18 +230,20 @@ def choose(
     least: float | None = None,
     widest: int = WIDEST,
     gain: int = GAIN,
+    stretch: int = GAIN,
 ) -> Table | None:
     """The table of the fewest bits for |x| <= most whose results are right in `integers` bits before the point, sign
     included; None if there is none.
 
     scale: bits of fraction of results; as many as x has if not given. allowed: what its pieces may err by (`fit_error`
     with `least`); half a unit of the result if not given, 2^-(scale + 1). widest: bits that may choose a piece.
-    gain: as in `Table`.
+    gain, stretch: as in `Table`.
     """
     scale = fraction if scale is None else scale
     allowed = 2.0 ** -(scale + 1) if allowed is None else allowed
     k = next(k for k in range(widest, 62) if Table(name, k, fraction, widest, 1, scale).most >= most)
-    tables = (Table(name, k, fraction, w, degree, scale, gain) for w in range(2, widest + 1) for degree in DEGREES)
+    sizes = ((w, degree) for w in range(2, widest + 1) for degree in DEGREES)
+    tables = (Table(name, k, fraction, w, degree, scale, gain, stretch) for w, degree in sizes)
     bits = {table: table.widths(integers + scale) for table in tables if table.most >= most}
     good = (table for table in sorted(bits, key=lambda table: sum(bits[table]) << table.w) if bits[table][-1] <= 64)
     return next((table for table in good if fit_error(table, most, least) <= allowed), None)

@@ -147,7 +147,7 @@ class Planner:
         """The cheapest form of the inputs that leaves the result as many integer bits as are read of it."""
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
-        for form in _FORMS if self.rounds_shares else ("as it is", "whole"):
+        for form in self._forms(step, built):
             given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
             if not all(scale <= built.limit and (low == 64 or not built.whole) for scale, low in given):
                 continue
@@ -172,6 +172,12 @@ class Planner:
             where=step.name,
             hint="use larger constants: multiply them by a power of two, and the opened result by its inverse",
         )
+
+    def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
+        """The forms to try, the cheapest first: opened ones cost nothing more where another step has them already."""
+        forms = _FORMS if self.rounds_shares else ("as it is", "whole")
+        opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole")[0]) for ref in refs(step.inputs)]
+        return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
     def _result(self, step: Step, built: Built, form: str) -> tuple[int, int]:
         """Scale and valid bits of a step's result; tells a comparing layer how many its inputs have, and checks."""

@@ -34,9 +34,9 @@ class Softmax(Comparing):
     fraction = splines.RECIPROCAL_FRACTION
     opens_sum = False
 
-    def __init__(self, dim: int, comparison: Comparison, rows: Rows | None = None) -> None:
+    def __init__(self, dim: int, comparison: Comparison, told: Rows | None = None) -> None:
         super().__init__(comparison)
-        self.dim, self.rows = dim, rows
+        self.dim, self.told = dim, told
 
     @property
     def _clamping(self) -> Comparison:
@@ -59,6 +59,9 @@ class Softmax(Comparing):
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] if self.comparison.drops else 1
+
+    def label(self) -> str:
+        return super().label() + ("" if self.told is None else f", no table for rows in {self.told}")
 
     def tables(self, length: int) -> Tables | None:
         """The tables for rows of so many places; None where they are splines."""

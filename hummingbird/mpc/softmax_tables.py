@@ -62,7 +62,7 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
     size = math.ceil(math.log2(most))
     scale, fine = max(SCALE, _GUARD + (length - 1).bit_length()), max(SCALE, _SUM_GUARD + size)
     lifted = max(SCALE + _SIZE, fine + 1) + MARGIN
-    found = _reciprocal(most, fine, lifted)
+    found = reciprocal(most, fine, lifted)
     if found is None:
         return None
     inverse, span = found
@@ -71,7 +71,7 @@ def tables(length: int, missed: float, opened: bool = False) -> Tables | None:
     return None if exp is None else Tables(exp, bits, inverse, reciprocal_at(span), lifted)
 
 
-def _reciprocal(most: float, scale: int, bits: int) -> tuple[Table, int] | None:
+def reciprocal(most: float, scale: int, bits: int) -> tuple[Table, int] | None:
     """The table of 1/x on [1 - 2^-8, most], right in so many bits, and its span."""
     for span in SPANS:
         middle = reciprocal_at(span)

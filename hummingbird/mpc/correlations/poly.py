@@ -49,6 +49,7 @@ class Polynomial(Request[PolynomialShares]):
     degree: int = number(least=DEGREES[0], most=DEGREES[-1])
     scale: int = number(most=40)
     gain: int = number(least=1, most=GAIN << 1)
+    stretch: int = number(least=1, most=GAIN << 1)
     bits: int = number(least=1, most=64)
 
     def check(self) -> None:
@@ -60,7 +61,7 @@ class Polynomial(Request[PolynomialShares]):
     @property
     def table(self) -> Table:
         """The table that is looked up."""
-        return Table(self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain)
+        return Table(self.name, self.k, self.fraction, self.w, self.degree, self.scale, self.gain, self.stretch)
 
     @property
     def widths(self) -> list[int]:

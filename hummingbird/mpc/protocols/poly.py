@@ -45,7 +45,7 @@ def evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: in
 
 def _evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
     count = share.numel()
-    sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain
+    sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain, table.stretch
     request = Polynomial(count, table.name, *sizes, bits)
     material = session.correlation(request)
     mine = kernels.mask_words(share, material.mask, scale - table.fraction, table.k)

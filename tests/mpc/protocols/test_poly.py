@@ -253,6 +253,7 @@ def test_a_request_of_another_process_is_checked() -> None:
         "degree": 3,
         "scale": 10,
         "gain": GAIN,
+        "stretch": GAIN,
         "bits": 34,
     }
     assert Polynomial(**good).correction_bits == 5 * 64 * (36 + 45 + 54 + 63)  # type: ignore[arg-type]
@@ -266,6 +267,8 @@ def test_a_request_of_another_process_is_checked() -> None:
         {"bits": 36},
         {"gain": 0},
         {"gain": (GAIN << 1) + 1},
+        {"stretch": 0},
+        {"stretch": (GAIN << 1) + 1},
         {"count": -1},
     ):
         with pytest.raises(Exception, match="poly"):

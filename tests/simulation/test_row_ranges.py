@@ -1,0 +1,76 @@
+"""Ranges of rows that are seen on inputs: they hold what was seen, with headroom, and serve private inference."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hummingbird
+from hummingbird.bits import BitConfig
+from hummingbird.errors import ConfigError, InputError
+from tests.jobs import transformers as own
+
+
+def test_what_was_seen_is_within_by_the_headroom() -> None:
+    net = nn.Sequential(nn.LayerNorm(8), nn.Softmax(-1)).eval()
+    torch.manual_seed(0)
+    x = torch.randn(50, 8) * torch.linspace(0.5, 2, 50).unsqueeze(1)
+    variance = x.double().var(1, unbiased=False) + 1e-5
+    normed = torch.nn.functional.layer_norm(x, (8,)).double()
+    c = normed - normed.mean(1, keepdim=True)
+    for headroom in (0.0, 0.25, 1.0):
+        more = 1 + headroom
+        found = hummingbird.find_rows(net, x, headroom=headroom, batch=7)
+        norm, softmax = found["0.norm"], found["1"]
+        assert norm.least == pytest.approx(float(variance.min()) / more**2, rel=1e-5)
+        assert norm.most == pytest.approx(float(variance.max()) * more**2, rel=1e-5)
+        assert softmax.least == pytest.approx(float(c.min()) * more, rel=1e-5)
+        assert softmax.most == pytest.approx(float(c.max()) * more, rel=1e-5)
+        assert softmax.sum == pytest.approx(float((more * c).exp().mean(1).max()), rel=1e-5)
+
+
+def test_rows_of_equal_values_have_a_range() -> None:
+    (found,) = hummingbird.find_rows(nn.Sequential(nn.Softmax(-1)).eval(), torch.ones(3, 4)).values()
+    assert found.least < 0 < found.most and found.sum == 1.0
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_rows_seen_on_other_inputs_serve_a_transformer(name: str) -> None:
+    """Nothing leaves its range, answers are torch's, and a call costs a part of the rounds."""
+    net, x = own.nets()[name]
+    torch.manual_seed(5)
+    seen = x + 0.02 * x.std() * torch.randn(4, *x.shape)
+    config = BitConfig(rows=hummingbird.find_rows(net, seen.flatten(0, 1)))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        fast = hummingbird.simulate(net, config, example=x)(x)
+    exact = hummingbird.simulate(net, config, mode="exact", seed=1, example=x)(x)
+    with torch.no_grad():
+        wanted = net(x)
+    for got in (fast, exact):
+        assert float((got - wanted).abs().max()) <= 2.0**-7 * float(wanted.abs().max())
+    rounds = [hummingbird.estimate(net, tuple(x.shape), bits).rounds for bits in (None, config)]
+    assert rounds[1] < rounds[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "error", "what"),
+    [
+        (torch.ones(0, 4), {}, InputError, "no images"),
+        (torch.full((1, 4), float("nan")), {}, InputError, "NaN"),
+        (torch.ones(1, 4), {"headroom": -0.1}, ConfigError, "headroom=-0.1"),
+        (torch.ones(1, 4), {"headroom": "much"}, ConfigError, "headroom='much'"),
+        (torch.ones(1, 4), {"batch": 0}, ConfigError, "0 images at a time"),
+    ],
+)
+def test_bad_input_is_told(x: Tensor, options: dict[str, Any], error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        hummingbird.find_rows(nn.Sequential(nn.Softmax(-1)).eval(), x, **options)
+
+
+def test_a_net_without_such_layers_has_no_rows() -> None:
+    assert hummingbird.find_rows(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)) == {}
