@@ -272,8 +272,8 @@ def opened_rows(n: int, rows: int, parties: int, bits: int) -> Cost:
 
 
 def lifted_product(left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int) -> Cost:
-    """A product mod 2^bits of operands with these numbers of elements, lifted as they are opened, in `value` and `factor`
-    bits (protocols/lifted_product.py): 1 round.
+    """A product mod 2^bits of operands with these numbers of elements, lifted as they are opened, in `value` and
+    `factor` bits (protocols/lifted_product.py): 1 round.
     """
     offline = 2 * packed(left * (bits - value)) + _masks_of_products(right, out, value, factor, bits)
     return opening(parties, packed(left * value) + packed(right * factor), 8 * offline)
