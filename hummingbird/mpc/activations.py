@@ -38,6 +38,9 @@ class ReLU(Comparing):
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         return n.relu(x)
 
+    def grain(self) -> int:
+        return self.comparison.window.q if self.comparison.takes_rounded_shares and not self.comparison.drops else 0
+
 
 class LeakyReLU(Comparing):
     """x for x >= 0, slope * x below; the price of a ReLU."""

@@ -106,6 +106,12 @@ class Arithmetic(ABC):
         """
 
     @abstractmethod
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        """x with `shift` fewer bits of fraction, times y, with broadcasting, both known to be small: opened in so many
+        bits, two of them above their magnitudes. Of shares of the result `bits` low bits are read.
+        """
+
+    @abstractmethod
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         """x (x + shift) for a public shift and x at rest: a product for the price of a square."""
 
@@ -189,6 +195,9 @@ class Reals(Arithmetic):
 
     def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         return self.opened_rows(x, widths.product)
+
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        return x * y
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return x * (x + shift)

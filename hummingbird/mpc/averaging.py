@@ -17,7 +17,9 @@ from hummingbird.errors import InputError
 from hummingbird.graph.pooling import equal_windows
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.constants import Scale
-from hummingbird.mpc.layer import FLOOR, Layer, Spec, room
+from hummingbird.mpc.layer import FLOOR, Layer, Spec, held, room
+from hummingbird.mpc.protocols.lift import lift
+from hummingbird.ring import SCALE
 
 
 def sums_by_halves(x: Tensor, pool: Callable[[Tensor], Tensor]) -> Tensor:
@@ -96,21 +98,56 @@ class AvgPool(Layer):
 
 
 class _Averaging(Layer):
-    """Base of means over as many places as the input has, known when it comes: a sum times an encoded reciprocal."""
+    """Base of means over as many places as the input has, known when it comes: a sum times an encoded reciprocal.
+
+    A reciprocal takes 26 of the input's integer bits. Where the input has fewer, or too large a scale, sums are lifted
+    (`lifts_sums`), which takes a round and 16 bits of fraction for a sum, those of the input's bound, and those of the
+    number of places: 2^18 at most, and no fewer than 2^16.
+    """
 
     input_limit = 24
+    adds_up = True
     fraction = room(FLOOR)  # the most that leaves room for 2^20: exact for 2^j places, j <= 26, else up to 2^18
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + self.fraction
+        return self.fraction + (SCALE if self.lifts_sums else scales[0])
+
+    @property
+    def _spread(self) -> int:
+        """log2 of the largest number of places that sums are lifted for: the input's integer bits hold their sum."""
+        x = self.given[0]
+        return min(_MOST_PLACES, x.valid - x.scale - held(x.bound))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """Of sums: bits of fraction that are not opened, bits that are, bits that are read of these, and how many of
+        the first are zero in every share.
+        """
+        x = self.given[0]
+        up = max(0, SCALE - (x.scale - x.grain))
+        k = SCALE - up + held(x.bound) + self._spread
+        return x.scale - SCALE + up, k, max(k, self.read - up), up
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        if not self.lifts_sums:
+            return valid[0]
+        return 64 if self._spread >= _FEWEST_PLACES else 0
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return scales[0] + held(self.given[0].bound) + self._spread if self.lifts_sums else later
+
+    def constants(self) -> tuple[int, ...]:
+        return self._sizes if self.lifts_sums else ()
 
     def reciprocal(self, places: int) -> int:
         """1 / places in the ring; InputError where it would be rounded by more than 2^-8 of itself."""
         number = torch.tensor([1 / max(1, places)], dtype=torch.float64)
+        hint = "average in two steps, or over a power of two"
+        if self.lifts_sums and places > 1 << self._spread:
+            raise InputError(f"a mean over {places} values, and sums of 2^{self._spread} are lifted", hint=hint)
         try:
             ring.fraction(number, self.fraction)
         except InputError:
-            hint = "average in two steps, or over a power of two"
             raise InputError(f"1/{places}, of a mean over {places} values, is too small", hint=hint) from None
         return int(ring.encode(number, self.fraction))
 
@@ -118,9 +155,29 @@ class _Averaging(Layer):
         """How many values of an input of this shape make one of the result."""
         raise NotImplementedError
 
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums over the places mod 2^64."""
+        raise NotImplementedError
+
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
-        self.reciprocal(self.places(inputs[0].shape))  # says at once if it cannot
-        return cost.FREE
+        places = self.places(inputs[0].shape)
+        self.reciprocal(places)  # says at once if it cannot
+        if not self.lifts_sums:
+            return cost.FREE
+        _, k, bits, _ = self._sizes
+        return cost.lift(inputs[0].numel // max(1, places), k, bits, parties)
+
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        share = share_of(x)
+        total, scale = self.sums(share), scale_of(x)
+        if self.lifts_sums:
+            *sizes, up = self._sizes
+            total, scale = lift(self.session(), total.reshape(-1), *sizes).view(total.shape) << up, SCALE
+        return from_share(total * self.reciprocal(self.places(share.shape)), scale + self.fraction)
+
+
+_MOST_PLACES = 18  # log2, as many as all reciprocals are for
+_FEWEST_PLACES = 16  # 256 x 256: a lift for no more would be in the way of large images
 
 
 class AdaptiveAvgPool(_Averaging):
@@ -133,11 +190,9 @@ class AdaptiveAvgPool(_Averaging):
     def places(self, shape: Sequence[int]) -> int:
         return math.prod(equal_windows(shape, self.output_size))
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        kernel = equal_windows(share.shape, self.output_size)
-        total = AvgPool(kernel, kernel, [0] * len(kernel)).sums(share)
-        return from_share(total * self.reciprocal(math.prod(kernel)), self.out_scale([scale_of(x)]))
+    def sums(self, x: Tensor) -> Tensor:
+        kernel = equal_windows(x.shape, self.output_size)
+        return AvgPool(kernel, kernel, [0] * len(kernel)).sums(x)
 
     def label(self) -> str:
         return f"{tuple(self.output_size)}"
@@ -153,10 +208,8 @@ class Mean(_Averaging):
     def places(self, shape: Sequence[int]) -> int:
         return math.prod(shape if self.dims is None else [shape[dim] for dim in self.dims])
 
-    def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        total = share.sum() if self.dims is None else share.sum(tuple(self.dims), keepdim=self.keepdim)
-        return from_share(total * self.reciprocal(self.places(share.shape)), self.out_scale([scale_of(x)]))
+    def sums(self, x: Tensor) -> Tensor:
+        return x.sum() if self.dims is None else x.sum(tuple(self.dims), keepdim=self.keepdim)
 
     def label(self) -> str:
         return "over everything" if self.dims is None else f"over {tuple(self.dims)}"

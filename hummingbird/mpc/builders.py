@@ -134,7 +134,7 @@ def _sub(step: Step, comparison: Comparison, owner: int | None) -> Layer:
 
 def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     if "value" not in step.attrs:
-        return Multiply()
+        return Multiply(comparison.takes_rounded_shares)
     factor, its = _constant(step), _owner(step, owner)
     if factor.numel() != 1 or its is not None:
         return Linear("mul", factor, None, {}, its, last=True)

@@ -18,10 +18,11 @@ from hummingbird.mpc.correlations.rows import Widths
 from hummingbird.mpc.division import divide
 from hummingbird.mpc.layer import MARGIN, MAX_SCALE, Layer, Spec
 from hummingbird.mpc.polynomials import Table
-from hummingbird.mpc.protocols import beaver, poly
+from hummingbird.mpc.protocols import beaver, lifted_product, poly
 from hummingbird.mpc.protocols.beaver import OpenedRows
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.protocols.lift import lift
+from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.protocols.rows import RowOpening
 from hummingbird.mpc.protocols.weight_mask import FixedWeight
 from hummingbird.mpc.session import Session
@@ -80,6 +81,10 @@ class Shares(Arithmetic):
     def lifted_rows(self, x: Tensor, shift: int, widths: Widths) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         rows = RowOpening(self.session, x, shift, widths)
         return rows.squares(), rows.times
+
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        value, factor = widths
+        return lifted_product.product(self.session, Operand(x, shift, value), Operand(y, 0, factor), bits)
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         return beaver.square(self.session, x) + x * int(ring.encode(torch.tensor(shift, dtype=torch.float64)))
@@ -179,6 +184,11 @@ class Prices(Arithmetic):
         out = x.sum(-1, keepdim=True)
         self._paid.append(cost.lifted_rows(x.numel(), out.numel(), *widths, self.parties))
         return out, lambda factors: x * factors
+
+    def lifted_product(self, x: Tensor, shift: int, y: Tensor, widths: tuple[int, int], bits: int) -> Tensor:
+        out = x * y
+        self._paid.append(cost.lifted_product(x.numel(), y.numel(), out.numel(), *widths, bits, self.parties))
+        return out
 
     def shifted_square(self, x: Tensor, shift: float) -> Tensor:
         self._paid.append(cost.square(x.numel(), self.parties))

@@ -53,6 +53,17 @@ class Spec(NamedTuple):
         return torch.Size(self.shape).numel()
 
 
+class Given(NamedTuple):
+    """What the planner knows of an input: its bits of fraction, how many low bits of its shares are right, how many of
+    the lowest are zero in every share, and log2 of how large it can be.
+    """
+
+    scale: int
+    valid: int
+    grain: int
+    bound: int
+
+
 class Layer(nn.Module):
     """Base of the private layers. `forward` takes and gives CrypTen tensors."""
 
@@ -60,8 +71,11 @@ class Layer(nn.Module):
     whole_ring = False  # whether it opens what it has compared, so that its comparisons must lift to 64 bits
     whole_input = False  # whether all 64 bits of its inputs' shares must be right
     input_limit = SCALE
+    adds_up = False  # whether it can lift sums of its inputs, which are fewer, so that its inputs need no lift
+    lifts_sums = False  # set by the planner: whether it does
     read = 64  # set by the planner: how many low bits of the result's shares count; those above may be anything
     scales: tuple[int, ...] = ()  # set by the planner: those of its inputs
+    given: tuple[Given, ...] = ()  # set by the planner: its inputs, as they come, before it asks for anything below
     range = FLOOR  # set by the planner: the layer is right for values below 2^range, of its result or, with a window,
     # of what it compares
 
@@ -76,6 +90,10 @@ class Layer(nn.Module):
     def needs(self, scales: Sequence[int], later: int) -> int:
         """How many low bits of the inputs' shares count, if `later` ones of the result's do."""
         return later
+
+    def grain(self) -> int:
+        """How many of the lowest bits of the result are zero in every party's share."""
+        return 0
 
     def bound(self, bounds: Sequence[int]) -> int:
         """log2 of how large the result can be, if the inputs stay below 2^bounds.
@@ -148,6 +166,9 @@ class LocalRescale(Layer):
     def needs(self, scales: Sequence[int], later: int) -> int:
         return min(64, later + scales[0] - SCALE)
 
+    def grain(self) -> int:
+        return max(0, self.given[0].grain - (self.given[0].scale - SCALE))
+
     def forward(self, x: MPCTensor) -> MPCTensor:
         shift = scale_of(x) - SCALE
         return from_share((share_of(x) + (1 << shift >> 1)) >> shift)
@@ -155,7 +176,8 @@ class LocalRescale(Layer):
 
 class Lift(Layer):
     """x at any scale, of whose shares the `low` lowest bits are looked at, to scale 2^target and the whole ring, for
-    |x| < 2^(low - 2) in the ring: low bits less those of fraction that are cut, and one round.
+    |x| < 2^(low - 2) in the ring: low bits less those of fraction that are cut, or are zero in every share, and one
+    round.
     """
 
     input_limit = 62
@@ -176,23 +198,31 @@ class Lift(Layer):
     def needs(self, scales: Sequence[int], later: int) -> int:
         return self.low
 
+    def grain(self) -> int:
+        return self._up(self.given[0].scale)
+
     def constants(self) -> tuple[int, ...]:
-        return (self.low,)
+        return self.low, self.grain()
+
+    def _up(self, scale: int) -> int:
+        """Lowest bits that are zero in every share, beside those that are cut."""
+        return max(0, self.given[0].grain - (scale - self.target)) if self.given else 0
 
     def _sizes(self, scale: int) -> tuple[int, int, int]:
-        """Bits of fraction to cut, bits to open, and bits of the result that are read."""
-        k = self.low - (scale - self.target)
-        return scale - self.target, k, max(k, self.read)
+        """Bits of fraction that are not opened, bits to open, and bits of what was opened that are read."""
+        up = self._up(scale)
+        shift = scale - self.target + up
+        k = self.low - shift
+        return shift, k, max(k, self.read - up)
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         _, k, ring = self._sizes(inputs[0].scale)
         return cost.lift(inputs[0].numel, k, ring, parties)
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        share = share_of(x)
-        return from_share(
-            lift(self.session(), share.reshape(-1), *self._sizes(scale_of(x))).view(share.shape), self.target
-        )
+        share, scale = share_of(x), scale_of(x)
+        lifted = lift(self.session(), share.reshape(-1), *self._sizes(scale)) << self._up(scale)
+        return from_share(lifted.view(share.shape), self.target)
 
 
 class Local(Layer):
@@ -212,6 +242,9 @@ class Local(Layer):
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return scales[0]
+
+    def grain(self) -> int:
+        return self.given[0].grain
 
     def forward(self, x: MPCTensor, *args: Any) -> Any:
         scale = scale_of(x)
@@ -251,6 +284,10 @@ class Combine(Layer):
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return max(scales)
+
+    def grain(self) -> int:
+        highest = max(given.scale for given in self.given)
+        return min(given.grain + highest - given.scale for given in self.given)
 
     def forward(self, *xs: Any) -> MPCTensor:
         shares, scale = aligned(xs[0] if len(xs) == 1 else xs)

@@ -39,7 +39,7 @@ class PlanStep:
     """One step: `layer(*inputs)`, or a plain function of sizes.
 
     scale: bits of fraction of the result. source: the graph step whose shape it has. valid: low bits of its shares that
-    are right.
+    are right. grain: its lowest bits that are zero in every share.
     """
 
     name: str
@@ -50,6 +50,7 @@ class PlanStep:
     scale: int
     source: int
     valid: int
+    grain: int = 0
 
 
 class PlannedCost(NamedTuple):

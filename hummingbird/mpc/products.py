@@ -1,4 +1,4 @@
-"""Layers that multiply private values: one opening of masked operands (protocols/beaver.py)."""
+"""Layers that multiply private values: one opening of masked operands (protocols/lifted_product.py, beaver.py)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,94 @@ import torch
 from hummingbird import cost
 from hummingbird.cost import Cost
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.layer import Layer, Spec
-from hummingbird.mpc.protocols import beaver
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Given, Layer, Spec, held
+from hummingbird.mpc.protocols import beaver, lifted_product
+from hummingbird.mpc.protocols.lifted_product import Operand
+from hummingbird.ring import SCALE
 
 
 class Multiply(Layer):
-    """The product of two private tensors (broadcasting): 1 round, and as many bits for each of their elements as are
-    read of the result.
+    """The product of two private tensors (broadcasting), in one round.
+
+    lifts: whether parties may round their own shares (`Comparison.takes_rounded_shares`). An operand that is known to
+    be small is then opened in the bits that its bound takes, with at most 16 bits of fraction, less those that are zero
+    in every share, and need not be right beyond them. Any other operand is opened in as many bits as are read of the
+    result, which is right in as many bits as that operand, and in the whole ring if both are small.
     """
 
+    def __init__(self, lifts: bool) -> None:
+        super().__init__()
+        self.lifts = lifts
+        if lifts:
+            self.input_limit = MAX_SCALE
+
+    def _fraction(self, given: Given) -> int:
+        """Bits of fraction of an operand as it is multiplied."""
+        return min(SCALE, given.scale - given.grain) if self.lifts else given.scale
+
+    def _small(self, given: Given) -> bool:
+        """Whether an operand is known to be small, and its shares have the bits that its bound takes."""
+        return self.lifts and given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
+
+    def _opened(self, read: int) -> list[tuple[int, int]]:
+        """Of each operand, bits of fraction that are cut off and bits that are opened, if `read` are of the result."""
+        fractions = [self._fraction(given) for given in self.given]
+        return [
+            (given.scale - fraction, min(read, fraction + held(given.bound)) if self._small(given) else read)
+            for given, fraction in zip(self.given, fractions, strict=True)
+        ]
+
+    @property
+    def _ring(self) -> int:
+        return max(2, self.read)
+
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + scales[1]
+        return sum(self._fraction(given) for given in self.given)
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return min(
+            64 if self._small(given) else given.valid - (given.scale - self._fraction(given)) for given in self.given
+        )
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return max(shift + bits for shift, bits in self._opened(max(2, later)))
+
+    def reads(self, later: int | None) -> int | None:
+        # The low bits that are read of the result, for which the other operand has up to 16 bits of fraction.
+        return None if later is None else later + SCALE if self.lifts else later
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] + bounds[1]
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
+        left, right = (spec.numel for spec in inputs)
         out = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
-        return cost.product(inputs[0].numel, inputs[1].numel, out, parties, self.read)
+        if not self.lifts:
+            return cost.product(left, right, out, parties, self.read)
+        (_, value), (_, factor) = self._opened(self._ring)
+        return cost.lifted_product(left, right, out, value, factor, self._ring, parties)
+
+    def breadth(self, inputs: Sequence[Spec]) -> int:
+        return torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
+
+    def constants(self) -> tuple[int, ...]:
+        return tuple(number for sizes in self._opened(self._ring) for number in sizes) if self.lifts else ()
+
+    def label(self) -> str:
+        if not (self.lifts and self.given):
+            return ""
+        (_, value), (_, factor) = self._opened(self._ring)
+        return f"opens {value} and {factor} bits"
 
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
-        out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {}, self.read)
-        return from_share(out, scale_of(x) + scale_of(y))
+        if not self.lifts:
+            out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {}, self.read)
+            return from_share(out, scale_of(x) + scale_of(y))
+        left, right = (
+            Operand(share_of(value), *sizes) for value, sizes in zip((x, y), self._opened(self._ring), strict=True)
+        )
+        scale = scale_of(x) - left.shift + scale_of(y) - right.shift
+        return from_share(lifted_product.product(self.session(), left, right, self._ring), scale)
 
 
 class Square(Layer):

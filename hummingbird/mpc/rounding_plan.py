@@ -26,7 +26,7 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
-from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, Layer, Lift, LocalRescale, held
+from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, LocalRescale, held
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
@@ -50,7 +50,7 @@ class _Narrow(Exception):
         self.index = index
 
 
-_FORMS = "as it is", "local", "whole"
+_FORMS = "as it is", "local", "summed", "whole"
 _NO_TENSOR = frozenset(
     {"size", "int", "chunk", "split", "unbind", "public", "public_constant", "public_call"}
 )  # and what makes several, of which each reader takes one
@@ -137,10 +137,12 @@ class Planner:
         self._rescaled: dict[tuple[int, str, int], int] = {}
         for index, (step, built) in enumerate(zip(self._steps, self._built, strict=True)):
             form = self._form(index, step, built)
-            scale, low = self._result(step, built, form)
+            scale, low, grain = self._result(step, built, form)
             inputs = self._inputs(step, built, form)
             self._place[index] = len(self._plan)
-            self._plan.append(PlanStep(step.name, step.op, built.layer, built.function, inputs, scale, index, low))
+            self._plan.append(
+                PlanStep(step.name, step.op, built.layer, built.function, inputs, scale, index, low, grain)
+            )
         return self._plan
 
     def _form(self, index: int, step: Step, built: Built) -> str:
@@ -148,11 +150,14 @@ class Planner:
         most, best = -1, ""
         problem: InputError | ConfigError | None = None
         for form in self._forms(step, built):
+            if form == "summed" and not (isinstance(built.layer, Layer) and built.layer.adds_up):
+                continue
             given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
-            if not all(scale <= built.limit and (low == 64 or not built.whole) for scale, low in given):
+            limit = MAX_SCALE if form == "summed" else built.limit
+            if not all(each.scale <= limit and (each.valid == 64 or not built.whole) for each in given):
                 continue
             try:
-                scale, low = self._result(step, built, form)
+                scale, low, _ = self._result(step, built, form)
             except InputError as error:
                 problem = error
                 continue
@@ -176,31 +181,37 @@ class Planner:
     def _forms(self, step: Step, built: Built) -> tuple[str, ...]:
         """The forms to try, the cheapest first: opened ones cost nothing more where another step has them already."""
         forms = _FORMS if self.rounds_shares else ("as it is", "whole")
-        opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole")[0]) for ref in refs(step.inputs)]
+        opened = [(ref.index, "whole", self._in_form(ref.index, built, "whole").scale) for ref in refs(step.inputs)]
         return ("whole", *forms) if opened and all(key in self._rescaled for key in opened) else forms
 
-    def _result(self, step: Step, built: Built, form: str) -> tuple[int, int]:
-        """Scale and valid bits of a step's result; tells a comparing layer how many its inputs have, and checks."""
+    def _result(self, step: Step, built: Built, form: str) -> tuple[int, int, int]:
+        """Scale, valid bits and grain of a step's result; tells the layer what its inputs are, and checks."""
         given = [self._in_form(ref.index, built, form) for ref in refs(step.inputs)]
         if step.op in ("size", "int", "public_call") or not given:
-            return SCALE, 64
-        scales, valid = [scale for scale, _ in given], [low for _, low in given]
-        if not isinstance(built.layer, Layer):
-            return scales[0], valid[0]
-        if built.layer.comparison is not None:
-            built.layer.comparison.valid = min(valid)
-            built.layer.comparison.check(max(scales))
-        return built.layer.out_scale(scales), built.layer.valid(scales, valid)
+            return SCALE, 64, 0
+        scales, valid = [each.scale for each in given], [each.valid for each in given]
+        layer = built.layer
+        if not isinstance(layer, Layer):
+            return scales[0], valid[0], given[0].grain if step.op == "getitem" else 0
+        layer.given, layer.lifts_sums = tuple(given), form == "summed"
+        if layer.comparison is not None:
+            layer.comparison.valid = min(valid)
+            layer.comparison.check(max(scales))
+        return layer.out_scale(scales), layer.valid(scales, valid), layer.grain()
 
-    def _in_form(self, index: int, built: Built, form: str) -> tuple[int, int]:
-        """Scale and valid bits of a graph step's value in this form."""
+    def _in_form(self, index: int, built: Built, form: str) -> Given:
+        """What a graph step's value is in this form."""
         step = self._plan[self._place[index]]
         extra = step.scale - SCALE
-        if form == "as it is" or step.op in _NO_TENSOR or (extra <= 0 and step.valid == 64):
-            return step.scale, step.valid
+        now = Given(step.scale, step.valid, step.grain, self._bounds[index])
+        if form in ("as it is", "summed") or step.op in _NO_TENSOR or (extra <= 0 and step.valid == 64):
+            return now
         if form == "local":
-            return (SCALE, step.valid - extra) if step.scale > built.limit else (step.scale, step.valid)
-        return min(step.scale, built.limit if built.whole else SCALE), 64
+            scale = SCALE if step.scale > built.limit else step.scale
+            valid = step.valid - (step.scale - scale)
+        else:
+            scale, valid = min(step.scale, built.limit if built.whole else SCALE), 64
+        return Given(scale, valid, max(0, step.grain - (step.scale - scale)), now.bound)
 
     def _inputs(self, step: Step, built: Built, form: str) -> Any:
         return map_refs(step.inputs, lambda ref: self._fitted(ref.index, built, form))
@@ -208,19 +219,21 @@ class Planner:
     def _fitted(self, index: int, built: Built, form: str) -> Ref:
         """The value of a graph step in this form, rescaled where it is in another."""
         at = self._place[index]
-        step = self._plan[at]
-        if self._in_form(index, built, form) == (step.scale, step.valid):
+        step, now = self._plan[at], self._in_form(index, built, "as it is")
+        wanted = self._in_form(index, built, form)
+        if wanted == now:
             return Ref(at)
-        if form == "whole" and step.valid - step.scale < held(self._bounds[index]):
+        if form == "whole" and step.valid - step.scale < held(now.bound):
             raise _Narrow(index)
-        scale, _ = self._in_form(index, built, form)
+        scale = wanted.scale
         if (index, form, scale) not in self._rescaled:
             layer: Layer = LocalRescale()
             if form == "whole":
-                layer = Lift(step.scale + held(self._bounds[index]), scale)
+                layer = Lift(step.scale + held(now.bound), scale)
+            layer.given = (now,)
             name = f"{self._steps[index].name}.{'lift' if form == 'whole' else 'rescale'}"
             low = layer.valid([step.scale], [step.valid])
-            self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low))
+            self._plan.append(PlanStep(name, "rescale", layer, None, (Ref(at),), scale, index, low, layer.grain()))
             self._rescaled[index, form, scale] = len(self._plan) - 1
         return Ref(self._rescaled[index, form, scale])
 

@@ -11,7 +11,7 @@ values are stretched by 2^a / n and whose results have a gain of 1 to 2: t, a wh
 *Sum.* The sum of E over a row is u 2^(a - t), a number whose bits of fraction say so: it is looked up as it is, v = 1/u.
 
 *Product.* A result is E v 2^(t - a). E is opened in the bits that e^most needs, v in those that 1 needs
-(protocols/rows.py).
+(protocols/lifted_product.py).
 
 *Error.* Of E, in parts of e^c or of 1, whichever is more: 0.6 2^-10 of pieces, 2^-12 of coefficients as masks move them,
 N 2^-12 as y is rounded by N/2 units of 2^-12 and stretched, N 2^-13 as E is, |c| 2^-17 as the stretch is: less than
@@ -36,7 +36,6 @@ from hummingbird.bits import Rows
 from hummingbird.errors import InputError
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
-from hummingbird.mpc.correlations.rows import Widths
 from hummingbird.mpc.layer import MARGIN, MAX_SCALE
 from hummingbird.mpc.polynomials import GAIN, POWER_TO, Table, choose, reciprocal_at
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -156,10 +155,9 @@ class SoftmaxInRange(Comparing):
         assert found is not None, "see `serves`"
         exp, inverse, more = self._looked_up(n, values, found)
         up = _SPREAD - found.spread
-        product = min(64, max(self.read - up, found.value + 1, found.factor + 1))
-        widths = Widths(found.value, found.factor, found.value + 2, product)
-        _, times = n.lifted_rows(exp, more, widths)
-        out = n.times(times(inverse), 1, found.spread - found.turn)
+        product = max(self.read - up, found.value, found.factor)
+        out = n.lifted_product(exp, more, inverse, (found.value, found.factor), product)
+        out = n.times(out, 1, found.spread - found.turn)
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
     def _looked_up(self, n: Arithmetic, x: Tensor, found: Sizes) -> tuple[Tensor, Tensor, int]:

@@ -112,6 +112,12 @@ class Tabulated(Comparing):
         found = self.look_up(scales[0])
         return 64 if found.clamped else found.bits - found.table.scale + SCALE
 
+    def grain(self) -> int:
+        if self.comparison.drops:
+            return self.given[0].grain
+        found = self.look_up(self.given[0].scale)
+        return 0 if found.clamped else SCALE - found.table.scale
+
     def bound(self, bounds: Sequence[int]) -> int:
         if self.comparison.drops:
             return bounds[0]

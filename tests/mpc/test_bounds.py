@@ -1,4 +1,4 @@
-"""Every opening of the bits that a value can have (`Lift`, `Arithmetic.cut`) is wide enough for the values that come.
+"""Every opening of the bits that a value can have (`Lift`, `Arithmetic.cut`, products) is wide enough for what comes.
 
 An opening of too few bits gives wrong answers now and then, with no other sign: so the parties' shares are added up as
 they go in. Nets begin with a clamp, whose bound many values meet, and whose windows let some pass it.
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird.bits import EXACT, BitWindow
-from hummingbird.mpc import comparing, layer
+from hummingbird.mpc import averaging, comparing, layer
+from hummingbird.mpc.protocols import lifted_product
+from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.session import Session
 from tests.support.operations import Case, Function, cases
 
@@ -27,14 +29,21 @@ class Openings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._given: dict[int, list[tuple[Tensor, int, int]]] = defaultdict(list)
-        original = layer.lift
+        original, multiply = layer.lift, lifted_product.product
 
         def noting(session: Session, share: Tensor, shift: int, k: int, ring: int = 64) -> Tensor:
             self._given[session.rank].append((share.clone(), shift, k))
             return original(session, share, shift, k, ring)
 
-        monkeypatch.setattr(layer, "lift", noting)
-        monkeypatch.setattr(comparing, "lift", noting)
+        def noting_both(session: Session, x: Operand, y: Operand, bits: int) -> Tensor:
+            for share, shift, k in (x, y):
+                if k < bits:
+                    self._given[session.rank].append((share.clone(), shift, k))
+            return multiply(session, x, y, bits)
+
+        for module in (layer, comparing, averaging):
+            monkeypatch.setattr(module, "lift", noting)
+        monkeypatch.setattr(lifted_product, "product", noting_both)
 
     def reached(self) -> list[float]:
         """For every call in order, of all parties' shares."""

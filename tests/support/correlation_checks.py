@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from math import comb
 
@@ -12,6 +13,7 @@ from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.lift import Lifting
+from hummingbird.mpc.correlations.lifted_product import LiftedProduct
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.poly import Polynomial
 from hummingbird.mpc.correlations.products import RowProducts, SquarePair, Triple
@@ -229,41 +231,69 @@ def check_lift(parts, *, count, k, ring):
     assert wrapped == [((value >> k) + ((value & low) >> (k - 1))) & above for value in sums]
 
 
+def read_masks(words, carries, k, bits):
+    """The masks of k bits and their top bits, whose carries mod 2^(bits - k) must be as dealt."""
+    added = [
+        sum(word & (M64 >> 64 - k) for word in column) for column in zip(*(p.tolist() for p in words), strict=True)
+    ]
+    tops = [(value >> k - 1) & 1 for value in added]
+    if bits > k:
+        high = M64 >> 64 - (bits - k)
+        whole, signs = ([v & high for v in total(column)] for column in carries)
+        assert whole == [(v >> k) & high for v in added]
+        assert signs == [(v >> k) + top & high for v, top in zip(added, tops, strict=True)]
+    return [v & (M64 >> 64 - k) for v in added], tops
+
+
+def check_all_forms(fields, left, right, pairs, k, factor, bits):
+    """Of both forms of both masks the products, at every place of the result."""
+    low = M64 >> 64 - bits
+    assert ("top" in fields, "factor_top" in fields, "tops" in fields) == (bits > k, bits > factor, bits > k + factor)
+    whole, top, other, both = (
+        total(fields[name]) if name in fields else [0] * len(pairs) for name in ("product", "top", "factor_top", "tops")
+    )
+    for place, (i, j) in enumerate(pairs):
+        for first in (0, 1):
+            for second in (0, 1):
+                found = whole[place] - (first * top[place] << k) - (second * other[place] << factor)
+                found += first * second * both[place] << k + factor
+                a, b = (
+                    numbers[at] - (form * tops[at] << width)
+                    for (numbers, tops), at, form, width in ((left, i, first, k), (right, j, second, factor))
+                )
+                assert found & low == a * b & low
+
+
+def places(size, out):
+    """Which element of a tensor of this size torch broadcasts to each place of the result."""
+    return torch.arange(math.prod(size)).view(size).broadcast_to(out).flatten().tolist()
+
+
+def check_lifted_product(parts, *, size0, size1, value, factor, product):
+    names = LiftedProduct(size0, size1, value, factor, product).parts
+    fields = {name: [share.flatten() for share in column] for name, column in zip(names, parts, strict=True)}
+    left = read_masks(fields["mask"], [fields.get(n) for n in ("carry", "wrapped")], value, product)
+    right = read_masks(fields["factor"], [fields.get(n) for n in ("factor_carry", "factor_wrapped")], factor, product)
+    out = torch.broadcast_shapes(size0, size1)
+    pairs = list(zip(places(size0, out), places(size1, out), strict=True))
+    check_all_forms(fields, left, right, pairs, value, factor, product)
+
+
 def check_lifted_rows(parts, *, shape, value, factor, sums, product):
     """Both masks from their summands and carries, and of all forms of both masks the squares and products."""
-
-    def masks(words, carries, k, bits):
-        added = [
-            sum(word & ((1 << k) - 1) for word in column) for column in zip(*(p.tolist() for p in words), strict=True)
-        ]
-        tops = [(value >> k - 1) & 1 for value in added]
-        whole, signs = ([v & ((1 << bits - k) - 1) for v in total(column)] for column in carries)
-        assert whole == [(v >> k) & ((1 << bits - k) - 1) for v in added]
-        assert signs == [(v >> k) + top & ((1 << bits - k) - 1) for v, top in zip(added, tops, strict=True)]
-        return [v & ((1 << k) - 1) for v in added], tops
-
-    rows, length = shape
-    flat = [[share.flatten() for share in column] for column in parts]
-    a, t = masks(flat[0], flat[2:4], value, max(sums, product))
-    b, s = (numbers for numbers in masks(flat[1], flat[4:6], factor, product))
-    squares, turned, whole, top, factor_top, *tops = (total(column) for column in flat[6:])
-    signed_a = [x - (bit << value) for x, bit in zip(a, t, strict=True)]
-    low = (1 << sums) - 1
-    for row in range(rows):
-        places = range(row * length, (row + 1) * length)
-        assert squares[row] & low == sum(a[i] ** 2 for i in places) & low
-        for i in places:
-            assert a[i] ** 2 + (turned[i] << value + 1) & low == signed_a[i] ** 2 & low
-    low = (1 << product) - 1
-    assert len(tops) == (product > value + factor)
+    names = LiftedRows(shape, value, factor, sums, product).parts
+    fields = {name: [share.flatten() for share in column] for name, column in zip(names, parts, strict=True)}
+    row = (*shape[:-1], 1)
+    left = read_masks(fields["mask"], [fields[n] for n in ("carry", "wrapped")], value, max(sums, product))
+    right = read_masks(fields["factor"], [fields[n] for n in ("factor_carry", "factor_wrapped")], factor, product)
+    pairs = list(zip(places(shape, shape), places(row, shape), strict=True))
+    check_all_forms(fields, left, right, pairs, value, factor, product)
+    (a, t), low, length = left, M64 >> 64 - sums, shape[-1]
+    squares, turned = total(fields["squares"]), total(fields["turned"])
     for i, x in enumerate(a):
-        y, bit = b[i // length], s[i // length]
-        cross = tops[0][i] << value + factor if tops else 0
-        forms = {(0, 0): whole[i], (1, 0): whole[i] - (top[i] << value), (0, 1): whole[i] - (factor_top[i] << factor)}
-        forms[1, 1] = forms[1, 0] + forms[0, 1] - whole[i] + cross
-        for (first, second), found in forms.items():
-            wanted = (signed_a[i] if first else x) * (y - (second * bit << factor))
-            assert found & low == wanted & low
+        assert x**2 + (turned[i] << value + 1) & low == (x - (t[i] << value)) ** 2 & low
+    for at, found in enumerate(squares):
+        assert found & low == sum(x**2 for x in a[at * length : (at + 1) * length]) & low
 
 
 CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
@@ -278,6 +308,9 @@ CASES = [
     (SquarePair((3, 5)), check_square),
     (SquarePair((3, 5), bits=30), check_square),
     (RowProducts((3, 5), bits=54), check_rows),
+    (LiftedProduct((2, 3, 5), (3, 1), value=9, factor=7, product=36), check_lifted_product),
+    (LiftedProduct((3, 1), (1, 4), value=20, factor=18, product=36), check_lifted_product),
+    (LiftedProduct((7,), (7,), value=40, factor=64, product=64), check_lifted_product),
     (LiftedRows((3, 5), value=20, factor=18, sums=40, product=36), check_lifted_rows),
     (LiftedRows((3, 5), value=12, factor=9, sums=27, product=64), check_lifted_rows),
     (WordTriple((2, 3, 4), (3, 4)), check_binary),
