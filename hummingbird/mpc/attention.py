@@ -20,16 +20,53 @@ from hummingbird.ring import SCALE
 class MatMul(Layer):
     """The product of two private values as matrices, batches broadcast: 1 round, and as many bits for each of their
     elements as are read of the result.
+
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`): operands are then cut to
+    `fractions` bits of fraction as they are opened, and are taken at any scale. weights: whether the first one's rows
+    are not negative and sum up to 1, so that the result is no larger than the second one.
     """
 
+    fractions: tuple[int, int] = (SCALE, SCALE)  # set by the planner (`shortened`), as is `weights`
+    weights = False
+
+    def __init__(self, rounds: bool = False) -> None:
+        super().__init__()
+        self.rounds = rounds
+        if rounds:
+            self.input_limit = MAX_SCALE
+
+    def shortened(self, before: bool, behind: bool) -> None:
+        """Leave out bits of fraction that softmaxes of rows in a known range do not need (softmax_in_range.py).
+
+        before: the first operand is such a softmax's result, which has small values to tell apart; its rows average the
+        second one, whose roundings, N/2 units of 2^-11, are averaged too. behind: such a softmax reads the product,
+        rounded to 2^-12; N/2 units of that for each element of the operands average out over the sum.
+        """
+        if self.rounds and (before or behind):
+            self.fractions = (SCALE, _MIXED) if before else (_COMPARED, _COMPARED)
+            self.weights = before and type(self) is MatMul
+
+    def _shifts(self, scales: Sequence[int]) -> list[int]:
+        """Bits that are cut off each operand."""
+        return [max(0, scale - most) if self.rounds else 0 for scale, most in zip(scales, self.fractions, strict=True)]
+
     def out_scale(self, scales: Sequence[int]) -> int:
-        return scales[0] + scales[1]
+        return sum(scales) - sum(self._shifts(scales))
+
+    def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
+        return min(low - shift for low, shift in zip(valid, self._shifts(scales), strict=True))
+
+    def needs(self, scales: Sequence[int], later: int) -> int:
+        return min(64, later + max(self._shifts(scales)))
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return FLOOR
+        return bounds[1] if self.weights else FLOOR
 
     def weight_scale(self, later: int) -> int:
-        return later
+        return SCALE if self.fractions != MatMul.fractions else later
+
+    def constants(self) -> tuple[int, ...]:
+        return self.fractions if self.rounds else ()
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Both as stacks of matrices."""
@@ -46,10 +83,15 @@ class MatMul(Layer):
         return cost.product(left.numel(), right.numel(), out, parties, self.read)
 
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
-        left, right = self.operands(share_of(x), share_of(y))
+        scales = [scale_of(x), scale_of(y)]
+        shares = (
+            (share_of(value) + (1 << shift >> 1)) >> shift
+            for value, shift in zip((x, y), self._shifts(scales), strict=True)
+        )
+        left, right = self.operands(*shares)
         out = beaver.product(self.session(), "matmul", left.contiguous(), right.contiguous(), {}, self.read)
         return from_share(
-            self.arranged(out, tuple(share_of(x).shape), tuple(share_of(y).shape)), scale_of(x) + scale_of(y)
+            self.arranged(out, tuple(share_of(x).shape), tuple(share_of(y).shape)), self.out_scale(scales)
         )
 
 
@@ -60,8 +102,8 @@ class Einsum(MatMul):
     summed: (b, m, k) times (b, k, n) gives (b, m, n). Indices of one operand alone are summed first, which is local.
     """
 
-    def __init__(self, equation: str) -> None:
-        super().__init__()
+    def __init__(self, equation: str, rounds: bool = False) -> None:
+        super().__init__(rounds)
         terms, _, self.out = equation.partition("->")
         self.left, _, self.right = terms.partition(",")
         both = set(self.left) & set(self.right)
@@ -99,6 +141,9 @@ class Einsum(MatMul):
 
     def label(self) -> str:
         return f"{self.left},{self.right}->{self.out}"
+
+
+_COMPARED, _MIXED = 12, 11  # bits of fraction of operands: of logits, and of values that a softmax's rows average
 
 
 class RootScale(Layer):

@@ -26,10 +26,12 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
+from hummingbird.mpc.attention import MatMul
 from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, LocalRescale, held
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.protocols.registry import named
+from hummingbird.mpc.softmax_in_range import SoftmaxInRange
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -66,6 +68,7 @@ class Planner:
         """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
         self._steps = steps
         self._built = [self.build(step) for step in steps]
+        self._shorten()
         self._coarsen()
         self._bounds = self._bounded()
         for built, bound in zip(self._built, self._bounds, strict=True):
@@ -82,6 +85,20 @@ class Planner:
             settle_rings(plan)
             _note_ranges(plan)
             return plan
+
+    def _shorten(self) -> None:
+        """Tell products beside softmaxes of known ranges what is read of them."""
+        readers: list[list[bool]] = [[] for _ in self._steps]
+        known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
+        for number, step in enumerate(self._steps):
+            for ref in refs(step.inputs):
+                readers[ref.index].append(known[number])
+        for number, step in enumerate(self._steps):
+            if isinstance(layer := self._built[number].layer, MatMul):
+                first = next(refs(step.inputs)).index
+                softmax = self._built[first].layer
+                averages = isinstance(softmax, SoftmaxInRange) and softmax.dim == -1
+                layer.shortened(averages, bool(readers[number]) and all(readers[number]))
 
     def _coarsen(self) -> None:
         """Give weights no more bits of fraction than those need who read their results."""
