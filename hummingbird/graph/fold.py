@@ -1,8 +1,8 @@
 """Scales and shifts become new weights of the linear layers beside them.
 
-Batch norm at inference is y = s x + t per channel, s = gamma / sqrt(var + eps), t = beta - s mean. After a convolution or
-linear layer W x + b that nothing else reads, it is that layer with weight s W and bias s b + t (Jacob et al. 2018,
-section 3.2). A layer norm ends with s x + t for each of the last dimension's values: a linear layer W (s x + t) + b that
+Batch norm at inference is y = s x + t per channel, s = gamma / sqrt(var + eps), t = beta - s mean. After a convolution
+or linear layer W x + b that nothing else reads, it is that layer with weight s W and bias s b + t (Jacob et al. 2018,
+section 3.2). A layer norm ends with s x + t for each value of the last dimension: a linear layer W (s x + t) + b that
 reads it is that layer with weight W s and bias W t + b, and takes the norm's own result.
 
 The arithmetic is float64, one correctly rounded IEEE 754 operation at a time: every machine gets the same float32

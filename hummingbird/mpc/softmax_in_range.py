@@ -1,26 +1,26 @@
 """Softmax of rows that are assumed to lie in a known range (`BitConfig.rows`): no maximum, no comparison.
 
-*Assumption.* Of a row of n values x, c = x - mean(x) lies in [least, most], and u, the mean of e^c, is at most `sum`. No
-mean of exponentials of numbers whose mean is 0 is below 1 (Jensen): so u lies in [1, sum], however many places a row
-has, and needs no maximum to be divided by.
+*Assumption.* Of a row of n values x, c = x - mean(x) lies in [least, most], and u, the mean of e^c, is at most `sum`.
+No mean of exponentials of numbers whose mean is 0 is below 1 (Jensen's inequality): so u lies in [1, sum], however many
+places a row has, and no maximum is needed to divide by it.
 
-*Exponentials.* With 2^a the first power of two that is not below n, every party computes y = (n x - sum of x) 2^-a of its
-share: (n / 2^a) c, exactly. E = e^c (2^a / n) 2^-t is a table (polynomials.py) of y less the middle of its range, whose
-values are stretched by 2^a / n and whose results have a gain of 1 to 2: t, a whole number, is what the gain leaves over.
+*Exponentials.* With 2^a the first power of two from n on, every party computes y = (n x - sum of x) 2^-a of its share:
+(n / 2^a) c, exactly. E = e^c (2^a / n) 2^-t is a table (polynomials.py) of y less the middle of its range, whose values
+are stretched by 2^a / n and whose results have a gain of 1 to 2; t, a whole number, is the rest.
 
-*Sum.* The sum of E over a row is u 2^(a - t), a number whose bits of fraction say so: it is looked up as it is, v = 1/u.
+*Sum.* The sum of E over a row is u 2^(a - t), right as it is: it is looked up, v = 1/u.
 
 *Product.* A result is E v 2^(t - a). E is opened in the bits that e^most needs, v in those that 1 needs
 (protocols/lifted_product.py).
 
-*Error.* Of E, in parts of e^c or of 1, whichever is more: 0.6 2^-10 of pieces, 2^-12 of coefficients as masks move them,
-N 2^-12 as y is rounded by N/2 units of 2^-12 and stretched, N 2^-13 as E is, |c| 2^-17 as the stretch is: less than
-h = (1 + 3 N / 8) 2^-10. As u >= 1, a result is off by h of itself or of 1/n, whichever is more, for its own E; and for u,
-which is a mean of such errors, by 2 h of itself. Of v: 2^-10 of pieces, N 2^-14 each as u and v are rounded. Together
-less than (4 + 5 N / 4) 2^-10 of a result or of 1/n: 2^-7 for up to three parties.
+*Error.* Of E, in parts of e^c or of 1, whichever is more: 0.6 2^-10 of pieces, 2^-12 of coefficients as masks move
+them, N 2^-12 as y is rounded by N/2 units of 2^-12 and stretched, N 2^-13 as E is, |c| 2^-17 as the stretch is: less
+than h = (1 + 3 N / 8) 2^-10. As u >= 1, a result is off by h of itself or of 1/n, whichever is more, for its own E; and
+for u, which is a mean of such errors, by 2 h of itself. Of v: 2^-10 of pieces, N 2^-14 each as u and v are rounded.
+Together less than (4 + 5 N / 4) 2^-10 of a result or of 1/n: 2^-7 for up to three parties.
 
-*Range.* A row beyond it is noise, without notice: y or u leaves its table. Source: the range by Jensen's inequality is
-derived here; softmax without a maximum is common where logits are known to be small.
+*Range.* A row beyond it is noise, without notice: y or u leaves its table. The range of u is derived here; softmax
+without a maximum is common where logits are known to be small.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _ends(rows: Rows) -> tuple[float, float]:
 
 
 def _most(rows: Rows) -> float:
-    """The largest u: as told, or that of rows of the two ends alone, of which e^x, being convex, has the largest mean."""
+    """The largest u: as told, or that of rows of the two ends alone, of which e^x, being convex, has the most."""
     if rows.sum is not None:
         return rows.sum
     part = -rows.least / (rows.most - rows.least)  # of places at the upper end, for a mean of 0
@@ -205,7 +205,8 @@ class SoftmaxInRange(Comparing):
         return self._longest.exp.shown
 
     def label(self) -> str:
-        return f"values of a row less their mean in {self.rows}: {self._longest.exp.shown}, and {self._longest.reciprocal.shown}"
+        tables = f"{self._longest.exp.shown}, and {self._longest.reciprocal.shown}"
+        return f"values of a row less their mean in {self.rows}: {tables}"
 
 
 _WHAT = "of a softmax's row, a value less the mean of all is"

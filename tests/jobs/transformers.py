@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird.bits import BitConfig, Rows
-from hummingbird.convert import build
+from hummingbird.bits import BitConfig
 from hummingbird.mpc import launch
 from models.bert import Bert
 from models.vit import vit
@@ -31,25 +30,8 @@ def nets() -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def rows(net: nn.Module, x: Tensor) -> BitConfig:
-    """Rows of a net's norms for windows: variance + eps as they are in these inputs, and half as much more."""
-    seen: dict[str, tuple[float, float]] = {}
-
-    def note(name: str, values: Tensor, eps: float) -> None:
-        variance = values.var(-1, unbiased=False) + eps
-        seen[name] = float(variance.min()), float(variance.max())
-
-    hooks = [
-        norm.register_forward_pre_hook(lambda norm, given, name=name: note(name, given[0], norm.eps))
-        for name, norm in net.named_modules()
-        if isinstance(norm, nn.LayerNorm)
-    ]
-    with torch.no_grad():
-        net(x)
-    for hook in hooks:
-        hook.remove()
-    names = [step.name for step in build(net, example=x).plan if step.op == "norm"]
-    found = {name: seen[name.removesuffix(".norm")] for name in names}
-    return BitConfig(rows={name: Rows(least / 1.5, most * 1.5) for name, (least, most) in found.items()})
+    """Rows of a net's softmaxes and norms for windows: as they are in these inputs, and a quarter more."""
+    return BitConfig(rows=hummingbird.find_rows(net, x))
 
 
 def main() -> None:

@@ -164,7 +164,10 @@ def check_masked(parts, *, count, k, m, tables, ring):
 def check_poly(parts, *, count, name, k, fraction, w, degree, scale, gain, stretch, bits):
     """Every row: the piece of each opened word, moved by the mask's low bits, as fractions rounded once."""
     mask = [value & ((1 << k) - 1) for value in total(parts[0])]
-    m, pieces = k - w, polynomials.pieces(polynomials.Table(name, k, fraction, w, degree, scale, gain, stretch)).tolist()
+    m, pieces = (
+        k - w,
+        polynomials.pieces(polynomials.Table(name, k, fraction, w, degree, scale, gain, stretch)).tolist(),
+    )
     for power, column in enumerate(parts[1:]):
         modulus = (1 << bits + polynomials.GUARD + power * m) - 1
         found = [value & modulus for value in total(column)]
@@ -322,8 +325,25 @@ CASES = [
     (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
     (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
     (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
-    (Polynomial(COUNT, "silu", k=12, fraction=8, w=3, degree=3, scale=8, bits=20, gain=polynomials.GAIN, stretch=polynomials.GAIN), check_poly),
-    (Polynomial(COUNT, "tanh", k=6, fraction=3, w=6, degree=1, scale=10, bits=62, gain=77_881, stretch=98_765), check_poly),
+    (
+        Polynomial(
+            COUNT,
+            "silu",
+            k=12,
+            fraction=8,
+            w=3,
+            degree=3,
+            scale=8,
+            bits=20,
+            gain=polynomials.GAIN,
+            stretch=polynomials.GAIN,
+        ),
+        check_poly,
+    ),
+    (
+        Polynomial(COUNT, "tanh", k=6, fraction=3, w=6, degree=1, scale=10, bits=62, gain=77_881, stretch=98_765),
+        check_poly,
+    ),
     (MaskedThresholds(COUNT, knots=1, k=20, m=12, tables=1, ring=36, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=3, k=12, m=1, tables=3, ring=64, squares=0), check_thresholds),
     (MaskedThresholds(COUNT, knots=2, k=16, m=8, tables=1, ring=64, squares=1), check_thresholds),
