@@ -91,6 +91,14 @@ class Layer(nn.Module):
         """How many low bits of the inputs' shares count, if `later` ones of the result's do."""
         return later
 
+    def lifts(self, given: Given) -> bool:
+        """Whether it lifts such an input itself, in the opening that it makes anyway."""
+        return False
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        """`needs` of every input, of layers whose inputs differ in that."""
+        return [self.needs(scales, later)] * len(scales)
+
     def grain(self) -> int:
         """How many of the lowest bits of the result are zero in every party's share."""
         return 0

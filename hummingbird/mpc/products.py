@@ -18,31 +18,31 @@ from hummingbird.ring import SCALE
 class Multiply(Layer):
     """The product of two private tensors (broadcasting), in one round.
 
-    lifts: whether parties may round their own shares (`Comparison.takes_rounded_shares`). An operand that is known to
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`). An operand that is known to
     be small is then opened in the bits that its bound takes, with at most 16 bits of fraction, less those that are zero
     in every share, and need not be right beyond them. Any other operand is opened in as many bits as are read of the
     result, which is right in as many bits as that operand, and in the whole ring if both are small.
     """
 
-    def __init__(self, lifts: bool) -> None:
+    def __init__(self, rounds: bool) -> None:
         super().__init__()
-        self.lifts = lifts
-        if lifts:
+        self.rounds = rounds
+        if rounds:
             self.input_limit = MAX_SCALE
 
     def _fraction(self, given: Given) -> int:
         """Bits of fraction of an operand as it is multiplied."""
-        return min(SCALE, given.scale - given.grain) if self.lifts else given.scale
+        return min(SCALE, given.scale - given.grain) if self.rounds else given.scale
 
-    def _small(self, given: Given) -> bool:
-        """Whether an operand is known to be small, and its shares have the bits that its bound takes."""
-        return self.lifts and given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
+    def lifts(self, given: Given) -> bool:
+        # Known to be small, and right in the bits that its bound takes.
+        return self.rounds and given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
 
     def _opened(self, read: int) -> list[tuple[int, int]]:
         """Of each operand, bits of fraction that are cut off and bits that are opened, if `read` are of the result."""
         fractions = [self._fraction(given) for given in self.given]
         return [
-            (given.scale - fraction, min(read, fraction + held(given.bound)) if self._small(given) else read)
+            (given.scale - fraction, min(read, fraction + held(given.bound)) if self.lifts(given) else read)
             for given, fraction in zip(self.given, fractions, strict=True)
         ]
 
@@ -55,15 +55,18 @@ class Multiply(Layer):
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return min(
-            64 if self._small(given) else given.valid - (given.scale - self._fraction(given)) for given in self.given
+            64 if self.lifts(given) else given.valid - (given.scale - self._fraction(given)) for given in self.given
         )
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return max(shift + bits for shift, bits in self._opened(max(2, later)))
+        return max(self.needs_of_each(scales, later))
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        return [shift + bits for shift, bits in self._opened(max(2, later))]
 
     def reads(self, later: int | None) -> int | None:
         # The low bits that are read of the result, for which the other operand has up to 16 bits of fraction.
-        return None if later is None else later + SCALE if self.lifts else later
+        return None if later is None else later + SCALE if self.rounds else later
 
     def bound(self, bounds: Sequence[int]) -> int:
         return bounds[0] + bounds[1]
@@ -71,7 +74,7 @@ class Multiply(Layer):
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
         left, right = (spec.numel for spec in inputs)
         out = torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
-        if not self.lifts:
+        if not self.rounds:
             return cost.product(left, right, out, parties, self.read)
         (_, value), (_, factor) = self._opened(self._ring)
         return cost.lifted_product(left, right, out, value, factor, self._ring, parties)
@@ -80,16 +83,16 @@ class Multiply(Layer):
         return torch.broadcast_shapes(inputs[0].shape, inputs[1].shape).numel()
 
     def constants(self) -> tuple[int, ...]:
-        return tuple(number for sizes in self._opened(self._ring) for number in sizes) if self.lifts else ()
+        return tuple(number for sizes in self._opened(self._ring) for number in sizes) if self.rounds else ()
 
     def label(self) -> str:
-        if not (self.lifts and self.given):
+        if not (self.rounds and self.given):
             return ""
         (_, value), (_, factor) = self._opened(self._ring)
         return f"opens {value} and {factor} bits"
 
     def forward(self, x: MPCTensor, y: MPCTensor) -> MPCTensor:
-        if not self.lifts:
+        if not self.rounds:
             out = beaver.product(self.session(), "mul", share_of(x), share_of(y), {}, self.read)
             return from_share(out, scale_of(x) + scale_of(y))
         left, right = (

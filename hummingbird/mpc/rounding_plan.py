@@ -223,6 +223,8 @@ class Planner:
         now = Given(step.scale, step.valid, step.grain, self._bounds[index])
         if form in ("as it is", "summed") or step.op in _NO_TENSOR or (extra <= 0 and step.valid == 64):
             return now
+        if isinstance(built.layer, Layer) and built.layer.lifts(now):
+            return now
         if form == "local":
             scale = SCALE if step.scale > built.limit else step.scale
             valid = step.valid - (step.scale - scale)
@@ -294,12 +296,12 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
     for number in reversed(range(len(plan))):
         step = plan[number]
         places = [ref.index for ref in refs(step.inputs)]
-        needed = later[number] if step.layer is None else 64
+        needed = [later[number] if step.layer is None else 64] * len(places)
         if isinstance(step.layer, Layer) and step.op != "custom":
             step.layer.read = later[number] or 1  # of a result that nobody reads
             if step.layer.comparison is not None:
                 step.layer.comparison.ring = 64 if step.layer.whole_ring else later[number]
-            needed = step.layer.needs([plan[place].scale for place in places], later[number])
-        for place in places:
-            later[place] = max(later[place], needed)
+            needed = step.layer.needs_of_each([plan[place].scale for place in places], later[number])
+        for place, bits in zip(places, needed, strict=True):
+            later[place] = max(later[place], bits)
     return later

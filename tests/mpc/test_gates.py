@@ -20,6 +20,7 @@ from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.products import Multiply
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.session import Session
+from hummingbird.mpc.tabulated import Tabulated
 from tests.support.gates import ACTIVATIONS, block
 from tests.support.operations import Function
 from tests.support.parties import succeed
@@ -108,6 +109,33 @@ def test_one_bit_fewer_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(Function(lambda x: x.clamp(-1.0, 1.0) * x.clamp(-2.0, 2.0))).eval()
     x = torch.full((1, 4000), 5.0)
     assert float((hummingbird.simulate(net, mode="exact", seed=0)(x) - net(x)).abs().max()) > 1
+
+
+class Glu(nn.Module):
+    """A table's result times a linear layer's, of which nothing is known, as in SwiGLU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.down, self.act = nn.Linear(6, 9), nn.Linear(6, 9), nn.Linear(9, 4), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.down(self.act(self.a(x)) * self.b(x)))
+
+
+def test_each_operand_has_the_bits_that_are_opened_of_it() -> None:
+    """Of the table 6 + 10, and it is not lifted before; of the other, which is, all that are read of the result."""
+    torch.manual_seed(2)
+    net = Glu().eval()
+    private = build(net, COARSE)
+    multiply = layer(private, Multiply)
+    table, other = multiply._opened(multiply._ring)
+    assert table == (6, 16) and other[1] == multiply._ring
+    assert layer(private, Tabulated).look_up(36).bits == 16
+    assert [step.name for step in private.plan if isinstance(step.layer, Lift)] == ["b.lift"]
+    x = torch.randn(5, 6)
+    for parties in (2, 3):
+        found = hummingbird.simulate(net, COARSE, mode="exact", parties=parties, seed=0)(x)
+        assert float((found - net(x)).detach().abs().max()) < 0.1
 
 
 def test_two_values_of_any_size_are_multiplied_as_before() -> None:

@@ -21,6 +21,7 @@ from hummingbird.mpc.layer import Spec
 from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.polynomials import evaluate, root_at
 from hummingbird.mpc.protocols import poly, rows
+from hummingbird.mpc.protocols.lifted_product import Opening, Operand
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.session import Session
 from hummingbird.ring import SCALE
@@ -86,13 +87,13 @@ class Reached:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._given: dict[int, list[tuple[Tensor, int, int]]] = defaultdict(list)
-        original = rows._opened
+        original = rows.opened
 
-        def noting(session: Session, share: Tensor, mask: Tensor, shift: int, k: int) -> tuple[Tensor, Tensor]:
-            self._given[session.rank].append((share.clone(), shift, k))
-            return original(session, share, mask, shift, k)
+        def noting(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
+            self._given[session.rank] += [(share.clone(), shift, k) for (share, shift, k), _ in pairs]
+            return original(session, *pairs)
 
-        monkeypatch.setattr(rows, "_opened", noting)
+        monkeypatch.setattr(rows, "opened", noting)
 
     def parts(self) -> list[float]:
         out = []

@@ -7,7 +7,7 @@ A lift (lift.py) opens e = z + 2^(k-2) + lambda mod 2^k, and with e' = e - 2^(k-
 with the top bit t of lambda. That is an opening of z behind a mask that has two forms, of which e tells which: so with
 v = d' - B, opened the same way in K bits behind mu,
 
-    z v = e' (d' - B) - A d' + A B
+    z v = (e' - A) d' - e' B + A B
 
 all but A B is local, and A B is dealt, in all forms (correlations/lifted_product.py). z v is right mod 2^R, R the bits
 that are read of it, though no more than k and K bits were opened. For k = R nothing needs to be known of z: every form
@@ -50,7 +50,8 @@ def product(session: Session, x: Operand, y: Operand, bits: int) -> Tensor:
     shares = session.correlation(LiftedProduct(tuple(x.share.shape), tuple(y.share.shape), x.k, y.k, bits))
     left, right = opened(session, (x, shares.mask), (y, shares.factor))
     mask = remaining(shares.mask, shares.carry, shares.wrapped, left.wraps, x.k)
-    return multiplied(session, shares, left, mask, right, (x.k, y.k))
+    lifted = left.word - mask if session.rank == 0 else -mask
+    return multiplied(shares, left, lifted, right, (x.k, y.k))
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
@@ -77,10 +78,8 @@ def remaining(summand: Tensor, carry: Tensor | None, wrapped: Tensor | None, wra
     return low - (carry.where(wraps == 0, wrapped).long() << k)
 
 
-def multiplied(
-    session: Session, shares: LiftedShares, left: Opening, mask: Tensor, right: Opening, widths: tuple[int, int]
-) -> Tensor:
-    """A share of z v from both openings, and a share of the mask to subtract from z's."""
+def multiplied(shares: LiftedShares, left: Opening, lifted: Tensor, right: Opening, widths: tuple[int, int]) -> Tensor:
+    """A share of z v from both openings and a share of z; widths: k and K."""
     k, factor = widths
     its = remaining(shares.factor, shares.factor_carry, shares.factor_wrapped, right.wraps, factor)
     both = shares.product.long()
@@ -90,5 +89,4 @@ def multiplied(
         both = both - ((shares.factor_top.long() * right.wraps) << factor)
     if shares.tops is not None:
         both = both + ((shares.tops.long() * (left.wraps * right.wraps)) << (k + factor))
-    rest = right.word - its if session.rank == 0 else -its
-    return left.word * rest - mask * right.word + both
+    return lifted * right.word - left.word * its + both

@@ -30,27 +30,31 @@ from hummingbird.mpc.correlations.poly import Polynomial, PolynomialShares
 from hummingbird.mpc.polynomials import Table
 from hummingbird.mpc.session import Session
 
-AT_ONCE = 1 << 24  # coefficients of one power under way at a time, 128 MiB
+AT_ONCE = 1 << 24  # coefficients of one power that are dealt at a time, 128 MiB
+TOGETHER = 2  # times as many are looked up by one message: what is dealt for them is held until it has come
 
 
 def evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
     """Shares mod 2^bits of the table's function, at `table.scale`, int64 of any shape, from shares of x at `scale`.
 
     |x| <= table.most, and shares are right mod 2^(table.k + scale - table.fraction). Errors: `Table.error`. Cost:
-    `price`, table.k bits and 1 round for up to AT_ONCE >> w values.
+    `price`, table.k bits and 1 round for up to TOGETHER (AT_ONCE >> w) values.
     """
-    parts = share.reshape(-1).split(AT_ONCE >> table.w)
+    parts = share.reshape(-1).split(TOGETHER * (AT_ONCE >> table.w))
     return torch.cat([_evaluate(session, part, table, scale, bits) for part in parts]).view(share.shape)
 
 
 def _evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
-    count = share.numel()
     sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain, table.stretch
-    request = Polynomial(count, table.name, *sizes, bits)
-    material = session.correlation(request)
-    mine = kernels.mask_words(share, material.mask, scale - table.fraction, table.k)
-    frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
-    return combined(kernels.open_words(frames, count, table.k), material, table)
+    parts = share.split(AT_ONCE >> table.w)
+    dealt = [session.correlation(Polynomial(part.numel(), table.name, *sizes, bits)) for part in parts]
+    shift = scale - table.fraction
+    mine = [kernels.mask_words(part, own.mask, shift, table.k) for part, own in zip(parts, dealt, strict=True)]
+    frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)
+    out = []
+    for words, part in zip(frames, parts, strict=True):
+        out.append(combined(kernels.open_words(list(words), part.numel(), table.k), dealt.pop(0), table))
+    return torch.cat(out)
 
 
 def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor:
@@ -65,10 +69,13 @@ def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor
 
 def price(n: int, table: Table, bits: int, parties: int) -> Cost:
     """Price of `evaluate` on n values."""
-    whole, rest = divmod(n, AT_ONCE >> table.w)
+    most = AT_ONCE >> table.w
+    whole, rest = divmod(n, TOGETHER * most)
 
-    def part(count: int) -> Cost:
-        return cost.polynomial(count, table.k, table.w, table.widths(bits), parties)
+    def message(count: int) -> Cost:
+        sizes = [most] * (count // most) + [count % most] * (count % most > 0 or not count)
+        dealt = sum(cost.polynomial(size, table.k, table.w, table.widths(bits), parties).offline_bits for size in sizes)
+        return cost.opening(parties, sum(cost.packed(size * table.k) for size in sizes), dealt)
 
-    parts = part(AT_ONCE >> table.w) * whole
-    return parts + part(rest) if rest or not whole else parts
+    messages = message(TOGETHER * most) * whole
+    return messages + message(rest) if rest or not whole else messages

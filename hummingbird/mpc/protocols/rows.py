@@ -46,4 +46,5 @@ class RowOpening:
         """
         widths = self._widths.value, self._widths.factor
         (factor,) = opened(self._session, (Operand(v, 0, self._widths.factor), self._shares.factor))
-        return multiplied(self._session, self._shares, self._opened, self._mask, factor, widths)
+        lifted = self._opened.word - self._mask if self._session.rank == 0 else -self._mask
+        return multiplied(self._shares, self._opened, lifted, factor, widths)

@@ -127,7 +127,7 @@ def test_bits_above_those_it_reads_do_not_matter() -> None:
 @pytest.mark.parametrize("parties", [1, 2, 3])
 @pytest.mark.parametrize("count", [0, 1, 77, 300])
 def test_messages_are_what_the_price_says(parties: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poly, "AT_ONCE", 128 << 6)  # 300 values go in three openings
+    monkeypatch.setattr(poly, "AT_ONCE", 128 << 6)  # 300 values go in two messages, of 128 + 128 and of 44
     table = choose("silu", 8.0, 10, 24)
     assert table is not None and table.w == 6
     sessions = make_sessions(parties)
@@ -135,7 +135,7 @@ def test_messages_are_what_the_price_says(parties: int, count: int, monkeypatch:
         run(sessions, torch.randint(-2, 2, (count,)), table, 16, 34)
     predicted = poly.price(count, table, 34, parties)
     assert counted.total.bits_sent == parties * predicted.bits
-    assert counted.total.rounds == parties * predicted.rounds == parties * (parties > 1) * max(1, -(-count // 128))
+    assert counted.total.rounds == parties * predicted.rounds == parties * (parties > 1) * max(1, -(-count // 256))
     assert counted.total.received_bits == predicted.offline_bits
 
 
