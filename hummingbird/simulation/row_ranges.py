@@ -6,7 +6,6 @@ was seen is widened, for a row beyond its range is noise: values by `headroom`, 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -80,8 +79,8 @@ def find_rows(
 
         return run
 
-    kinds = {name: step for name, step in folded.steps.items() if step.op in ("softmax", "norm")}
-    instead = {name: watched(step) for name, step in kinds.items()}
+    kinds = [(name, step) for name, step in folded.steps.items() if step.op in ("softmax", "norm")]
+    instead = {name: watched(step) for name, step in kinds}
     done = 0
     with torch.inference_mode():
         for part in images.split(batch):
@@ -89,13 +88,12 @@ def find_rows(
             done += len(part)
             if progress is not None:
                 progress(done, len(images))
-    ends = {"softmax": _of_softmax, "norm": functools.partial(_of_norm, more)}
-    return {name: ends[step.op](seen[name]) for name, step in kinds.items()}
+    return {name: _softmax(seen[name]) if step.op == "softmax" else _norm(seen[name], more) for name, step in kinds}
 
 
-def _of_softmax(found: _Seen) -> Rows:
+def _softmax(found: _Seen) -> Rows:
     return Rows(min(found.least, -_LEAST), max(found.most, _LEAST), found.sum)
 
 
-def _of_norm(more: float, found: _Seen) -> Rows:
+def _norm(found: _Seen, more: float) -> Rows:
     return Rows(found.least / more**2 * (1 - 2.0**-20), found.most * more**2 * (1 + 2.0**-20))
