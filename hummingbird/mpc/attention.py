@@ -12,22 +12,24 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.graph.attention import HIDDEN, shown
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
-from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec
+from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, held
 from hummingbird.mpc.protocols import beaver
-from hummingbird.ring import SCALE
+from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
 class MatMul(Layer):
     """The product of two private values as matrices, batches broadcast: 1 round, and as many bits for each of their
     elements as are read of the result.
 
-    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`): operands are then cut to
-    `fractions` bits of fraction as they are opened, and are taken at any scale. weights: whether the first one's rows
-    are not negative and sum up to 1, so that the result is no larger than the second one.
+    rounds: whether parties may round their own shares (`Comparison.takes_rounded_shares`): operands are then taken at
+    any scale, and cut to 16 bits of fraction as they are opened, or fewer beside softmaxes of rows in a known range
+    (`beside`). There are as few of the values that such a softmax's rows average as leave its small results whole:
+    12 to 16, and N/2 units of the last one are averaged, too. Of a product that such a softmax reads, rounded to 2^-12,
+    operands have 12; N/2 units of that for each of their elements average out over the sum.
     """
 
-    fractions: tuple[int, int] = (SCALE, SCALE)  # set by the planner (`shortened`), as is `weights`
-    weights = False
+    averages = False  # set by the planner: whether the first operand's rows are weights, as a softmax gives them
+    compared = False  # set by the planner: whether softmaxes of rows in a known range alone read the product
 
     def __init__(self, rounds: bool = False) -> None:
         super().__init__()
@@ -35,20 +37,26 @@ class MatMul(Layer):
         if rounds:
             self.input_limit = MAX_SCALE
 
-    def shortened(self, before: bool, behind: bool) -> None:
-        """Leave out bits of fraction that softmaxes of rows in a known range do not need (softmax_in_range.py).
-
-        before: the first operand is such a softmax's result, which has small values to tell apart; its rows average the
-        second one, whose roundings, N/2 units of 2^-11, are averaged too. behind: such a softmax reads the product,
-        rounded to 2^-12; N/2 units of that for each element of the operands average out over the sum.
+    def beside(self, before: bool, behind: bool) -> None:
+        """Say whether the first operand is the result of a softmax of rows in a known range, along its last dimension,
+        and whether such softmaxes alone read the product.
         """
-        if self.rounds and (before or behind):
-            self.fractions = (SCALE, _MIXED) if before else (_COMPARED, _COMPARED)
-            self.weights = before and type(self) is MatMul
+        self.averages, self.compared = self.rounds and before, self.rounds and behind
+
+    @property
+    def fractions(self) -> tuple[int, int]:
+        """The most bits of fraction of both operands."""
+        if self.averages:
+            weights, values = self.given
+            room = weights.valid - weights.scale - held(values.bound)
+            return SCALE, max(_FEWEST, min(SCALE, room))
+        return (_FEWEST, _FEWEST) if self.compared else (SCALE, SCALE)
 
     def _shifts(self, scales: Sequence[int]) -> list[int]:
         """Bits that are cut off each operand."""
-        return [max(0, scale - most) if self.rounds else 0 for scale, most in zip(scales, self.fractions, strict=True)]
+        if not self.rounds:
+            return [0, 0]
+        return [max(0, scale - most) for scale, most in zip(scales, self.fractions, strict=True)]
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return sum(scales) - sum(self._shifts(scales))
@@ -57,13 +65,17 @@ class MatMul(Layer):
         return min(low - shift for low, shift in zip(valid, self._shifts(scales), strict=True))
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return min(64, later + max(self._shifts(scales)))
+        return max(self.needs_of_each(scales, later))
+
+    def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
+        return [min(64, later + shift) for shift in self._shifts(scales)]
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return bounds[1] if self.weights else FLOOR
+        # Rows of weights that sum up to 1 give no more than they average; einsum may sum over something else.
+        return bounds[1] if self.averages and type(self) is MatMul else FLOOR
 
     def weight_scale(self, later: int) -> int:
-        return SCALE if self.fractions != MatMul.fractions else later
+        return SCALE if self.averages or self.compared else WEIGHT_SCALE
 
     def constants(self) -> tuple[int, ...]:
         return self.fractions if self.rounds else ()
@@ -143,7 +155,7 @@ class Einsum(MatMul):
         return f"{self.left},{self.right}->{self.out}"
 
 
-_COMPARED, _MIXED = 12, 11  # bits of fraction of operands: of logits, and of values that a softmax's rows average
+_FEWEST = 12  # bits of fraction of operands
 
 
 class RootScale(Layer):

@@ -18,6 +18,7 @@ from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, room
 from hummingbird.mpc.session import Session
+from hummingbird.ring import WEIGHT_SCALE
 
 
 class Scale(Layer):
@@ -43,7 +44,7 @@ class Scale(Layer):
         return bounds[0] + self.growth
 
     def weight_scale(self, later: int) -> int:
-        return later
+        return later if abs(self.factor) <= 1 else WEIGHT_SCALE
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share = share_of(x) if self.integer == 1 else share_of(x) * self.integer

@@ -68,7 +68,7 @@ class Planner:
         """Raises ConfigError for a window or a constant that does not fit, naming the layer."""
         self._steps = steps
         self._built = [self.build(step) for step in steps]
-        self._shorten()
+        self._introduce()
         self._coarsen()
         self._bounds = self._bounded()
         for built, bound in zip(self._built, self._bounds, strict=True):
@@ -86,8 +86,8 @@ class Planner:
             _note_ranges(plan)
             return plan
 
-    def _shorten(self) -> None:
-        """Tell products beside softmaxes of known ranges what is read of them."""
+    def _introduce(self) -> None:
+        """Tell products which softmaxes of rows in a known range they have beside them."""
         readers: list[list[bool]] = [[] for _ in self._steps]
         known = [isinstance(built.layer, SoftmaxInRange) for built in self._built]
         for number, step in enumerate(self._steps):
@@ -98,7 +98,7 @@ class Planner:
                 first = next(refs(step.inputs)).index
                 softmax = self._built[first].layer
                 averages = isinstance(softmax, SoftmaxInRange) and softmax.dim == -1
-                layer.shortened(averages, bool(readers[number]) and all(readers[number]))
+                layer.beside(averages, bool(readers[number]) and all(readers[number]))
 
     def _coarsen(self) -> None:
         """Give weights no more bits of fraction than those need who read their results."""
