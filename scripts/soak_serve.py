@@ -6,7 +6,8 @@
 Two parties and a dealer on this host, and this process as the client. Requests arrive at random times (a Poisson
 process), by default at 60 % of what the service answers when it is always busy, which is measured first; every answer
 is compared with the net's own. Memory, file handles and threads of each process are sampled; after a tenth of the time,
-in which pools fill, none of them should grow. Reads /proc: Linux only.
+in which pools fill, none of them should grow. Threads follow the calls under way, at most 32 of this client: what must
+not grow is the most of them in a tenth of the time. Reads /proc: Linux only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ DIGITS = ["models:get_model", "digits", "10"]
 THREADS = 32  # requests under way at the client
 CLOSE = 0.01  # of exact comparisons: what is left is rounding
 _FLAT = 0.05  # growth of memory that is none
-_COMING = 0.1  # and of threads, which come and go with requests
+_ONE = 1  # thread more than before is no growth
 
 
 class Sample(NamedTuple):
@@ -138,12 +139,17 @@ class Load:
 
 
 def growth(samples: list[Sample]) -> dict[str, float]:
-    """The growth of medians from the second tenth of the samples to the last one; memory as a fraction."""
+    """The growth from the second tenth of the samples to the last one: of medians, memory as a fraction; and of the most
+    threads, which come and go with the calls that are under way.
+    """
     tenth = max(1, len(samples) // 10)
-    before, after = samples[tenth : 2 * tenth] or samples[:1], samples[-tenth:]
-    middle = [(statistics.median(s[i] for s in before), statistics.median(s[i] for s in after)) for i in range(3)]
-    (memory, now), *others = middle
-    return {"memory": now / memory - 1, "files": others[0][1] - others[0][0], "threads": others[1][1] - others[1][0]}
+    parts = samples[tenth : 2 * tenth] or samples[:1], samples[-tenth:]
+    memory, now = (statistics.median(sample.memory for sample in part) for part in parts)
+    files, threads = (
+        measure([sample[place] for sample in parts[1]]) - measure([sample[place] for sample in parts[0]])
+        for place, measure in ((1, statistics.median), (2, max))
+    )
+    return {"memory": now / memory - 1, "files": files, "threads": threads}
 
 
 def measure(args: argparse.Namespace) -> tuple[float, Counter[str], dict[str, list[Sample]]]:
@@ -188,8 +194,7 @@ def run(args: argparse.Namespace) -> None:
     rows: list[dict[str, Any]] = []
     for name, found in samples.items():
         grown = growth(found)
-        few = grown["threads"] <= max(1.0, _COMING * found[-1].threads)
-        flat = grown["memory"] < _FLAT and grown["files"] <= 0 and few
+        flat = grown["memory"] < _FLAT and grown["files"] <= 0 and grown["threads"] <= _ONE
         rows.append({"process": name, "first": found[0]._asdict(), "last": found[-1]._asdict(), **grown, "flat": flat})
     print(f"{args.minutes:g} minutes at {rate:.1f} requests/s of {args.images} images")
     print("\n".join(f"{number:8,} {what}" for what, number in outcomes.most_common()))
