@@ -139,15 +139,15 @@ class Load:
 
 
 def growth(samples: list[Sample]) -> dict[str, float]:
-    """The growth from the second tenth of the samples to the last one: of medians, memory as a fraction; and of the most
-    threads, which come and go with the calls that are under way.
+    """The growth from the second tenth of the samples to the last one: of medians, memory as a fraction; and of the
+    most threads, which come and go with the calls that are under way.
     """
     tenth = max(1, len(samples) // 10)
     parts = samples[tenth : 2 * tenth] or samples[:1], samples[-tenth:]
     memory, now = (statistics.median(sample.memory for sample in part) for part in parts)
     files, threads = (
-        measure([sample[place] for sample in parts[1]]) - measure([sample[place] for sample in parts[0]])
-        for place, measure in ((1, statistics.median), (2, max))
+        middle([sample[place] for sample in parts[1]]) - middle([sample[place] for sample in parts[0]])
+        for place, middle in ((1, statistics.median), (2, max))
     )
     return {"memory": now / memory - 1, "files": files, "threads": threads}
 
