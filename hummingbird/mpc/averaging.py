@@ -120,7 +120,7 @@ class _Averaging(Layer):
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
-        """Of sums: bits of fraction that are not opened, bits that are, bits that are read of these, and how many of
+        """Bits of sums: of fraction that are not opened, those that are, those that are read of these, and how many of
         the first are zero in every share.
         """
         x = self.given[0]

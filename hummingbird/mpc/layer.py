@@ -54,7 +54,7 @@ class Spec(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What the planner knows of an input: its bits of fraction, how many low bits of its shares are right, how many of
+    """The planner's knowledge of an input: its bits of fraction, how many low bits of its shares are right, how many of
     the lowest are zero in every share, and log2 of how large it can be.
     """
 

@@ -39,7 +39,7 @@ class Multiply(Layer):
         return self.rounds and given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
 
     def _opened(self, read: int) -> list[tuple[int, int]]:
-        """Of each operand, bits of fraction that are cut off and bits that are opened, if `read` are of the result."""
+        """Bits of fraction that are cut off each operand, and bits that are opened, if `read` are of the result."""
         fractions = [self._fraction(given) for given in self.given]
         return [
             (given.scale - fraction, min(read, fraction + held(given.bound)) if self.lifts(given) else read)

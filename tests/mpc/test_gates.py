@@ -123,7 +123,7 @@ class Glu(nn.Module):
 
 
 def test_each_operand_has_the_bits_that_are_opened_of_it() -> None:
-    """Of the table 6 + 10, and it is not lifted before; of the other, which is, all that are read of the result."""
+    """Bits of the table: 6 + 10, and it is not lifted before; of the other, which is, all that are read of the result."""
     torch.manual_seed(2)
     net = Glu().eval()
     private = build(net, COARSE)

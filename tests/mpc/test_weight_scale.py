@@ -68,7 +68,7 @@ def test_the_finest_reader_counts() -> None:
     "net",
     [
         nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.ReLU()),
-        nn.Sequential(nn.Linear(6, 6), Function(lambda x: x * 0.5), nn.ReLU()),
+        nn.Sequential(nn.Linear(6, 6), Function(lambda x: x * 1.5), nn.ReLU()),
         nn.Sequential(nn.Linear(6, 6), Function(lambda x: x * x.relu())),
         nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6, elementwise_affine=False), nn.ReLU()),
         nn.Sequential(nn.Linear(6, 6), Function(lambda x: x + x.relu())),
@@ -77,6 +77,10 @@ def test_the_finest_reader_counts() -> None:
 )
 def test_who_is_no_window_reads_all(net: nn.Module) -> None:
     assert scales(seeded(net))[0] == 20
+
+
+def test_a_factor_up_to_one_passes_on_what_its_reader_needs() -> None:
+    assert scales(seeded(nn.Sequential(nn.Linear(6, 6), Function(lambda x: x * -0.5), nn.ReLU()))) == [16]
 
 
 def test_small_and_private_weights_keep_theirs() -> None:

@@ -249,7 +249,7 @@ def read_masks(words, carries, k, bits):
 
 
 def check_all_forms(fields, left, right, pairs, k, factor, bits):
-    """Of both forms of both masks the products, at every place of the result."""
+    """Products of both forms of both masks, at every place of the result."""
     low = M64 >> 64 - bits
     assert ("top" in fields, "factor_top" in fields, "tops" in fields) == (bits > k, bits > factor, bits > k + factor)
     whole, top, other, both = (

@@ -84,7 +84,7 @@ def masks(size0: Sequence[int], size1: Sequence[int], k: int, factor: int) -> Fi
 
 
 def products(size0: Sequence[int], size1: Sequence[int], k: int, factor: int, bits: int, whole: int) -> Fields:
-    """What is dealt of them for products mod 2^bits, where the masks of values count mod 2^whole."""
+    """The fields that are dealt for products mod 2^bits, where the masks of values count mod 2^whole."""
     left, right, out = tuple(size0), tuple(size1), tuple(torch.broadcast_shapes(size0, size1))
     fields = {
         **dict.fromkeys(("carry", "wrapped"), (left, whole - k)),
@@ -99,7 +99,7 @@ def products(size0: Sequence[int], size1: Sequence[int], k: int, factor: int, bi
 
 @dataclass(frozen=True)
 class Mask:
-    """What the dealer knows of masks of k bits: values, carries of their summands mod 2^(64 - k), and top bits."""
+    """The dealer's knowledge of masks of k bits: values, carries of their summands mod 2^(64 - k), and top bits."""
 
     value: Tensor
     carry: Tensor

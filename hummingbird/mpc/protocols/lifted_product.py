@@ -55,7 +55,7 @@ def product(session: Session, x: Operand, y: Operand, bits: int) -> Tensor:
 
 
 def opened(session: Session, *pairs: tuple[Operand, Tensor]) -> list[Opening]:
-    """What is opened of operands behind masks, of which parties have summands: one round."""
+    """The openings of operands behind masks, of which parties have summands: one round."""
     rank, mine = session.rank, []
     for (share, shift, k), mask in pairs:
         flat = share.reshape(-1)

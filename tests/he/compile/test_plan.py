@@ -102,11 +102,15 @@ def test_slopes_of_a_prelu_are_weights() -> None:
 
 
 def test_factors_of_a_norm_are_weights() -> None:
-    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).eval()
+    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 2)).eval()
     placed = sides(make_plan(net, (4,)))
     assert (placed["1.norm"], placed["1"]) == (("client", 1), ("encrypted", 1))
+    inside = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)).eval()
+    placed = sides(make_plan(inside, (4,)))
+    assert (placed["1.norm"], placed["2"]) == (("client", 1), ("encrypted", 1)) and "1" not in placed
     x = torch.randn(3, 4)
-    assert torch.allclose(he.convert_model(net, (4,))(x), net(x), atol=1e-3)
+    for each in (net, inside):
+        assert torch.allclose(he.convert_model(each, (4,))(x), each(x), atol=1e-3)
 
 
 def test_layers_added_share_a_scale() -> None:
