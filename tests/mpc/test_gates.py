@@ -123,7 +123,7 @@ class Glu(nn.Module):
 
 
 def test_each_operand_has_the_bits_that_are_opened_of_it() -> None:
-    """Bits of the table: 6 + 10, and it is not lifted before; of the other, which is, all that are read of the result."""
+    """The table is opened in 6 + 10 bits and not lifted before; the other, which is, in all that are read of it."""
     torch.manual_seed(2)
     net = Glu().eval()
     private = build(net, COARSE)
