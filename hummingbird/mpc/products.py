@@ -35,8 +35,9 @@ class Multiply(Layer):
         return min(SCALE, given.scale - given.grain) if self.rounds else given.scale
 
     def lifts(self, given: Given) -> bool:
-        # Known to be small, and right in the bits that its bound takes.
-        return self.rounds and given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
+        # Known to be small, right in the bits that its bound takes, and at a scale that is taken: a softmax's is higher.
+        small = given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
+        return self.rounds and small and given.scale <= self.input_limit
 
     def _opened(self, read: int) -> list[tuple[int, int]]:
         """Bits of fraction that are cut off each operand, and bits that are opened, if `read` are of the result."""

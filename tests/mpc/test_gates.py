@@ -189,3 +189,18 @@ def test_a_mean_of_values_of_any_size_lifts_the_values() -> None:
     x = torch.rand(2, 3, 8, 8) - 0.5
     found = hummingbird.simulate(net, mode="exact", seed=0)(x)
     assert float((found - net(x)).detach().abs().max()) < 2.0**-12
+
+
+class Weighted(nn.Module):
+    """A softmax's result, whose scale is higher than a product takes, times other values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x) * torch.softmax(x, -1)
+
+
+@pytest.mark.parametrize("bits", [None, COARSE])
+def test_a_factor_of_a_higher_scale_is_rounded_before(bits: BitWindow | None) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(3, 10) + 0.25
+    got = hummingbird.simulate(Weighted().eval(), bits, mode="exact", seed=1)(x)
+    assert float((got - Weighted()(x)).abs().max()) <= 2.0**-7
