@@ -35,7 +35,7 @@ class Multiply(Layer):
         return min(SCALE, given.scale - given.grain) if self.rounds else given.scale
 
     def lifts(self, given: Given) -> bool:
-        # Known to be small, right in the bits that its bound takes, and at a scale that is taken: a softmax's is higher.
+        # Known to be small, right in the bits that its bound takes, at a scale that is taken: a softmax's is higher.
         small = given.bound < FLOOR and given.valid - given.scale >= held(given.bound)
         return self.rounds and small and given.scale <= self.input_limit
 
