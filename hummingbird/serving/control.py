@@ -23,6 +23,7 @@ from hummingbird.wire.channel import Channel
 
 _HOLD, _GIVE_UP, _ALIVE, _END = 0, 1, 2, 3
 _CLAIM_WORDS = 6
+_CLAIMS = 8  # of a message: those of one moment go together, and rows that say nothing fill it up
 _MOST_ROWS = 1 << 20
 _ID = struct.Struct("<qq")
 
@@ -32,17 +33,13 @@ class Teller:
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
         self._channel, self._every, self._failed = channel, every, failed
-        self._sending = threading.Lock()
         self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hummingbird-teller", daemon=True)
         self._thread.start()
 
     def hold(self, id: bytes, claim: Claim) -> None:
-        """This party holds a request: said at once, by the caller's thread, which may have to wait for the network."""
-        try:
-            self._send([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
-        except HummingbirdError as error:
-            self._failed(error)
+        """This party holds a request."""
+        self._queue.put([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
 
     def give_up(self, id: bytes) -> None:
         """The client of a request has left this party."""
@@ -58,20 +55,21 @@ class Teller:
 
     def _run(self) -> None:
         try:
-            while (row := self._next()) is not None:
-                self._send(row)
+            while None not in (rows := self._next()):
+                self._channel.send(0, torch.tensor(rows, dtype=torch.int64))
         except HummingbirdError as error:
             self._failed(error)
 
-    def _send(self, row: list[int]) -> None:
-        with self._sending:
-            self._channel.send(0, torch.tensor(row, dtype=torch.int64))
-
-    def _next(self) -> list[int] | None:
+    def _next(self) -> list[list[int] | None]:
+        """What is to be told, of this moment or within a beat."""
+        rows: list[list[int] | None] = []
         try:
-            return self._queue.get(timeout=self._every)
+            rows.append(self._queue.get(timeout=self._every))
+            while len(rows) < _CLAIMS:
+                rows.append(self._queue.get_nowait())
         except Empty:
-            return [_ALIVE, 0, 0, 0, 0, 0]
+            rows += [[_ALIVE, 0, 0, 0, 0, 0]] * (_CLAIMS - len(rows))
+        return rows
 
 
 class Listener:
@@ -90,19 +88,22 @@ class Listener:
         self._thread.start()
 
     def _run(self) -> None:
-        like = [torch.zeros(_CLAIM_WORDS, dtype=torch.int64)]
+        like = [torch.zeros(_CLAIMS, _CLAIM_WORDS, dtype=torch.int64)]
         try:
             while True:
-                kind, low, high, images, owner, left = self._channel.receive(self._peer, like)[0].tolist()
-                id = _ID.pack(low, high)
-                if kind == _HOLD:
-                    self._order.hold(self._peer, id, Claim(images, owner, left / 1e3))
-                elif kind == _GIVE_UP:
-                    self._order.give_up(id)
-                elif kind == _END:
-                    self._end()
+                for row in self._channel.receive(self._peer, like)[0].tolist():
+                    self._heard(*row)
         except HummingbirdError as error:
             self._failed(error)
+
+    def _heard(self, kind: int, low: int, high: int, images: int, owner: int, left: int) -> None:
+        id = _ID.pack(low, high)
+        if kind == _HOLD:
+            self._order.hold(self._peer, id, Claim(images, owner, left / 1e3))
+        elif kind == _GIVE_UP:
+            self._order.give_up(id)
+        elif kind == _END:
+            self._end()
 
 
 def send_list(channel: Channel, decisions: Sequence[Decision], last: bool) -> None:

@@ -66,13 +66,16 @@ class Record(NamedTuple):
 
 
 class Call:
-    """A call at work; its thread tells here what it reads and writes."""
+    """A call, from its first byte until its caller has the answer or has gone; its thread tells here what it reads and
+    writes.
+    """
 
     def __init__(self, method: str, client: str | None, context: grpc.ServicerContext) -> None:
         self.method, self.client, self.context = method, client, context
         self.started = time.monotonic()
         self.waiting: float | None = None  # since when its caller is awaited
         self.received = self.sent = self.held = 0
+        self.ends = 2  # that are to come: the method's, and gRPC's
 
     def read(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """The caller's messages, counted. How long to wait for one is the method's to say."""
@@ -114,7 +117,7 @@ class Gate:
 
     @property
     def in_flight(self) -> int:
-        """Calls at work."""
+        """Calls that have not ended."""
         return len(self._calls)
 
     def drain(self, timeout: float) -> bool:
@@ -133,14 +136,20 @@ class Gate:
 
     @contextmanager
     def call(self, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
-        """A call from its beginning to its end; an error within, or one of the gate's own, becomes its status."""
+        """A method from its beginning to its end; an error within, or one of the gate's own, becomes the call's status.
+
+        The call counts, with the bytes that it holds, until its caller has taken the answer.
+        """
         call, outcome = Call(method, None, context), "OK"
         try:
             call.client = _names[context] = self._name(context)
             self._enter(call)
+            if not context.add_callback(lambda: self._leave(call)):  # the call has ended meanwhile
+                self._leave(call)
             try:
                 yield call
             finally:
+                call.waiting = time.monotonic()  # for the caller to take what is on its way
                 self._leave(call)
             if not context.is_active():
                 left = context.time_remaining()
@@ -183,7 +192,11 @@ class Gate:
                 self._by_client[call.client] += 1
 
     def _leave(self, call: Call) -> None:
+        """One end of a call; it has left with the second."""
         with self._changed:
+            call.ends -= 1
+            if call.ends:
+                return
             self._calls.discard(call)
             if call.client is not None:
                 for counts, amount in ((self._by_client, 1), (self._held, call.held)):

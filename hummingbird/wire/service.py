@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
-from hummingbird.wire.gate import MAX_MESSAGE, STOPPING, Gate
+from hummingbird.wire.gate import MAX_MESSAGE, STOPPING, Call, Gate
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.tokens import HEADER
@@ -185,35 +185,51 @@ def _claim(path: str) -> None:
 
 
 def _handler(name: str, function: Method | Exchange, gate: Gate) -> grpc.RpcMethodHandler:
-    """A method for gRPC. All are of two streams there, which callers cannot tell.
+    """A method for gRPC, where callers always send a stream, which they cannot tell.
 
     So a call is at the gate before its request is read: gRPC itself would give a thread to a request of one message,
     and keep it until the message has come.
     """
     exchange = isinstance(function, Exchange)
     run: Any = function.function if isinstance(function, Exchange) else function
-    many = exchange or inspect.isgeneratorfunction(run)
+    if not exchange and not inspect.isgeneratorfunction(run):
+        return grpc.stream_unary_rpc_method_handler(_single(name, run, gate))
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with gate.call(name, context) as call:
-            if exchange:
-                gate.hold(call, _STREAM)
-                request: Any = call.read(requests)
-            else:
-                with call.for_caller():
-                    request = next(call.read(requests), None)
-                if request is None:
-                    raise InputError("a call without a message", where=name, hint="this method takes one")
-                gate.hold(call, len(request) + (_STREAM if many else 0))
-            result = run(request, context)
-            for message in result if many else (result,):
-                if not many:
-                    gate.hold(call, len(message))
+            gate.hold(call, _STREAM)
+            request: Any = call.read(requests) if exchange else _message(name, call, requests, gate)
+            for message in run(request, context):
                 call.sent += len(message)
                 with call.for_caller():
                     yield message
 
     return grpc.stream_stream_rpc_method_handler(answer)
+
+
+def _single(
+    name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Gate
+) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
+    """A method of one answer, which gRPC sends with the call's status while this thread goes on."""
+
+    def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with gate.call(name, context) as call:
+            message = run(_message(name, call, requests, gate), context)
+            gate.hold(call, len(message))
+            call.sent += len(message)
+            return message
+
+    return answer
+
+
+def _message(name: str, call: Call, requests: Iterator[bytes], gate: Gate) -> bytes:
+    """The one message of a caller, awaited and counted."""
+    with call.for_caller():
+        message = next(call.read(requests), None)
+    if message is None:
+        raise InputError("a call without a message", where=name, hint="this method takes one")
+    gate.hold(call, len(message))
+    return message
 
 
 # Client ---------------------------------------------------------------------------------------------------------------
