@@ -6,7 +6,9 @@ windows, the default one among them, take two comparisons first, for the functio
     f(x) = f(c) [+ relu(x - e)],        c = relu(x + e) - relu(x - e) - e, which is clamp(x, -e, e)
 
 So the result is right for every x that the window is for, as with splines. m says how exact it is: inputs and results
-are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, and to 2^-14 at the finest.
+are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, and to 2^-14 at the finest. Where a
+table spans the window, pieces err by half a unit of the finest results, and by two units of others, 1/32 of what
+comparisons leave undecided; else by half a unit.
 """
 
 from __future__ import annotations
@@ -76,10 +78,11 @@ class Tabulated(Comparing):
         reach = self.comparison.range(scale)
         offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0
         if offered:
-            table = choose(self.name, 2.0**reach, fraction, max(1, min(offered, self.read - SCALE)))
+            allowed, bits = 2.0**-fraction * (0.5 if fraction == FINEST else 2), max(1, min(offered, self.read - SCALE))
+            table = choose(self.name, 2.0**reach, fraction, bits, allowed=allowed)
             assert table is not None, "fewer bits need no other table"
             if table.k + scale - fraction <= self.comparison.valid:
-                return LookUp(table, min(offered, max(1, self.read - SCALE)) + fraction, False)
+                return LookUp(table, bits + fraction, False)
         most = self.function.end + 2.0 ** (_UNDECIDED - SCALE)
         bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # above the ends
         table = choose(self.name, most, fraction, bits)
