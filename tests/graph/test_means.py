@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 def norms(steps: list[graph.Step]) -> list[bool]:
-    """Of every norm, whether it takes a mean."""
+    """Whether each norm takes a mean."""
     return [step.attrs["center"] for step in steps if step.op == "norm"]
 
 
