@@ -271,26 +271,31 @@ def opened_rows(n: int, rows: int, parties: int, bits: int) -> Cost:
     return opened + opening(parties, packed(bits * rows))
 
 
-def lifted_product(left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int) -> Cost:
-    """A product mod 2^bits of operands with these numbers of elements, lifted as they are opened, in `value` and
-    `factor` bits (protocols/lifted_product.py): 1 round.
+def lifted_product(
+    left: int, right: int, out: int, value: int, factor: int, bits: int, parties: int, cut: int = 0
+) -> Cost:
+    """A product mod 2^bits, less its lowest `cut` bits, of operands with these numbers of elements, lifted as they are
+    opened, in `value` and `factor` bits (protocols/lifted_product.py): 1 round.
     """
-    offline = 2 * packed(left * (bits - value)) + _masks_of_products(right, out, value, factor, bits)
+    masks = 2 * packed(left * (bits + cut - value))
+    offline = masks + _masks_of_products(right, out, value, factor, bits + cut, cut)
     return opening(parties, packed(left * value) + packed(right * factor), 8 * offline)
 
 
-def _masks_of_products(right: int, out: int, value: int, factor: int, bits: int) -> int:
+def _masks_of_products(right: int, out: int, value: int, factor: int, bits: int, cut: int) -> int:
     """Bytes that are dealt of masks of `right` factors, and of products with them."""
-    of_products = [bits, bits - value, bits - factor, max(0, bits - value - factor)]
+    of_products = [bits - cut, bits - value, bits - factor, max(0, bits - value - factor)]
     return 2 * packed(right * (bits - factor)) + sum(packed(out * width) for width in of_products)
 
 
-def lifted_rows(n: int, rows: int, value: int, factor: int, sums: int, product: int, parties: int) -> Cost:
+def lifted_rows(n: int, rows: int, value: int, factor: int, sums: int, product: int, cut: int, parties: int) -> Cost:
     """n elements of `value` bits in rows, lifted by the opening that serves the sums of their squares, mod 2^sums, and
-    a product with a number of each row, of `factor` bits, mod 2^product (protocols/rows.py): 2 rounds.
+    a product with a number of each row, of `factor` bits, mod 2^product, less its lowest `cut` bits
+    (protocols/rows.py): 2 rounds.
     """
-    squares = 2 * packed(n * (max(sums, product) - value)) + packed(n * (sums - value - 1)) + packed(rows * sums)
-    offline = squares + _masks_of_products(rows, n, value, factor, product)
+    masks = 2 * packed(n * (max(sums, product + cut) - value))
+    squares = masks + packed(n * (sums - value - 1)) + packed(rows * sums)
+    offline = squares + _masks_of_products(rows, n, value, factor, product + cut, cut)
     return opening(parties, packed(n * value), 8 * offline) + opening(parties, packed(rows * factor))
 
 

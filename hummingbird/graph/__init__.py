@@ -2,6 +2,7 @@
 
 from hummingbird.graph.exchange import pools_first
 from hummingbird.graph.interpreter import Interpreter
+from hummingbird.graph.means import centered
 from hummingbird.graph.run import OPS, run, run_all
 from hummingbird.graph.saved import SavedNet
 from hummingbird.graph.steps import Ref, Step, fingerprint
@@ -14,6 +15,7 @@ __all__ = [
     "Ref",
     "SavedNet",
     "Step",
+    "centered",
     "fingerprint",
     "pools_first",
     "problems",

@@ -44,7 +44,7 @@ def _scaled_inside(steps: list[Step]) -> list[Step]:
 
 def _with_scale(step: Step, before: Step) -> dict[str, Tensor]:
     weight, bias = step.attrs["weight"].double(), step.attrs["bias"]
-    moved = _sums(weight * before.attrs["shift"].double())
+    moved = sums(weight * before.attrs["shift"].double())
     found = {
         "weight": weight * before.attrs["scale"].double(),
         "bias": moved if bias is None else moved + bias.double(),
@@ -52,7 +52,7 @@ def _with_scale(step: Step, before: Step) -> dict[str, Tensor]:
     return {name: value.to(step.attrs["weight"].dtype) for name, value in found.items()}
 
 
-def _sums(rows: Tensor) -> Tensor:
+def sums(rows: Tensor) -> Tensor:
     """The sum of every row by halves: torch's own adds in an order that differs from machine to machine."""
     while rows.shape[1] > 1:
         odd = rows[:, -1:] if rows.shape[1] % 2 else rows[:, :0]

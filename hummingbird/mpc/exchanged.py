@@ -1,4 +1,5 @@
-"""A net's steps in the order in which its parties compute them: ReLUs behind max poolings (graph/exchange.py).
+"""A net's steps as its parties compute them: ReLUs behind max poolings (graph/exchange.py), and norms whose means are
+taken by the weights before them (graph/means.py).
 
 A pooling that passes a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1), less (N - 1) 2^m,
 and two such values differ by less than 2^k, less 2 (N - 1) 2^m: so k + 1 bits hold their difference, or k + 2 where the
@@ -15,22 +16,22 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.graph import Step, pools_first
+from hummingbird.graph import Step, centered, pools_first
 from hummingbird.mpc.protocols.registry import named
 
 
 class Exchanged(NamedTuple):
-    """Steps in the order of the parties; passed: the ReLUs that a max pooling, by name, now comes before."""
+    """Steps as the parties compute them; passed: the ReLUs that a max pooling, by name, now comes before."""
 
     steps: list[Step]
     passed: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(cls, steps: Sequence[Step], protocol: str) -> Exchanged:
-        """The order for a protocol. "gmw" keeps the net's own: its pooling would have to rescale before it compares."""
+        """The steps for a protocol. "gmw" keeps the net's own: its pooling would have to rescale before it compares."""
         if not named(protocol).takes_rounded_shares:
             return cls(list(steps), {})
-        return cls(*pools_first(steps))
+        return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:
         """The windows for this order."""

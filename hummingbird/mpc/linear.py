@@ -6,6 +6,7 @@ The result carries the weights' bits of fraction more than the input (mpc/weight
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class Linear(Layer):
         self.op, self.options, self.owner, self.last = op, options, owner, last
         # A result is a sum of products, and its bias: how large it is at most, if the weights are known.
         self.growth = _growth(op, weight, options) if owner is None else None
+        self.steepness = _steepness(weight) if owner is None and op == "matmul" else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
             # At least 20, though fewer may hold them exactly: a dealer who has other weights makes the same plan.
@@ -87,6 +89,13 @@ class Linear(Layer):
         if self.growth is None:
             return FLOOR
         products = bounds[0] + self.growth
+        return products if self.offset is None else max(products, self.offset) + 1
+
+    def bound_of_rows(self, length: int) -> int:
+        """log2 of how large a result can be of rows of so many values, of mean square 1 or less (Cauchy-Schwarz)."""
+        if self.steepness is None:
+            return FLOOR
+        products = (math.ceil(math.log2(length)) + 1) // 2 + self.steepness
         return products if self.offset is None else max(products, self.offset) + 1
 
     def cost(self, inputs: Sequence[Spec], parties: int) -> Cost:
@@ -136,6 +145,18 @@ def _growth(op: str, weight: Tensor, options: dict[str, Any]) -> int:
         sums = codes.flatten(1).sum(1)
     largest = int(sums.max()) if sums.numel() else 0
     return max(largest - 1, 0).bit_length() + top - 40
+
+
+def _steepness(weight: Tensor) -> int:
+    """log2, rounded up, of the largest root of the sum of squares of what one output multiplies; weight: (in, out).
+
+    In whole numbers, as of `_growth`: 20 bits of each weight, exact for up to 2^22 terms.
+    """
+    top = ring.exponent_of(float(weight.abs().max())) if weight.numel() else 0
+    codes = (weight.detach().abs().double() * 2.0 ** (20 - top)).ceil().long()
+    sums = (codes * codes).sum(0)
+    largest = int(sums.max()) if sums.numel() else 0
+    return (max(largest - 1, 0).bit_length() + 1) // 2 + top - 20
 
 
 def _numel(op: str, left: Sequence[int], right: Sequence[int], options: dict[str, Any]) -> int:

@@ -166,6 +166,9 @@ class Norm(Layer):
         n = Shares(self.session(), self.exact, scale)
         return from_share(self.formula(n, share_of(x)), self.out_scale([scale]))
 
+    def weight_scale(self, later: int) -> int:
+        return super().weight_scale(later) if self.assumed is None else SCALE
+
     def _prices(self, x: Spec, parties: int) -> Prices:
         prices = Prices(self.exact, x.scale, parties)
         self.formula(prices, torch.empty(x.shape, dtype=torch.int64, device="meta"))
@@ -178,7 +181,7 @@ class Norm(Layer):
         return max(inputs[0].numel, self._prices(inputs[0], 2).breadth)
 
     def out_scale(self, scales: Sequence[int]) -> int:
-        return SCALE + (FRACTION if self.assumed is None else norms_in_range.fraction(self.assumed))
+        return SCALE + (FRACTION if self.assumed is None else norms_in_range.FRACTION)
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
         return 64 if valid[0] >= self.needs(scales, 64) else 0  # none is right: the planner takes another form

@@ -10,12 +10,14 @@ sum of squares and the last product.
 more bits of fraction; q is such that the upper end is near. v = g u^(-1/2) is a table (polynomials.py), "root-D" with
 the gain g = 2^E sqrt(n) 2^(-P/2), 1 <= g < 2.
 
-*Product.* A result is c sqrt(n / sum of (c^2 + eps)) = z v 2^-E, of which v alone is opened, in K bits.
+*Product.* A result is c sqrt(n / sum of (c^2 + eps)) = z v 2^-E, of which v alone is opened, in K bits. It loses
+all but 18 bits of fraction in the same message, and is right in the whole ring.
 
 *Error.* Of v, 2^-14 and N (2^-16 + 2^-17) of itself: 3 2^-16 of pieces, with their coefficients; 2^-17 as masks move
 these; 2^-17 of g; N 2^-16, for u is rounded by N/2 units of 2^-(D + 14), N 2^-15 of itself; N 2^-17, for v has 16
 bits of fraction. z is rounded by N/2 units, which moves the root of S by N 2^-17 of itself at most. So a result errs
-by less than 2^-14 + N 2^-15 of itself, as with comparisons, and besides, as its own z does, by N 2^-17.
+by less than 2^-14 + N 2^-15 of itself, as with comparisons, and besides, as its own z does, by N 2^-17, and by
+(N + 1) 2^-19 as it is cut.
 
 *Range.* Above `most` a row is noise, without notice: S leaves the table, or z its k bits. Below `least` v is too
 small, never too large, as the table goes on below 2^-D.
@@ -42,15 +44,14 @@ FLATTEST, STEEPEST = -24, 16  # log2 of the variances that are served
 _BELOW = 14  # bits of fraction of u below its least value
 _FULL = 0.96  # of u: a table of 2^5 pieces or more reaches so far
 _SLACK = 2.0**-10  # of S: what parties round takes N 2^-16 of it
+FRACTION = 2  # bits of fraction of a result beside 16
 _UNITS = 16  # of z and of v: what parties round, N/2 units, of up to 32 of them
 _STEPS = 3  # bits of q after its first
 _ABOVE = 2.34  # v at 0, over g 2^(D/2)
 
 
 class Sizes(NamedTuple):
-    """The numbers of a norm over rows of one length: q, L, f, k, P, the table with D, K, and by how many bits a result
-    is moved up, so that those of all lengths have the same fraction.
-    """
+    """The numbers of a norm over rows of one length: q, L, f, k, P, the table with D, K, and bits cut of z v."""
 
     factor: int
     spread: int
@@ -60,20 +61,13 @@ class Sizes(NamedTuple):
     table: Table
     root: int
     opened: int
-    up: int
+    cut: int
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers that parties must have alike."""
-        *sizes, table, root, opened, up = self
-        return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, up)
-
-
-def fraction(rows: Rows) -> int:
-    """Bits of fraction of a result beside 16, at least E: 2^f kappa is less than 2^17 / sqrt(least), and 2^(P/2) below
-    1.15 times 2^f kappa sqrt(n most), as q leaves u no further below its upper end.
-    """
-    return math.ceil(SCALE + 1.2 + math.log2(rows.most / rows.least) / 2)
+        *sizes, table, root, opened, cut = self
+        return (*sizes, table.k, table.w, table.degree, table.gain, root, opened, cut)
 
 
 def serves(rows: Rows, length: int, eps: float) -> bool:
@@ -110,9 +104,9 @@ def sizes(length: int, center: bool, rows: Rows) -> Sizes:
     allowed = 3 * 2.0**-16
     table = choose(f"root-{depth}", reach, depth + _BELOW, opened - SCALE, SCALE, allowed, 0.0, WIDEST_OF_ROWS, gain)
     assert table is not None and table.k == table.fraction, "see WIDEST: u fills the table"
-    up = fraction(rows) - exponent
-    assert up >= 0 and top <= 62, "see `fraction` and `serves`"
-    return Sizes(-factor, spread, fine, value, top, table, depth, opened, up)
+    cut = exponent - FRACTION  # z v has E bits of fraction beside the 16 of v
+    assert 0 <= cut <= min(value, opened) and value + opened <= 61 and top <= 62, "see `serves`"
+    return Sizes(-factor, spread, fine, value, top, table, depth, opened, cut)
 
 
 def needed(found: Sizes, scale: int) -> int:
@@ -121,8 +115,8 @@ def needed(found: Sizes, scale: int) -> int:
 
 
 def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact: Comparison, read: int = 64) -> Tensor:
-    """The rows of x, (..., length), normed; on shares with fraction(rows) bits of fraction beside 16, and right in
-    `read` low bits.
+    """The rows of x, (..., length), normed; on shares with FRACTION bits of fraction beside 16, and right in `read` low
+    bits.
     """
     length = x.shape[-1]
     found = sizes(length, center, rows)
@@ -134,14 +128,15 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, rows: Rows, exact
     shift = n.scale + found.spread - found.fraction
     if shift < 0:
         y = n.times(y, 1 << -shift, -shift)
-    product = min(64, max(read - found.up, found.value + 1, found.opened + 1))
-    squares, times = n.lifted_rows(y, max(0, shift), Widths(found.value, found.opened, found.top, product))
+    product = max(read, found.value + 1 - found.cut, found.opened + 1 - found.cut)
+    widths = Widths(found.value, found.opened, found.top, product, found.cut)
+    squares, times = n.lifted_rows(y, max(0, shift), widths)
     unit = length * (number * 2.0**-found.spread) ** 2
     total = squares + n.constant(unit * eps, 2 * found.fraction - SCALE)
     n.expects(total, rows.most * (1 + _SLACK), _WHAT, rows.least * (1 - _SLACK), unit)
     u = n.times(total, 1, found.top - 2 * found.fraction) - n.constant(root_at(found.root), found.top - SCALE)
     v = n.with_comparison(exact, found.top).polynomial(u, found.table, found.opened)
-    return n.times(times(v), 1 << found.up, fraction(rows) - found.fraction)
+    return n.times(times(v), 1, found.cut + FRACTION - found.fraction)
 
 
 _WHAT = "the variance of a row, and eps, is"

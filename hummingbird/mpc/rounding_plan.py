@@ -26,12 +26,15 @@ from torch import nn
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
+from hummingbird.mpc import weighted_mean
 from hummingbird.mpc.attention import MatMul
 from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, LocalRescale, held
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
+from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.protocols.registry import named
 from hummingbird.mpc.softmax_in_range import SoftmaxInRange
+from hummingbird.mpc.weighted_mean import WeightedMean
 from hummingbird.ring import SCALE, WEIGHT_SCALE
 
 
@@ -71,6 +74,7 @@ class Planner:
         self._introduce()
         self._coarsen()
         self._bounds = self._bounded()
+        self._join()
         for built, bound in zip(self._built, self._bounds, strict=True):
             if built.whole and built.layer is None:
                 built.limit = SCALE + min(FINER, FLOOR - bound)  # a softmax over 1,000 classes gives 0.001
@@ -100,6 +104,26 @@ class Planner:
                 averages = isinstance(softmax, SoftmaxInRange) and softmax.dim == -1
                 layer.beside(averages, bool(readers[number]) and all(readers[number]))
 
+    def _join(self) -> None:
+        """Let a product that alone reads a softmax in a known range divide by its sums, if its values are small."""
+        readers = [0] * len(self._steps)
+        for step in self._steps:
+            for ref in refs(step.inputs):
+                readers[ref.index] += 1
+        for number, step in enumerate(self._steps):
+            layer = self._built[number].layer
+            if type(layer) is not MatMul or not layer.averages:
+                continue
+            first, values = (ref.index for ref in refs(step.inputs))
+            softmax = self._built[first].layer
+            assert isinstance(softmax, SoftmaxInRange)
+            bound = self._bounds[values]
+            if readers[first] == 1 and bound < FLOOR and weighted_mean.serves(softmax.rows, bound):
+                softmax.left_to_reader()
+                joined = WeightedMean(softmax.rows)
+                self._built[number] = Built(joined, None, joined.input_limit, False)
+                self._bounds[first] = softmax.bound([])
+
     def _coarsen(self) -> None:
         """Give weights no more bits of fraction than those need who read their results."""
         needed = [0] * len(self._steps)
@@ -124,8 +148,16 @@ class Planner:
                 bounds.append(FLOOR)
             else:
                 own = built.layer.bound(given) if isinstance(built.layer, Layer) else max(given)
+                own = min(own, self._bound_of_norm(step, built.layer))
                 bounds.append(max(0, min(FLOOR, own)))
         return bounds
+
+    def _bound_of_norm(self, step: Step, layer: nn.Module | None) -> int:
+        """log2 of how large the results of a linear layer can be that reads rows of a norm of the last dimension."""
+        norm = self._built[next(refs(step.inputs)).index].layer
+        if not isinstance(layer, Linear) or not isinstance(norm, Norm) or norm.attrs["last"] != 1:
+            return FLOOR
+        return layer.bound_of_rows(norm.attrs["sizes"][0])
 
     def _read(self) -> list[int]:
         """Integer bits of each value that its readers look at, from the last step to the first."""

@@ -30,13 +30,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hummingbird.bits import Rows
 from hummingbird.errors import InputError
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic
-from hummingbird.mpc.comparing import Comparing
-from hummingbird.mpc.layer import MARGIN, MAX_SCALE
+from hummingbird.mpc.comparing import Comparing, Prices, Shares
+from hummingbird.mpc.layer import MARGIN, MAX_SCALE, Spec
 from hummingbird.mpc.polynomials import GAIN, POWER_TO, Table, choose, reciprocal_at
 from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.mpc.softmax_tables import reciprocal
@@ -46,8 +48,8 @@ LONGEST = 512  # places
 _SPREAD = (LONGEST - 1).bit_length()
 _WIDEST = POWER_TO - 1  # of half the range
 _LOWEST = -7.0  # of its middle: below it E would have no bits of fraction
-_FRACTION = 12  # bits of fraction of y, and of E 2^t
-_SUM_FRACTION = 13  # of u as it is looked up
+FRACTION = 12  # bits of fraction of y, and of E 2^t
+SUM_FRACTION = 13  # of u as it is looked up
 _BELOW = 13  # bits of fraction of v beyond its size
 _PIECES = 0.6 * 2.0**-10
 _SLACK = 2.0**-6  # of y: what parties round of the range, and of the middle
@@ -80,7 +82,7 @@ def _ends(rows: Rows) -> tuple[float, float]:
     return rows.least, max(rows.most, 2 * _LOWEST - rows.least)
 
 
-def _most(rows: Rows) -> float:
+def most_sum(rows: Rows) -> float:
     """The largest u: as told, or that of rows of the two ends alone, of which e^x, being convex, has the most."""
     if rows.sum is not None:
         return rows.sum
@@ -88,9 +90,16 @@ def _most(rows: Rows) -> float:
     return part * math.exp(rows.most) + (1 - part) * math.exp(rows.least)
 
 
+def most_bits(rows: Rows) -> int:
+    """Bits of E as it is opened, of rows of any length: 2^a / n is less than 2."""
+    longest = sizes(LONGEST, rows)
+    assert longest is not None, "see `serves`"
+    return longest.value + 1
+
+
 def fine(rows: Rows) -> int:
     """Bits of fraction of v, which is 1 / sum at least."""
-    return max(SCALE, _BELOW + math.ceil(math.log2(_most(rows))))
+    return max(SCALE, _BELOW + math.ceil(math.log2(most_sum(rows))))
 
 
 def serves(rows: Rows) -> bool:
@@ -107,25 +116,34 @@ def sizes(length: int, rows: Rows) -> Sizes | None:
     spread = (length - 1).bit_length()
     stretch = round(2.0**spread / length * GAIN)
     least, most = (end * length / 2.0**spread for end in _ends(rows))
-    middle = round((least + most) / 2 * 2**_FRACTION) * 2.0**-_FRACTION
+    middle = round((least + most) / 2 * 2**FRACTION) * 2.0**-FRACTION
     # E at y: e^(stretched (y - middle)) times what e^middle and 2^a / n come to, 2^t times a gain of 1 to 2.
     factor = math.exp(middle * stretch / GAIN) * 2.0**spread / length
     turn = math.floor(math.log2(factor))
     gain, unit = round(factor * 2.0**-turn * GAIN), 2.0**spread / length * 2.0**-turn
-    scale = _FRACTION + turn
+    scale = FRACTION + turn
     largest = math.exp(_ends(rows)[1] * (1 + 2.0**-16) + _SLACK) * unit * (1 + 2.0**-9)
     opened = fine(rows) + 1 + MARGIN  # v is little more than 1
-    found = reciprocal(_most(rows) * (1 + 2.0**-8), fine(rows), opened)
+    found = reciprocal(most_sum(rows) * (1 + 2.0**-8), fine(rows), opened)
     if found is None:
         return None
     inverse, span = found
     value = math.ceil(largest * 2.0**scale).bit_length() + 1 + MARGIN
-    bits = max(value, span + _FRACTION + spread)
+    bits = max(value, span + FRACTION + spread)
     reach = (most - least) / 2 + _SLACK
-    table = choose("power", reach, _FRACTION, bits - scale, scale, _PIECES, unit, gain=gain, stretch=stretch)
+    table = choose("power", reach, FRACTION, bits - scale, scale, _PIECES, unit, gain=gain, stretch=stretch)
     if table is None:
         return None
     return Sizes(spread, turn, middle, table, inverse, reciprocal_at(span), bits, value, opened)
+
+
+def numbers(length: int, rows: Rows) -> Sizes:
+    """`sizes` of rows that `serves` takes. InputError for more than `LONGEST` places."""
+    if not 0 < length <= LONGEST:
+        raise InputError(f"softmax over {length} places", hint=f"at most {LONGEST}")
+    found = sizes(length, rows)
+    assert found is not None, "see `serves`"
+    return found
 
 
 class SoftmaxInRange(Comparing):
@@ -135,10 +153,18 @@ class SoftmaxInRange(Comparing):
 
     input_limit = MAX_SCALE - _SPREAD
 
+    divides = True  # set by the planner: whether its results are divided by their sum here, or by their reader
+
     def __init__(self, dim: int, comparison: Comparison, rows: Rows) -> None:
         super().__init__(comparison)
         self.dim, self.rows = dim, rows
-        self.fraction = _FRACTION + fine(rows) + _SPREAD - SCALE
+        self.fraction = FRACTION + fine(rows) + _SPREAD - SCALE
+
+    def left_to_reader(self) -> None:
+        """Give e^c 2^a / n, right in as many bits as `Sizes.value` says, and leave the sum to who reads it
+        (mpc/weighted_mean.py).
+        """
+        self.divides, self.fraction = False, FRACTION - SCALE
 
     @property
     def _longest(self) -> Sizes:
@@ -148,11 +174,7 @@ class SoftmaxInRange(Comparing):
 
     def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
         values = n.precise(x, 2 * SCALE).movedim(self.dim, -1)
-        length = values.shape[-1]
-        if not 0 < length <= LONGEST:
-            raise InputError(f"softmax over {length} places", hint=f"at most {LONGEST}")
-        found = sizes(length, self.rows)
-        assert found is not None, "see `serves`"
+        found = numbers(values.shape[-1], self.rows)
         exp, inverse, more = self._looked_up(n, values, found)
         up = _SPREAD - found.spread
         product = max(self.read - up, found.value, found.factor)
@@ -160,19 +182,23 @@ class SoftmaxInRange(Comparing):
         out = n.times(out, 1, found.spread - found.turn)
         return n.times(out, 1 << up, up).movedim(-1, self.dim).to(x.dtype)
 
-    def _looked_up(self, n: Arithmetic, x: Tensor, found: Sizes) -> tuple[Tensor, Tensor, int]:
-        """E and v of rows, the last dimension, and how many bits of fraction of E are zeros."""
+    def exponentials(self, n: Arithmetic, x: Tensor, found: Sizes) -> Tensor:
+        """E of rows, the last dimension, with 16 bits of fraction, or as many more as its table has."""
         length = x.shape[-1]
         y = n.times(x, length, found.spread) - n.times(x.sum(-1, keepdim=True), 1, found.spread)
         unit = length * 2.0**-found.spread
         n.expects(y, self.rows.most * (1 + _SLACK), _WHAT, self.rows.least * (1 + _SLACK), unit)
         y = y - n.constant(found.middle, n.scale + found.spread - SCALE)
-        exp = n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
+        return n.with_comparison(self.comparison, n.scale + found.spread).polynomial(y, found.exp, found.bits)
+
+    def _looked_up(self, n: Arithmetic, x: Tensor, found: Sizes) -> tuple[Tensor, Tensor, int]:
+        """E and v of rows, the last dimension, and how many bits of fraction of E are zeros."""
+        exp = self.exponentials(n, x, found)
         scale = max(SCALE, found.exp.scale)
         total = n.times(exp.sum(-1, keepdim=True), 1, found.spread - found.turn)
-        n.expects(total, _most(self.rows) * (1 + 2.0**-8), _MEAN)
+        n.expects(total, most_sum(self.rows) * (1 + 2.0**-8), _MEAN)
         at = scale + found.spread - found.turn  # bits of fraction of u, as it is
-        lacking = max(0, _SUM_FRACTION - at)
+        lacking = max(0, SUM_FRACTION - at)
         total = n.times(total, 1 << lacking, lacking) - n.constant(found.below, at + lacking - SCALE)
         sums = n.with_comparison(self.comparison, at + lacking)
         return exp, sums.polynomial(total, found.reciprocal, found.factor), scale - found.exp.scale
@@ -180,26 +206,43 @@ class SoftmaxInRange(Comparing):
     def dropped(self, x: Tensor) -> Tensor:
         raise AssertionError("a softmax without bits has no rows")
 
+    def forward(self, x: MPCTensor) -> MPCTensor:
+        if self.divides:
+            return super().forward(x)
+        scale, rows = scale_of(x), share_of(x)
+        found = numbers(rows.shape[-1], self.rows)
+        exp = self.exponentials(Shares(self.session(), self.comparison, scale), rows, found)
+        return from_share(exp >> max(0, SCALE - found.exp.scale), FRACTION)
+
+    def _prices(self, x: Spec, parties: int) -> Prices:
+        if self.divides:
+            return super()._prices(x, parties)
+        prices, given = Prices(self.comparison, x.scale, parties), torch.empty(x.shape, device="meta")
+        self.exponentials(prices, given, numbers(x.shape[-1], self.rows))
+        return prices
+
     def out_scale(self, scales: Sequence[int]) -> int:
         return SCALE + self.fraction
 
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return 64 if valid[0] >= self.needs(scales, 64) else 0  # none is right: the planner takes another form
+        if valid[0] < self.needs(scales, 64):
+            return 0  # none is right: the planner takes another form
+        return 64 if self.divides else most_bits(self.rows)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return self._longest.exp.k + max(0, scales[0] + _SPREAD - _FRACTION)
+        return self._longest.exp.k + max(0, scales[0] + _SPREAD - FRACTION)
 
     def reads(self, later: int | None) -> int | None:
         return self.needs([SCALE], 64) - SCALE
 
     def bound(self, bounds: Sequence[int]) -> int:
-        return 1
+        return 1 if self.divides else most_bits(self.rows) - FRACTION - MARGIN - 1
 
     def weight_scale(self, later: int) -> int:
         return SCALE
 
     def constants(self) -> tuple[int, ...]:
-        return self._longest.numbers
+        return (*self._longest.numbers, int(self.divides))
 
     def variant(self, scale: int, parties: int) -> str:
         return self._longest.exp.shown

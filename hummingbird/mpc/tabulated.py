@@ -6,7 +6,8 @@ windows, the default one among them, take two comparisons first, for the functio
     f(x) = f(c) [+ relu(x - e)],        c = relu(x + e) - relu(x - e) - e, which is clamp(x, -e, e)
 
 So the result is right for every x that the window is for, as with splines. m says how exact it is: inputs and results
-are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, and to 2^-14 at the finest.
+are rounded to 2^(m - 22), 1/64 of what comparisons leave undecided, and to 2^-14 at the finest. Pieces
+err by half a unit; where a table spans a window that leaves a quarter or more undecided, by two units, 1/32 of that.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hummingbird.mpc.protocols.comparison import Comparison
 from hummingbird.ring import SCALE, exponent_of
 
 FINEST, COARSEST = 14, 6  # bits of fraction
+_COARSE = 8  # and up to which pieces may err by more
 _BELOW = 22 - SCALE  # bits that a table keeps below those that comparisons decide by
 _INTEGERS = 28  # of a result that readers find: after 20 bits of weights, a window of up to 24 bits
 _UNDECIDED = 14  # a clamp is right to 2^(this - 16)
@@ -76,10 +78,12 @@ class Tabulated(Comparing):
         reach = self.comparison.range(scale)
         offered = _most_integers(self.name, 2.0**reach, fraction, held(self._size(scale))) if reach < SCALE else 0
         if offered:
-            table = choose(self.name, 2.0**reach, fraction, max(1, min(offered, self.read - SCALE)))
+            allowed = 2.0**-fraction * (2 if fraction <= _COARSE else 0.5)
+            bits = max(1, min(offered, self.read - SCALE))
+            table = choose(self.name, 2.0**reach, fraction, bits, allowed=allowed)
             assert table is not None, "fewer bits need no other table"
             if table.k + scale - fraction <= self.comparison.valid:
-                return LookUp(table, min(offered, max(1, self.read - SCALE)) + fraction, False)
+                return LookUp(table, bits + fraction, False)
         most = self.function.end + 2.0 ** (_UNDECIDED - SCALE)
         bits = MARGIN + (exponent_of(most) if self.function.rises else 1)  # above the ends
         table = choose(self.name, most, fraction, bits)

@@ -5,7 +5,7 @@ Each twin holds the private layer itself, so that windows, knots, pooling places
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from hummingbird.mpc import polynomials
 from hummingbird.mpc.arithmetic import Arithmetic, Reals, Values
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import Layer
+from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.norms import Norm
 from hummingbird.mpc.polynomials import Table
 from hummingbird.mpc.pooling import AdaptiveMaxPool, MaxPool
@@ -103,6 +104,19 @@ def build(layer: Layer, step: Step | None, scale: int, parties: int, decide: Com
         assert step is not None, "a pool is a call of its own"
         return _max_pool(layer, step, n)
     return lambda x, *weight: layer.formula(n, x, *weight)
+
+
+def on_live(twins: Mapping[str, Twin], plan: Sequence[PlanStep]) -> dict[str, Twin]:
+    """The twins for the net's own values: these have the means that norms leave to the weights before them."""
+    found = dict(twins)
+    for step in plan:
+        if isinstance(step.layer, Norm) and step.layer.attrs.get("centered"):
+            found[step.name] = _less_mean(twins[step.name])
+    return found
+
+
+def _less_mean(twin: Twin) -> Twin:
+    return lambda x, *_: twin(x - x.mean(-1, keepdim=True))
 
 
 def _in_units(layer: Argmax | Greater, n: Units) -> Twin:

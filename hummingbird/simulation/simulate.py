@@ -28,7 +28,7 @@ from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.cut import CutTwin
 from hummingbird.simulation.exact import Parties, Whole
 from hummingbird.simulation.folded import FoldedNet
-from hummingbird.simulation.layers import Twin
+from hummingbird.simulation.layers import Twin, on_live
 from hummingbird.simulation.rounding import weight_scales
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, twins
 
@@ -138,7 +138,9 @@ class FastTwin(nn.Module):
         self._scales = weight_scales(plan)
         self._names = [step.name for step, _ in comparisons(plan)]
         steps = {call.step.name: call.step for call in self._calls.calls if call.step is not None}
-        return twins(plan, steps, self._parties, self._compare)
+        found = twins(plan, steps, self._parties, self._compare)
+        self._live = on_live(found, plan)
+        return found
 
     def extra_repr(self) -> str:
         twin = f"plaintext twin: protocol {self._protocol}, {self._parties} parties"
@@ -174,7 +176,7 @@ class FastTwin(nn.Module):
         self.inputs.see(x)
         self._compare.training = self.net.training
         if self.net.training or torch.is_grad_enabled() or not self._single(x):
-            return self._calls.result(self._calls.run(self.net, given, self._layers))
+            return self._calls.result(self._calls.run(self.net, given, self._live))
         folded = self._as_converted()
         return folded.result(folded.finish(folded.start(x, *given.public), self._layers), x.shape)
 

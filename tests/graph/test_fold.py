@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import graph
-from hummingbird.graph.fold import _sums
+from hummingbird.graph.fold import sums
 
 
 class Block(nn.Module):
@@ -70,4 +70,4 @@ def test_a_linear_layer_that_is_called_twice_has_weights_for_each_norm() -> None
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 31])
 def test_sums_by_halves_are_sums(length: int) -> None:
     rows = torch.arange(5 * length, dtype=torch.float64).view(5, length) + 0.25
-    assert torch.equal(_sums(rows), rows.sum(1))
+    assert torch.equal(sums(rows), rows.sum(1))

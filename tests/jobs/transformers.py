@@ -37,11 +37,12 @@ def rows(net: nn.Module, x: Tensor) -> BitConfig:
 def main() -> None:
     session = launch.init(timeout=HANG)
     found = {}
-    cases = {name: (*case, None) for name, case in nets().items()}
-    for name, (net, x, bits) in (
-        cases | {f"{name}, rows": (*case, rows(*case)) for name, case in nets().items()}
-    ).items():
-        private = hummingbird.convert_model(net, bits, example=x)
+    cases: dict[str, tuple[nn.Module, Tensor, BitConfig | None, str | int]] = {}
+    for name, case in nets().items():
+        cases |= {name: (*case, None, "public"), f"{name}, rows": (*case, rows(*case), "public")}
+    cases["bert, rows, private"] = *nets()["bert"], rows(*nets()["bert"]), 1
+    for name, (net, x, bits, weights) in cases.items():
+        private = hummingbird.convert_model(net, bits, weights, example=x)
         with hummingbird.meter() as counted:
             out = private(hummingbird.cryptensor(x if session.rank == 0 else None, src=0)).get_plain_text()
         assert not (bad := unequal(counted)), bad

@@ -59,10 +59,12 @@ def test_every_parameter_is_checked(kind):
     good = {
         **{name: 2 for name in ("planes", "second", "count", "knots", "shift", "m", "tables", "key", "divisor")},
         **{"name": "silu", "fraction": 2, "w": 2, "degree": 2, "scale": 2, "gain": 2, "stretch": 2},
-        **{"value": 6, "factor": 6, "sums": 9, "product": 9},
+        **{"value": 6, "factor": 6, "sums": 9, "product": 9, "cut": 0},
         **{"k": 6, "ring": 9, "bits": 9, "squares": 1, "shape": [2], "size0": [2], "size1": [2], "op": "mul"},
         "kwargs": {},
     }
+    if kind == "lifted_matmul":
+        good |= {"size0": [2, 2], "size1": [2, 2]}
     params = {field.name: good[field.name] for field in dataclasses.fields(KINDS[kind])}
     from_json({"kind": kind, "params": params})
     wrong = [None, True, -1, 0.5, "2", "__class__", 1 << 40, [-1], [True], ["2"], [[2]], [1 << 40], [1] * 9, {"a": 1}]

@@ -69,7 +69,8 @@ def within(x: Tensor, eps: float, assumed: Rows) -> Tensor:
 
 def bound(wanted: Tensor, parties: int) -> Tensor:
     """The bound that the docstring of norms_in_range derives, and every party's rounding of a result to 2^-28."""
-    return wanted.abs() * (2.0**-14 + parties * 2.0**-15) + parties * (2.0**-17 + 2.0**-29)
+    cut = (parties + 1) * 2.0**-19
+    return wanted.abs() * (2.0**-14 + parties * 2.0**-15) + parties * (2.0**-17 + 2.0**-29) + cut
 
 
 def net(length: int, eps: float = 1e-5) -> nn.Module:
@@ -216,8 +217,8 @@ def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
         assert highest < root_at(found.root) + found.table.most
         assert highest * assumed.least / assumed.most > 2.0**-found.root
         assert norms_in_range.needed(found, SCALE) <= 64 and found.value + 1 < found.top <= 62
-        # The product, moved up, of at most sqrt(length), in the ring.
-        assert SCALE + norms_in_range.fraction(assumed) + math.log2(length) / 2 < 62
+        # What is cut of products.
+        assert 0 <= found.cut <= min(found.value, found.opened) and found.value + found.opened <= 61
 
 
 @pytest.mark.parametrize("index", range(12))
@@ -233,7 +234,7 @@ def test_the_table_keeps_its_part_of_the_bound_for_every_sum(index: int) -> None
     assert float((got * u.sqrt() / gain - 1)[inside].abs().max()) <= 3 * 2.0**-16 + UNIT  # and it rounds to 2^-16
     assert bool((got[~inside] <= gain * u[~inside].rsqrt() * (1 + 2.0**-13)).all())
     assert float(got.max()) < 2.0 ** (found.opened - 2 - SCALE)
-    result = gain * math.sqrt(length * 2.0**found.top) * 2.0 ** -(norms_in_range.fraction(assumed) - found.up)
+    result = gain * math.sqrt(length * 2.0**found.top) * 2.0 ** -(found.cut + norms_in_range.FRACTION)
     assert abs(result / length - 1) <= 2.0**-16  # g: z v 2^-E is the result
 
 
@@ -245,7 +246,7 @@ def test_the_price_is_the_sum_written_out_and_what_is_sent(parties: int) -> None
     look_up = poly.price(n, found.table, found.opened, parties)
     for read in (64, 45):
         norm.read = read
-        widths = found.value, found.opened, found.top, min(64, read - found.up)
+        widths = found.value, found.opened, found.top, read, found.cut
         price = norm.cost([Spec((n, length), 36)], parties)
         assert price == cost.lifted_rows(n * length, n, *widths, parties) + look_up and price.rounds == 3
     sessions, x = make_sessions(parties), torch.randn(n, length).mul(2.0**36).long()

@@ -59,7 +59,7 @@ def within(x: Tensor, rows: Rows) -> Tensor:
     c = x.double() - x.double().mean(1, keepdim=True)
     mean = c.exp().mean(1)
     inside = (c >= rows.least - UNIT).all(1) & (c <= rows.most + UNIT).all(1)
-    return inside & (mean <= (softmax_in_range._most(rows)))
+    return inside & (mean <= (softmax_in_range.most_sum(rows)))
 
 
 def bound(wanted: Tensor, parties: int) -> Tensor:
@@ -118,7 +118,7 @@ def test_rows_beyond_the_range_are_announced() -> None:
 def test_a_range_without_a_sum_has_the_largest_that_it_allows() -> None:
     """Rows of the two ends alone; no row of the range has a larger mean of exponentials."""
     rows = Rows(-1.5, 3.0)
-    most = softmax_in_range._most(rows)
+    most = softmax_in_range.most_sum(rows)
     torch.manual_seed(0)
     for part in (1 / 3, 0.25, 0.5):
         x = torch.where(torch.rand(2000, 48) < part, rows.most, rows.least)
@@ -165,7 +165,7 @@ def test_numbers_of_all_lengths_and_ranges_fit_the_ring() -> None:
                 assert abs(end * unit - found.middle) <= found.exp.most
             top = math.exp(rows.most) / unit * 2.0 ** (found.exp.scale - found.turn)
             assert top < 2.0 ** (found.value - 2) and found.value <= 62
-            assert softmax_in_range._most(rows) - found.below <= found.reciprocal.most
+            assert softmax_in_range.most_sum(rows) - found.below <= found.reciprocal.most
             assert found.below - 1 <= found.reciprocal.most
         assert layer(rows).out_scale([SCALE]) <= 48
 

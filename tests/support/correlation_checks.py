@@ -13,6 +13,7 @@ from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.lift import Lifting
+from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.correlations.lifted_product import LiftedProduct
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.poly import Polynomial
@@ -248,9 +249,10 @@ def read_masks(words, carries, k, bits):
     return [v & (M64 >> 64 - k) for v in added], tops
 
 
-def check_all_forms(fields, left, right, pairs, k, factor, bits):
-    """Products of both forms of both masks, at every place of the result."""
-    low = M64 >> 64 - bits
+def check_all_forms(fields, left, right, pairs, k, factor, bits, cut=0):
+    """Products of both forms of both masks, at every place of the result; what is cut is rounded."""
+    bits += cut
+    low = (1 << bits) - 1
     assert ("top" in fields, "factor_top" in fields, "tops" in fields) == (bits > k, bits > factor, bits > k + factor)
     whole, top, other, both = (
         total(fields[name]) if name in fields else [0] * len(pairs) for name in ("product", "top", "factor_top", "tops")
@@ -258,13 +260,14 @@ def check_all_forms(fields, left, right, pairs, k, factor, bits):
     for place, (i, j) in enumerate(pairs):
         for first in (0, 1):
             for second in (0, 1):
-                found = whole[place] - (first * top[place] << k) - (second * other[place] << factor)
+                found = (whole[place] << cut) - (first * top[place] << k) - (second * other[place] << factor)
                 found += first * second * both[place] << k + factor
                 a, b = (
                     numbers[at] - (form * tops[at] << width)
                     for (numbers, tops), at, form, width in ((left, i, first, k), (right, j, second, factor))
                 )
-                assert found & low == a * b & low
+                off = found - a * b + (1 << cut >> 1) & low
+                assert off < 1 << cut
 
 
 def places(size, out):
@@ -272,31 +275,55 @@ def places(size, out):
     return torch.arange(math.prod(size)).view(size).broadcast_to(out).flatten().tolist()
 
 
-def check_lifted_product(parts, *, size0, size1, value, factor, product):
-    names = LiftedProduct(size0, size1, value, factor, product).parts
+def check_lifted_product(parts, *, size0, size1, value, factor, product, cut):
+    names, whole = LiftedProduct(size0, size1, value, factor, product, cut).parts, product + cut
     fields = {name: [share.flatten() for share in column] for name, column in zip(names, parts, strict=True)}
-    left = read_masks(fields["mask"], [fields.get(n) for n in ("carry", "wrapped")], value, product)
-    right = read_masks(fields["factor"], [fields.get(n) for n in ("factor_carry", "factor_wrapped")], factor, product)
+    left = read_masks(fields["mask"], [fields.get(n) for n in ("carry", "wrapped")], value, whole)
+    right = read_masks(fields["factor"], [fields.get(n) for n in ("factor_carry", "factor_wrapped")], factor, whole)
     out = torch.broadcast_shapes(size0, size1)
     pairs = list(zip(places(size0, out), places(size1, out), strict=True))
-    check_all_forms(fields, left, right, pairs, value, factor, product)
+    check_all_forms(fields, left, right, pairs, value, factor, product, cut)
 
 
-def check_lifted_rows(parts, *, shape, value, factor, sums, product):
+def check_lifted_rows(parts, *, shape, value, factor, sums, product, cut):
     """Both masks from their summands and carries, and of all forms of both masks the squares and products."""
-    names = LiftedRows(shape, value, factor, sums, product).parts
+    names, whole = LiftedRows(shape, value, factor, sums, product, cut).parts, product + cut
     fields = {name: [share.flatten() for share in column] for name, column in zip(names, parts, strict=True)}
     row = (*shape[:-1], 1)
-    left = read_masks(fields["mask"], [fields[n] for n in ("carry", "wrapped")], value, max(sums, product))
-    right = read_masks(fields["factor"], [fields[n] for n in ("factor_carry", "factor_wrapped")], factor, product)
+    left = read_masks(fields["mask"], [fields[n] for n in ("carry", "wrapped")], value, max(sums, whole))
+    right = read_masks(fields["factor"], [fields[n] for n in ("factor_carry", "factor_wrapped")], factor, whole)
     pairs = list(zip(places(shape, shape), places(row, shape), strict=True))
-    check_all_forms(fields, left, right, pairs, value, factor, product)
+    check_all_forms(fields, left, right, pairs, value, factor, product, cut)
     (a, t), low, length = left, M64 >> 64 - sums, shape[-1]
     squares, turned = total(fields["squares"]), total(fields["turned"])
     for i, x in enumerate(a):
         assert x**2 + (turned[i] << value + 1) & low == (x - (t[i] << value)) ** 2 & low
     for at, found in enumerate(squares):
         assert found & low == sum(x**2 for x in a[at * length : (at + 1) * length]) & low
+
+
+def check_lifted_matmul(parts, *, size0, size1, value, factor, product):
+    """Both masks from their summands and carries; their matrix product, and each product that has a top bit."""
+    names = LiftedMatMul(size0, size1, value, factor, product).parts
+    fields = {name: [share.flatten() for share in column] for name, column in zip(names, parts, strict=True)}
+    found = (
+        read_masks(fields["mask"], [fields.get(n) for n in ("carry", "wrapped")], value, product),
+        read_masks(fields["factor"], [fields.get(n) for n in ("factor_carry", "factor_wrapped")], factor, product),
+    )
+    (a, t), (b, s) = (
+        [torch.tensor(x).view(size) for x in each] for each, size in zip(found, (size0, size1), strict=True)
+    )
+    wanted = {
+        "product": (a @ b, product),
+        "top": (t.unsqueeze(-1) * b.unsqueeze(-3), product - value),
+        "factor_top": (a.unsqueeze(-1) * s.unsqueeze(-3), product - factor),
+        "tops": (t.unsqueeze(-1) * s.unsqueeze(-3), product - value - factor),
+    }
+    for name, (numbers, bits) in wanted.items():
+        assert (name in fields) == (bits > 0)
+        if bits > 0:
+            low = M64 >> 64 - bits
+            assert [x & low for x in total(fields[name])] == [x & low for x in numbers.flatten().tolist()]
 
 
 CONV = {"size0": (2, 2, 4, 3), "size1": (3, 2, 3, 3), "op": "conv2d", "kwargs": {"stride": 2, "padding": 1}}
@@ -314,8 +341,13 @@ CASES = [
     (LiftedProduct((2, 3, 5), (3, 1), value=9, factor=7, product=36), check_lifted_product),
     (LiftedProduct((3, 1), (1, 4), value=20, factor=18, product=36), check_lifted_product),
     (LiftedProduct((7,), (7,), value=40, factor=64, product=64), check_lifted_product),
+    (LiftedProduct((7,), (7,), value=20, factor=18, product=64, cut=17), check_lifted_product),
     (LiftedRows((3, 5), value=20, factor=18, sums=40, product=36), check_lifted_rows),
+    (LiftedRows((3, 5), value=20, factor=18, sums=40, product=62, cut=18), check_lifted_rows),
     (LiftedRows((3, 5), value=12, factor=9, sums=27, product=64), check_lifted_rows),
+    (LiftedMatMul((2, 3, 5), (5, 4), value=9, factor=7, product=36), check_lifted_matmul),
+    (LiftedMatMul((3, 5), (5, 4), value=20, factor=18, product=36), check_lifted_matmul),
+    (LiftedMatMul((3, 5), (5, 4), value=20, factor=30, product=30), check_lifted_matmul),
     (WordTriple((2, 3, 4), (3, 4)), check_binary),
     (SharedBit((40,)), check_b2a),
     (Wraps((200,)), check_wraps),

@@ -17,9 +17,10 @@ DIMENSIONS = 8
 _OPTIONS = ("stride", "padding", "output_padding", "dilation", "groups")  # of torch's convolutions
 
 
-def number(*, least: int = 0, most: int = LIMIT) -> Any:
+def number(*, least: int = 0, most: int = LIMIT, **default: int) -> Any:
     """A whole number in least..most."""
-    return _parameter(lambda value: _natural(value) and least <= value <= most, f"a whole number in {least}..{most}")
+    expected = f"a whole number in {least}..{most}"
+    return _parameter(lambda value: _natural(value) and least <= value <= most, expected, **default)
 
 
 def width() -> Any:

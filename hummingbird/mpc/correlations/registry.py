@@ -8,6 +8,7 @@ from typing import Any
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.bits import And, AndPair, PrivateAnd
 from hummingbird.mpc.correlations.lift import Lifting
+from hummingbird.mpc.correlations.lifted_matmul import LiftedMatMul
 from hummingbird.mpc.correlations.lifted_product import LiftedProduct
 from hummingbird.mpc.correlations.masked import MaskedOpening
 from hummingbird.mpc.correlations.poly import Polynomial
@@ -20,7 +21,8 @@ from hummingbird.mpc.correlations.truncation import Division, Selection, Truncat
 
 _ALL: tuple[type[Request[Any]], ...] = (
     *(MaskedOpening, MaskedThresholds, Polynomial, And, PrivateAnd, AndPair, Selection, Truncation, Division, Lifting),
-    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, LiftedProduct, LiftedRows, WordTriple, SharedBit, Wraps),
+    *(Triple, FixedMask, FixedTriple, SquarePair, RowProducts, LiftedProduct, LiftedMatMul, LiftedRows),
+    *(WordTriple, SharedBit, Wraps),
 )
 KINDS = {found.kind: found for found in _ALL}
 

@@ -17,25 +17,29 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hummingbird.mpc.correlations.field import Field, Fields
-from hummingbird.mpc.correlations.lifted_product import LiftedShares, masks, multiplied, products, read
+from hummingbird.mpc.correlations.lifted_product import (
+    LARGEST_CUT,
+    LiftedShares,
+    check_widths,
+    masks,
+    multiplied,
+    products,
+    read,
+)
 from hummingbird.mpc.correlations.parameters import number, shape
 from hummingbird.mpc.correlations.request import Request
 
 
 class Widths(NamedTuple):
     """Bits of rows: of a value and of the factor of a row as they are opened, and of what is read of the sum of a row's
-    squares, and of a product.
+    squares, and of a product, of which the lowest `cut` are not wanted.
     """
 
     value: int
     factor: int
     sums: int
     product: int
-
-    @property
-    def masks(self) -> int:
-        """Bits of the whole masks of values that count."""
-        return max(self.sums, self.product)
+    cut: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +62,14 @@ class LiftedRows(Request[LiftedRowShares]):
     factor: int = number(least=2, most=62)
     sums: int = number(most=64)
     product: int = number(most=64)
+    cut: int = number(most=LARGEST_CUT, default=0)
 
     def check(self) -> None:
         if not self.shape:
             raise ValueError("no rows")
-        if self.value + 1 >= self.sums or max(self.value, self.factor) >= self.product:
+        if self.value + 1 >= self.sums or max(self.value, self.factor) >= self.product + self.cut:
             raise ValueError(f"{self.sums} and {self.product} bits of {self.value} and {self.factor}")
-
-    @property
-    def widths(self) -> Widths:
-        """All widths."""
-        return Widths(self.value, self.factor, self.sums, self.product)
+        check_widths(self.value, self.factor, self.product, self.cut)
 
     @property
     def _row(self) -> tuple[int, ...]:
@@ -81,7 +82,7 @@ class LiftedRows(Request[LiftedRowShares]):
     @cached_property
     def derived(self) -> Fields:
         return {
-            **products(self.shape, self._row, self.value, self.factor, self.product, self.widths.masks),
+            **products(self.shape, self._row, self.value, self.factor, self.product + self.cut, self.sums, self.cut),
             "squares": Field("ring", self._row, width=self.sums),
             "turned": Field("ring", self.shape, width=self.sums - self.value - 1),
         }
@@ -89,7 +90,7 @@ class LiftedRows(Request[LiftedRowShares]):
     def derive(self, mask: list[Tensor], factor: list[Tensor]) -> dict[str, Tensor]:
         a = read(mask, self.value)
         return {
-            **multiplied(a, read(factor, self.factor), self.derived),
+            **multiplied(a, read(factor, self.factor), self.derived, self.cut),
             "squares": (a.value * a.value).sum(-1, keepdim=True),
             "turned": a.top * ((1 << self.value - 1) - a.value),
         }

@@ -20,6 +20,9 @@ masked wire; polynomials in the mask's remainder are derived here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -45,16 +48,46 @@ def evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: in
 
 
 def _evaluate(session: Session, share: Tensor, table: Table, scale: int, bits: int) -> Tensor:
-    sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain, table.stretch
-    parts = share.split(AT_ONCE >> table.w)
-    dealt = [session.correlation(Polynomial(part.numel(), table.name, *sizes, bits)) for part in parts]
-    shift = scale - table.fraction
-    mine = [kernels.mask_words(part, own.mask, shift, table.k) for part, own in zip(parts, dealt, strict=True)]
-    frames = zip(mine, *session.channel.exchange(*mine).values(), strict=True)
-    out = []
-    for words, part in zip(frames, parts, strict=True):
-        out.append(combined(kernels.open_words(list(words), part.numel(), table.k), dealt.pop(0), table))
-    return torch.cat(out)
+    found = LookUp(session, share, table, scale, bits)
+    return found.result(list(zip(found.words, *session.channel.exchange(*found.words).values(), strict=True)))
+
+
+class LookUp:
+    """A look-up whose opening others share: `words` is this party's part of the message, and `result` takes the parts
+    of all parties. Arguments as of `evaluate`; cost: `LookedUp`, however many values.
+    """
+
+    def __init__(self, session: Session, share: Tensor, table: Table, scale: int, bits: int) -> None:
+        self._table, self._shape = table, share.shape
+        sizes = table.k, table.fraction, table.w, table.degree, table.scale, table.gain, table.stretch
+        parts = share.reshape(-1).split(AT_ONCE >> table.w)
+        self._counts = [part.numel() for part in parts]
+        self._dealt = [session.correlation(Polynomial(count, table.name, *sizes, bits)) for count in self._counts]
+        pairs, shift = zip(parts, self._dealt, strict=True), scale - table.fraction
+        self.words = [kernels.mask_words(part, own.mask, shift, table.k) for part, own in pairs]
+
+    def result(self, frames: Sequence[Sequence[Tensor]]) -> Tensor:
+        """Shares of the result, of the values' shape."""
+        out = []
+        for words, count in zip(frames, self._counts, strict=True):
+            opened = kernels.open_words(list(words), count, self._table.k)
+            out.append(combined(opened, self._dealt.pop(0), self._table))
+        return torch.cat(out).view(self._shape)
+
+
+class LookedUp(NamedTuple):
+    """The price of a `LookUp`: bytes that it sends to another party, and bits that are dealt for it."""
+
+    payload: int
+    offline_bits: int
+
+    @classmethod
+    def of(cls, n: int, table: Table, bits: int, parties: int) -> LookedUp:
+        """For n values."""
+        most = AT_ONCE >> table.w
+        sizes = [most] * (n // most) + [n % most] * (n % most > 0 or not n)
+        dealt = (cost.polynomial(size, table.k, table.w, table.widths(bits), parties).offline_bits for size in sizes)
+        return cls(sum(cost.packed(size * table.k) for size in sizes), sum(dealt))
 
 
 def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor:
@@ -69,13 +102,7 @@ def combined(opened: Tensor, material: PolynomialShares, table: Table) -> Tensor
 
 def price(n: int, table: Table, bits: int, parties: int) -> Cost:
     """Price of `evaluate` on n values."""
-    most = AT_ONCE >> table.w
-    whole, rest = divmod(n, TOGETHER * most)
-
-    def message(count: int) -> Cost:
-        sizes = [most] * (count // most) + [count % most] * (count % most > 0 or not count)
-        dealt = sum(cost.polynomial(size, table.k, table.w, table.widths(bits), parties).offline_bits for size in sizes)
-        return cost.opening(parties, sum(cost.packed(size * table.k) for size in sizes), dealt)
-
-    messages = message(TOGETHER * most) * whole
-    return messages + message(rest) if rest or not whole else messages
+    most = TOGETHER * (AT_ONCE >> table.w)
+    whole, rest = divmod(n, most)
+    sizes = [most] * whole + [rest] * (rest > 0 or not whole)
+    return sum((cost.opening(parties, *LookedUp.of(size, table, bits, parties)) for size in sizes), cost.FREE)

@@ -35,16 +35,16 @@ class RowOpening:
     def squares(self) -> Tensor:
         """A share of the sum of each row's squares mod 2^sums, with anything above, (..., 1)."""
         e, wraps = self._opened
-        factor = e - 2 * self._mask if self._session.rank == 0 else -2 * self._mask
+        mask = self._mask.share
+        factor = e - 2 * mask if self._session.rank == 0 else -2 * mask
         turned = (self._shares.turned.long() * wraps).sum(-1, keepdim=True)
         return (e * factor).sum(-1, keepdim=True) + self._shares.squares + (turned << (self._widths.value + 1))
 
     def times(self, v: Tensor) -> Tensor:
-        """A share of z v mod 2^product, with anything above, from a share of v mod 2^factor, (..., 1): one round.
+        """A share of z v / 2^cut mod 2^product, with anything above, from one of v mod 2^factor, (..., 1): one round.
 
-        |v| < 2^(factor - 2).
+        |v| < 2^(factor - 2). The result is exact for cut = 0, else within (N + 1)/2 units.
         """
-        widths = self._widths.value, self._widths.factor
-        (factor,) = opened(self._session, (Operand(v, 0, self._widths.factor), self._shares.factor))
-        lifted = self._opened.word - self._mask if self._session.rank == 0 else -self._mask
-        return multiplied(self._shares, self._opened, lifted, factor, widths)
+        first, widths = self._session.rank == 0, self._widths
+        (factor,) = opened(self._session, (Operand(v, 0, widths.factor), self._shares.factor))
+        return multiplied(self._shares, self._opened, self._mask, factor, widths.factor, first, widths.cut)

@@ -20,7 +20,7 @@ from tests.support.dealers import next_turn
 from tests.support.parties import sessions as make_sessions
 from tests.support.parties import share, together
 
-Sizes = tuple[int, int, int]  # k, K and R
+Sizes = tuple[int, ...]  # k, K and R, and what is cut
 ALL_FORMS, NO_TOPS, ONE_WHOLE, BOTH_WHOLE = (4, 3, 9), (4, 4, 7), (3, 6, 6), (4, 4, 4)
 
 
@@ -36,12 +36,12 @@ def low(x: Tensor, bits: int) -> Tensor:
 
 def multiplied(sessions: list[Session], x: Tensor, y: Tensor, sizes: Sizes, shifts: tuple[int, int] = (0, 0)) -> Tensor:
     """The products that the parties' shares stand for, mod 2^R."""
-    k, factor, bits = sizes
+    k, factor, bits, *cut = sizes
     xs, ys = noisy(x, len(sessions), k + shifts[0]), noisy(y, len(sessions), factor + shifts[1])
     try:
         parts = together(
             [
-                lambda s=s, a=a, b=b: product(s, Operand(a, shifts[0], k), Operand(b, shifts[1], factor), bits)
+                lambda s=s, a=a, b=b: product(s, Operand(a, shifts[0], k), Operand(b, shifts[1], factor), bits, *cut)
                 for s, a, b in zip(sessions, xs, ys, strict=True)
             ]
         )
@@ -58,7 +58,7 @@ def values(k: int, bits: int, edge: int) -> Tensor:
 
 def every_case(session: Session, sizes: Sizes, edge: int = 1) -> tuple[Tensor, Tensor]:
     """Values and factors such that every pair of them meets every pair of masks of the next request."""
-    k, factor, bits = sizes
+    k, factor, bits = sizes[0], sizes[1], sum(sizes[2:])
     pairs = torch.cartesian_prod(values(k, bits, edge), values(factor, bits, edge))
     kinds = 1 << k + factor
     count = kinds * (len(pairs) + 14 * int(len(pairs) ** 0.5) + 60)
@@ -104,6 +104,52 @@ def test_every_field_counts(field: str, monkeypatch: pytest.MonkeyPatch) -> None
     sessions = make_sessions(2)
     x, y = every_case(sessions[0], ALL_FORMS)
     assert not torch.equal(multiplied(sessions, x, y, ALL_FORMS), low(x * y, ALL_FORMS[2]))
+
+
+CUT, CUT_ALL, CUT_NO_TOPS = (4, 3, 8, 2), (4, 4, 5, 4), (4, 4, 3, 3)
+
+
+def errors(found: Tensor, x: Tensor, y: Tensor, sizes: Sizes) -> Tensor:
+    """The errors of products mod 2^R less what is cut, in units of their last bit."""
+    bits, cut = sizes[2:]
+    unused = 64 - bits - cut
+    return ((found << cut) - x * y << unused >> unused).double() / 2**cut
+
+
+@pytest.mark.parametrize("sizes", [CUT, CUT_ALL, CUT_NO_TOPS], ids=str)
+@pytest.mark.parametrize("parties", [1, 2, 3])
+def test_every_pair_that_is_cut(parties: int, sizes: Sizes) -> None:
+    """As near as every party and the dealer round."""
+    sessions = make_sessions(parties)
+    x, y = every_case(sessions[0], sizes)
+    assert float(errors(multiplied(sessions, x, y, sizes), x, y, sizes).abs().max()) <= (parties + 1) / 2
+
+
+@pytest.mark.parametrize("field", LiftedProduct((1,), (1,), *CUT_ALL).derived)
+def test_every_field_counts_of_what_is_cut(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    derive = LiftedProduct.derive
+
+    def changed(self: LiftedProduct, **free: Any) -> dict[str, Tensor]:
+        fields = derive(self, **free)
+        return {**fields, field: fields[field] + (2 if field == "product" else 1)}
+
+    monkeypatch.setattr(LiftedProduct, "derive", changed)
+    sessions = make_sessions(2)
+    x, y = every_case(sessions[0], CUT_ALL)
+    assert float(errors(multiplied(sessions, x, y, CUT_ALL), x, y, CUT_ALL).abs().max()) > 1.5
+
+
+@pytest.mark.parametrize("sizes", [(26, 21, 64, 21), (30, 31, 62, 28), (31, 30, 60, 1), (40, 21, 62, 20)], ids=str)
+@pytest.mark.parametrize("parties", [2, 3])
+def test_products_of_more_than_a_word_are_cut_into_the_whole_ring(parties: int, sizes: Sizes) -> None:
+    torch.manual_seed(sizes[0])
+    x, y = (torch.randint(-1 << k - 2, (1 << k - 2) + 1, (4000,)) for k in sizes[:2])
+    x[:8], y[:8] = 1 << sizes[0] - 2, (1 << sizes[1] - 2) * torch.tensor([1, -1] * 4)
+    found = multiplied(make_sessions(parties), x, y, sizes)
+    unused, rest = 64 - sizes[2], x * y & (1 << sizes[3]) - 1
+    error = ((found << unused >> unused) - (x * y >> sizes[3])).double() - rest / 2 ** sizes[3]
+    assert float(error.abs().max()) <= (parties + 1) / 2
+    assert float(error.mean().abs()) < 0.1 + (parties + 1) / 2 ** (sizes[3] + 1)  # halves are rounded upwards
 
 
 SHAPES = [
@@ -159,11 +205,13 @@ def test_what_is_cut_is_rounded_by_every_party(parties: int) -> None:
 
 
 @pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize(("shapes", "sizes"), list(itertools.product(SHAPES[1:4], [ALL_FORMS, NO_TOPS, (22, 64, 64)])))
+@pytest.mark.parametrize(
+    ("shapes", "sizes"), list(itertools.product(SHAPES[1:4], [ALL_FORMS, NO_TOPS, (22, 64, 64), (22, 20, 64, 18)]))
+)
 def test_what_is_sent_is_what_is_priced(parties: int, shapes: tuple[tuple[int, ...], ...], sizes: Sizes) -> None:
     x, y = (torch.zeros(size, dtype=torch.int64) for size in shapes)
     out = torch.broadcast_shapes(*shapes)
-    price = cost.lifted_product(x.numel(), y.numel(), out.numel(), *sizes, parties)
+    price = cost.lifted_product(x.numel(), y.numel(), out.numel(), *sizes[:3], parties, *sizes[3:])
     with meter.meter() as counted:
         multiplied(make_sessions(parties), x, y, sizes)
     assert counted.total.bits_sent == parties * price.bits and counted.total.rounds == parties * price.rounds == parties
@@ -197,6 +245,12 @@ def test_a_request_of_another_process_is_checked() -> None:
     LiftedProduct(**good)  # type: ignore[arg-type]
     wrong = [{"value": 37}, {"factor": 37}, {"product": 19}, {"product": 65}, {"size1": (4, 1)}, {"value": 1}]
     wrong += [{"size0": (1 << 20, 1), "size1": (1, 1 << 20)}]
+    wrong += [
+        {"cut": 19},
+        {"cut": 41},
+        {"product": 64, "cut": 12, "factor": 11},
+        {"value": 44, "product": 50, "cut": 9},
+    ]
     for change in wrong:
         with pytest.raises(Exception, match="lifted_product"):
             LiftedProduct(**(good | change))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from tests.support.parties import share, together
 
 SMALL = Widths(value=5, factor=4, sums=16, product=14)  # products need tops: 14 > 5 + 4
 NARROW = Widths(value=6, factor=5, sums=9, product=8)
+CUT = Widths(value=5, factor=4, sums=16, product=11, cut=3)
 
 
 def noisy(x: Tensor, parties: int, bits: int) -> list[Tensor]:
@@ -66,6 +67,17 @@ def test_every_value_and_factor_under_all_masks(parties: int, widths: Widths) ->
     squares, products = opened(x, v, 0, widths, parties)
     assert torch.equal(squares, low((x * x).sum(-1, keepdim=True), widths.sums))
     assert torch.equal(products, low(x * v, widths.product))
+
+
+@pytest.mark.parametrize("parties", [1, 2, 3])
+def test_products_that_are_cut_are_as_near_as_every_party_and_the_dealer_round(parties: int) -> None:
+    torch.manual_seed(parties)
+    x, v = grid(CUT, 3)
+    squares, products = opened(x, v, 0, CUT, parties)
+    assert torch.equal(squares, low((x * x).sum(-1, keepdim=True), CUT.sums))
+    unused = 64 - CUT.product - CUT.cut
+    error = ((products << CUT.cut) - x * v) << unused >> unused
+    assert float(error.abs().max()) <= (parties + 1) / 2 * 2**CUT.cut
 
 
 def test_values_twice_as_large_are_wrong() -> None:
@@ -117,7 +129,7 @@ def test_wide_rings_within_the_rounding_of_every_party(parties: int, shift: int,
 
 
 @pytest.mark.parametrize("parties", [2, 3])
-@pytest.mark.parametrize("widths", [SMALL, NARROW, Widths(26, 23, 47, 64)], ids=str)
+@pytest.mark.parametrize("widths", [SMALL, NARROW, CUT, Widths(26, 23, 47, 64), Widths(26, 21, 47, 64, 20)], ids=str)
 def test_what_is_sent_is_what_is_priced(parties: int, widths: Widths) -> None:
     x, v = torch.zeros(7, 11, dtype=torch.int64), torch.zeros(7, 1, dtype=torch.int64)
     price = cost.lifted_rows(77, 7, *widths, parties)
