@@ -61,7 +61,7 @@ class Teller:
             self._failed(error)
 
     def _next(self) -> list[list[int] | None]:
-        """What is to be told, of this moment or within a beat."""
+        """Rows of one message: what is to be told of this moment, or nothing after a beat."""
         rows: list[list[int] | None] = []
         try:
             rows.append(self._queue.get(timeout=self._every))
