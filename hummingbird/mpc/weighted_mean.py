@@ -32,11 +32,11 @@ from hummingbird.mpc.protocols import lifted_matmul, lifted_product
 from hummingbird.mpc.protocols.lifted_product import Operand
 from hummingbird.mpc.protocols.poly import LookedUp, LookUp
 from hummingbird.mpc.session import Session
-from hummingbird.mpc.softmax_in_range import FRACTION, SUM_FRACTION, Sizes, most_bits, most_sum, numbers
+from hummingbird.mpc.softmax_in_range import FRACTION, LONGEST, SUM_FRACTION, Sizes, most_bits, most_sum, numbers
 from hummingbird.ring import SCALE
 
 _MEAN = 14  # bits of fraction of M
-_SPREAD = 9  # the most that a is
+_SPREAD = (LONGEST - 1).bit_length()  # the most that a is
 _RESULT = SCALE + 2  # and of a result
 
 
