@@ -20,6 +20,7 @@ from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
 
 import grpc
+import grpc.experimental
 
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
 from hummingbird.wire.gate import MAX_MESSAGE, STOPPING, Call, Gate
@@ -34,7 +35,7 @@ CHUNK = 1 << 20
 WORKERS = 32  # a service's own bounds on what works or waits at a time are shares of this
 _SPARE = 64  # threads beyond the calls at work: for health, and for refusals
 _IDLE = 10.0  # seconds after which a thread without work ends
-_STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most
+_STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
 _HEALTH = "grpc.health.v1.Health"
 _PREFIX = "/hummingbird/"
 _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
@@ -270,6 +271,12 @@ def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> gr
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.http2.max_pings_without_data", 0),
+        # A streamed answer: read by the thread that wants it, in frames as large as its messages, some of them ahead.
+        # Together these save a tenth of the processor time of ReLUs whose material is dealt meanwhile.
+        (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+        ("grpc.http2.max_frame_size", CHUNK),
+        ("grpc.http2.lookahead_bytes", _STREAM),
+        ("grpc.http2.bdp_probe", 0),
         *_KEEPALIVE,
         *_messages(largest),
     ]

@@ -118,13 +118,15 @@ def spawn_local(parties: int, timeout: float, sessions: int = 1) -> tuple[str, s
     address = f"unix:{folder}/dealer.sock"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    # It shares its processors with parties: its threads must not spin while they wait for work, as OpenMP's do.
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ, "PYTHONPATH": path}
     try:
         check_address(address, None)
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, "--listen", address, f"--parties={parties}", f"--sessions={sessions}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment,
             start_new_session=True,  # a Ctrl-C is for the parties; they take the dealer with them
         )
     except BaseException:
