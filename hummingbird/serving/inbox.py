@@ -190,10 +190,15 @@ class Inbox:
 
     def _forget_answers(self) -> None:
         """Let the oldest answers go that nobody is being sent, as many as are above the limits."""
-        for id in list(self._answered):
-            if len(self._answered) <= self.limits.answers and self._answer_bytes <= self.limits.answer_bytes:
+        limits, count, size = self.limits, len(self._answered), self._answer_bytes
+        going = []
+        for id, octets in self._answered.items():
+            if count <= limits.answers and size <= limits.answer_bytes:
                 break
             if not self._entries[id].waiters:
-                self._answer_bytes -= self._answered.pop(id)
-                hint = "an answer is kept for a while only: ask again under a fresh id"
-                self._entries[id].outcome = PeerError("this request was answered", where="request", hint=hint)
+                going.append(id)
+                count, size = count - 1, size - octets
+        for id in going:
+            self._answer_bytes -= self._answered.pop(id)
+            hint = "an answer is kept for a while only: ask again under a fresh id"
+            self._entries[id].outcome = PeerError("this request was answered", where="request", hint=hint)
