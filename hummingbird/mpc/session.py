@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hummingbird.errors import EnvironmentProblem
+from hummingbird.errors import DealerError, EnvironmentProblem
 from hummingbird.mpc import gathering
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.correlations.material import Material
@@ -83,11 +83,19 @@ class Session:
     def correlation(self, request: Request[Shares]) -> Shares:
         """This party's shares of one piece of correlated randomness, by name; the same requests in the same order at
         all parties. Their cost is counted for the layer that is open.
+
+        DealerError where they do not come; of a dealer that another lane's failure has taken with it, names that too.
         """
         slice_ = _slice.get()
         if slice_ is not None:
             slice_[1].append(request)
-        material = (self.dealer if slice_ is None else slice_[0]).correlation(request)
+        try:
+            material = (self.dealer if slice_ is None else slice_[0]).correlation(request)
+        except DealerError as error:
+            why = self.failure()
+            if why is None or error.what in why:  # nobody else has failed, or all for the same reason
+                raise
+            raise DealerError(f"{error.what}, after a failure: {why}", where=error.where, hint=error.hint) from None
         meter.count(
             offline_bits=material.offline_bits,
             received_bits=material.received_bits,

@@ -6,15 +6,16 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
 
-from hummingbird.errors import ConfigError, EnvironmentProblem
+from hummingbird.errors import ConfigError, DealerError, EnvironmentProblem
+from hummingbird.mpc.correlations.bits import And
 from hummingbird.mpc.lanes import VARIABLE, Place, environment
 from tests.support.nursery import Nursery, Party, all_fail, error_of
-from tests.support.parties import free_port
+from tests.support.parties import free_port, sessions
 from tests.support.patience import NEVER, suspend
 
 LANES = 2
@@ -165,3 +166,25 @@ def test_variables_that_are_no_numbers(torchrun: pytest.MonkeyPatch, name: str):
     torchrun.setenv(name, "many")
     with pytest.raises(EnvironmentProblem, match=f"{name} is many, and not a number"):
         environment()
+
+
+@pytest.mark.parametrize(
+    ("noted", "expected"),
+    [
+        (None, "the connection is lost"),
+        ("the connection is lost (at dealer unix:d)", "the connection is lost"),
+        ("party 1 was killed", "the connection is lost, after a failure: party 1 was killed"),
+    ],
+)
+def test_a_dealer_that_another_lane_took_with_it(noted: str | None, expected: str) -> None:
+    """Its end is heard of before the failure that caused it; both are named."""
+
+    class Gone:
+        def correlation(self, request: object) -> None:
+            raise DealerError("the connection is lost", where="dealer unix:d", hint="did it end?")
+
+    session = sessions(1)[0]
+    session.dealer, session.failure = cast("Any", Gone()), lambda: noted
+    with pytest.raises(DealerError) as caught:
+        session.correlation(And(1, 8))
+    assert (caught.value.what, caught.value.where) == (expected, "dealer unix:d")
