@@ -9,9 +9,8 @@ For each net, in one run: a lone request to the idle service, beside a batch of 
 fast as it goes (requests always waiting), asked in batches as large as infer's, and in small requests, with `infer` on
 this machine before and after, in rounds, of which the median counts: the pace of a shared host drifts; then small
 requests at random times (a Poisson process), whether or not earlier ones have been answered, at 30, 60 and 90 % of what
-the service can do. Latency counts
-from the moment a request was due. Clients, parties and dealer share this machine's cores, and every answer is compared
-with the plain net's.
+the service can do. Latency counts from the moment a request was due. Clients, parties and dealer share this machine's
+cores, and every answer is compared with the plain net's.
 
 With --predict the planner is put to the test: digits on a store that a keeper deals for (`deal --keep`), full, of four
 slots, and of four while a second keeper deals as much for another store of this host, and two servers of lookups, are
