@@ -212,14 +212,16 @@ def _merging(n: int, count: int, parties: int) -> Cost:
     return total + (_and(n, 2, parties) if below else FREE)
 
 
-def masked_relu(n: int, k: int, m: int, ring: int, parties: int, count: int | None = None, knots: int = 1) -> Cost:
+def masked_relu(
+    n: int, k: int, m: int, ring: int, parties: int, count: int | None = None, knots: int = 1, whole: bool = False
+) -> Cost:
     """A ReLU on k bits of which the upper k - m decide, its result mod 2^ring: k + 2 bits in 2 rounds for one table.
 
     count: of tables; None: `tables`. knots: J public numbers with which every value is compared, from one opening
-    (protocols/thresholds.py): k + 2J bits.
+    (protocols/thresholds.py): k + 2J bits. whole: whether shares are right mod 2^ring, so that no carry is dealt.
     """
     count = count or tables(k - m, knots)
-    words = [ring - k, *(knots * width for width in (ring, ring - k, ring))]
+    words = [0 if whole else ring - k, *(knots * width for width in (ring, ring - k, ring))]
     offline = sum(packed(n * width) for width in words) + sum(packed(size) for size in _table_bits(n, k - m, count))
     opened = opening(parties, packed(n * k), 8 * offline)
     tree = _merging(8 * packed(n) * knots, count, parties)

@@ -12,7 +12,9 @@ and no more, so linear layers before it need not be right beyond them. So a plan
 2^FLOOR, and windows cost no opening.
 
 A last pass goes backwards and finds how many low bits of each value anybody looks at, so that a masked ReLU is dealt no
-more than that, and a product is exact in no more.
+more than that, and a product is exact in no more. A ReLU alone, of an input and with nothing but an output behind it,
+looks at as many bits of its input as its result has (`Comparison.whole`): they are right at no cost, and nobody
+relies on a bound of the result.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import Ref, Step
 from hummingbird.graph.steps import map_refs, refs
 from hummingbird.mpc import weighted_mean
+from hummingbird.mpc.activations import ReLU
 from hummingbird.mpc.attention import MatMul
-from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, LocalRescale, held
+from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, Local, LocalRescale, held
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
 from hummingbird.mpc.norms import Norm
@@ -323,7 +326,7 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
     """How many low bits of each value are looked at, from the output backwards; comparisons and products, which are
     told, give those.
     """
-    later = [0] * len(plan)
+    later, given, kept = [0] * len(plan), _given(plan), [True] * len(plan)  # kept: no layer reads it
     later[-1] = 64
     for number in reversed(range(len(plan))):
         step = plan[number]
@@ -332,8 +335,26 @@ def settle_rings(plan: Sequence[PlanStep]) -> list[int]:
         if isinstance(step.layer, Layer) and step.op != "custom":
             step.layer.read = later[number] or 1  # of a result that nobody reads
             if step.layer.comparison is not None:
-                step.layer.comparison.ring = 64 if step.layer.whole_ring else later[number]
+                comparison = step.layer.comparison
+                comparison.ring = 64 if step.layer.whole_ring else later[number]
+                alone = isinstance(step.layer, ReLU) and given[places[0]] and kept[number]
+                comparison.whole = alone and comparison.may_be_whole(plan[places[0]].scale)
             needed = step.layer.needs_of_each([plan[place].scale for place in places], later[number])
         for place, bits in zip(places, needed, strict=True):
             later[place] = max(later[place], bits)
+            kept[place] = kept[place] and kept[number] and _moves(step)
     return later
+
+
+def _given(plan: Sequence[PlanStep]) -> list[bool]:
+    """Which values are an input's, in another shape at most."""
+    found: list[bool] = []
+    for step in plan:
+        values = [ref.index for ref in refs(step.inputs) if plan[ref.index].op not in ("size", "int")]
+        found.append(step.op == "input" or (_moves(step) and bool(values) and all(found[at] for at in values)))
+    return found
+
+
+def _moves(step: PlanStep) -> bool:
+    """Whether a step only moves and adds up values, in all their bits."""
+    return step.layer is None or isinstance(step.layer, Local)

@@ -75,7 +75,12 @@ class Compare:
         v = self._clamped(v, law)
         rounding = self.draw() if law.q and (law.rounds_apart or law.disturbances) else 0
         moves = law.cut.wraps or law.q > 0  # else z is v
-        y, z = _Compare.apply(v, law, key, rounding, both and moves)
+        y, z = _Compare.apply(v, law, key, rounding, law.whole or (both and moves))
+        if law.whole:
+            assert z is not None
+            turned = _turned(v, z, law.k)
+            coins = drawn(v.numel(), self.draw(), 1, 1, v.device).view(v.shape)
+            return y + turned * coins.to(v.dtype), z + turned
         return y, z if moves else v
 
     def _clamped(self, v: Tensor, law: Law) -> Tensor:
@@ -114,6 +119,13 @@ def _rounded(x: Tensor, law: Law, key: int) -> Tensor:
     """`Law.rounded` of real x; what is not finite stays so."""
     e = drawn(x.numel(), key, law.q, 1, x.device)
     return (((x.double() / UNIT).round() + e).mul(2.0**-law.q).floor() * (UNIT * 2.0**law.q)).to(x.dtype)
+
+
+def _turned(v: Tensor, z: Tensor, k: int) -> Tensor:
+    """The multiples of 2^k units that z lacks of v; 0 where v is not finite, or too large to tell."""
+    step = 2.0**k * UNIT
+    turned = ((v.detach() - z.detach()) / step).round() * step
+    return turned.nan_to_num(0.0, 0.0, 0.0)
 
 
 class _Compare(torch.autograd.Function):

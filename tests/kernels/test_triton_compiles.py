@@ -15,6 +15,7 @@ PAIRS = ("mask", "carry", "bit", "wrap", "product")
 LIFT = {"opened": "*i64", "choice": "*u8", "y": "*i64", "z": "*i64", "n": "i32"}
 LIFT |= {name: "*i32" for name in PAIRS} | {f"{name}_first": "i32" for name in PAIRS}
 CORRECTED = LIFT | {name: "*u8" for name in PAIRS[1:]}
+OWN, OWN_FORMS = CORRECTED | {"mask": "*i64", "carry": "*i64"}, (0, 0, *[PACKED] * 3)  # of whole shares
 COMPARE = {"frames": ("*u8", "*u8"), "table": "*i32", "choice_bits": "*i32", "wrap_bits": "*i32"}
 COMPARE |= {
     "table_first": "i32",
@@ -38,6 +39,8 @@ PRODUCT |= {"across_step": "i32"}
 TILE = {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64}
 SMALL, WIDE = {"LANES": 128}, {"WIDTHS": (32, 32, 64, 32, 64)}
 WINDOW = {"K": 20, "M": 12, "BITS_FORM": DRAWN, **SMALL}
+LIFTED = {"K": 20, "WHOLE": False, **SMALL}
+DEALT = {"WHOLE": False, **SMALL}
 
 KERNELS = [
     Kernel("chacha20:_blocks", {"key": "*i32", "first": "i32", "blocks": "i32", "out": "*i32"}, {"size": 128}),
@@ -47,8 +50,8 @@ KERNELS = [
     Kernel("opening:_mask_words", MASK, {"SHIFT": 16, "WIDTH": 20, "FORM": DRAWN, "MASK_WIDTH": 32, **SMALL}),
     Kernel("opening:_open_words", {"frames": ("*u8",) * 3, "out": "*i64", "n": "i32"}, {"WIDTH": 36, **SMALL}),
     Kernel("opening:_compare_opened", COMPARE, {"FIRST": False, "TABLE_FORM": DRAWN, **WINDOW}),
-    Kernel("opening:_lift", LIFT, {"K": 20, "FIRST": False, "FORMS": (DRAWN,) * 5, **WIDE, **SMALL}),
-    Kernel("dealing:_deal_masks", DEAL, {"K": 12, "RING": 16, "SIZES": (3, 6), "STARTS": (3, 6), **SMALL}),
+    Kernel("opening:_lift", LIFT, {"FIRST": False, "FORMS": (DRAWN,) * 5, **LIFTED, **WIDE}),
+    Kernel("dealing:_deal_masks", DEAL, {"K": 12, "RING": 16, "SIZES": (3, 6), "STARTS": (3, 6), **DEALT}),
     Kernel("digits:_cut", CUT, {"DIGITS": 5, "PLACES": 32, "CHANNELS": 32}),
     Kernel("digits:_multiply", PRODUCT, {"DIGITS": 5, "WEIGHT_DIGITS": 3, **TILE}, 8),
 ]
@@ -57,13 +60,19 @@ MORE = [
     Kernel("opening:_mask_words", MASK, {"SHIFT": 0, "WIDTH": 64, "FORM": DRAWN, "MASK_WIDTH": 64, **SMALL}),
     Kernel("opening:_compare_opened", COMPARE, {"FIRST": False, "TABLE_FORM": DRAWN, **WINDOW, "M": 17}),
     Kernel("opening:_compare_opened", COMPARE | {"table": "*u8"}, {"FIRST": True, "TABLE_FORM": 0, **WINDOW}),
+    Kernel("opening:_lift", CORRECTED, {"FIRST": True, "FORMS": FORMS, "WIDTHS": (32, 16, 36, 16, 36), **LIFTED}),
     Kernel(
-        "opening:_lift", CORRECTED, {"K": 20, "FIRST": True, "FORMS": FORMS, "WIDTHS": (32, 16, 36, 16, 36), **SMALL}
+        "opening:_lift",
+        OWN,
+        {"FIRST": True, "FORMS": OWN_FORMS, "WIDTHS": (64, 64, 64, 44, 64), **LIFTED, "WHOLE": True},
     ),
-    Kernel("dealing:_deal_masks", DEAL, {"K": 20, "RING": 36, "SIZES": (3, 8), "STARTS": (9, 12), **SMALL}),
+    Kernel("dealing:_deal_masks", DEAL, {"K": 20, "RING": 36, "SIZES": (3, 8), "STARTS": (9, 12), **DEALT}),
+    Kernel(
+        "dealing:_deal_masks", DEAL, {"K": 20, "RING": 64, "SIZES": (4, 4), "STARTS": (12, 16), **DEALT, "WHOLE": True}
+    ),
     Kernel("digits:_multiply", PRODUCT, {"DIGITS": 8, "WEIGHT_DIGITS": 8, **TILE}, 8),
 ]
-WRONG = Kernel("opening:_lift", LIFT, {"K": 20, "FIRST": False, "FORMS": (DRAWN,) * 4, **WIDE, **SMALL})
+WRONG = Kernel("opening:_lift", LIFT, {"FIRST": False, "FORMS": (DRAWN,) * 4, **LIFTED, **WIDE})
 
 
 def check(kernels: list[Kernel], capability: int) -> None:

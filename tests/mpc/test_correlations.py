@@ -60,7 +60,17 @@ def test_every_parameter_is_checked(kind):
         **{name: 2 for name in ("planes", "second", "count", "knots", "shift", "m", "tables", "key", "divisor")},
         **{"name": "silu", "fraction": 2, "w": 2, "degree": 2, "scale": 2, "gain": 2, "stretch": 2},
         **{"value": 6, "factor": 6, "sums": 9, "product": 9, "cut": 0},
-        **{"k": 6, "ring": 9, "bits": 9, "squares": 1, "shape": [2], "size0": [2], "size1": [2], "op": "mul"},
+        **{
+            "k": 6,
+            "ring": 9,
+            "bits": 9,
+            "squares": 1,
+            "whole": 1,
+            "shape": [2],
+            "size0": [2],
+            "size1": [2],
+            "op": "mul",
+        },
         "kwargs": {},
     }
     if kind == "lifted_matmul":

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import hummingbird
-from hummingbird import kernels
+from hummingbird import cost, kernels
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.convert import build
+from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.products import Multiply
+from hummingbird.serving.plan import input_bits
 from tests.support.operations import cases
 
 CASES = cases()
@@ -146,3 +148,60 @@ def test_the_plan_says_how_many_bits_are_read() -> None:
     # 3 has 16 bits beside the window's 20; 2 is rounded by 20 before it. 0 is rounded by 20, and its mean is lifted: 18
     # bits of fraction and 22 for values up to 2^20 are read of it. 5 is lifted too: 36, and 9 behind a ReLU below 2^3.
     assert {name: layer.read for name, layer in layers.items()} == {"0": 60, "2": 56, "3": 36, "5": 45}
+
+
+class Reshaped(nn.Module):
+    """A ReLU of an input in another shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x.reshape(x.size(0), -1)).reshape(-1, 2)
+
+
+ALONE = {"itself": nn.ReLU(), "flattened": nn.Sequential(nn.ReLU(), nn.Flatten()), "reshaped": Reshaped()}
+NOT_ALONE = {
+    "read by a layer": nn.Sequential(nn.ReLU(), nn.Linear(4, 2)),
+    "of a layer": nn.Sequential(nn.Linear(4, 2), nn.ReLU()),
+    "twice": nn.Sequential(nn.ReLU(), nn.ReLU()),
+    "two thresholds": nn.ReLU6(),
+}
+
+
+def whole(net: nn.Module, window: BitWindow, protocol: str = "masked") -> list[bool]:
+    found = [step.layer for step in hummingbird.convert_model(net.eval(), window, protocol=protocol).plan]
+    return [layer.comparison.whole for layer in found if isinstance(layer, Layer) and layer.comparison is not None]
+
+
+@pytest.mark.parametrize("name", [*ALONE, *NOT_ALONE])
+def test_a_relu_alone_reads_its_input_whole(name: str) -> None:
+    net = (ALONE | NOT_ALONE)[name]
+    assert set(whole(net, BitWindow(20, 12))) == {name in ALONE}
+    assert not any(whole(net, BitWindow(64, 0)) + whole(net, BitWindow(20, 12), "gmw"))  # nothing to save
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("parties", [2, 3])
+def test_a_relu_alone_is_a_relu(name: str, parties: int) -> None:
+    """Inside its window; and outside, of either result that a fair coin chooses between (protocols/law.py)."""
+    x = torch.rand(50, 2, 2) * 15.9 - 7.95
+    window = BitWindow(20, 2)
+    found = results(ALONE[name], x, window, "masked", parties)
+    assert float((found - ALONE[name](x)).abs().max()) < 2**-14
+    far = torch.full((100, 2, 2), 9.0)
+    assert set(results(ALONE[name], far, window, "masked", parties).flatten().tolist()) == {0.0, 16.0}
+    twin = hummingbird.simulate(ALONE[name].eval(), window, "masked", parties, seed=1)(far)
+    assert set(twin.flatten().tolist()) == {0.0, 16.0}
+    far = -far
+    assert set(results(ALONE[name], far, window, "masked", parties).flatten().tolist()) == {7.0, -9.0}
+    twin = hummingbird.simulate(ALONE[name].eval(), window, "masked", parties, seed=1)(far)
+    assert set(twin.flatten().tolist()) == {7.0, -9.0}
+
+
+def test_a_relu_alone_is_dealt_no_carry() -> None:
+    """44 bits less for each value of a window of 20, and a client's share has all 64 bits for 20."""
+    private = hummingbird.convert_model(nn.ReLU().eval(), BitWindow(20, 12))
+    (price,) = [item.cost for item in private.costs((1, 1000), 2) if item.cost.rounds]
+    assert price == cost.masked_relu(1000, 20, 12, 64, 2, whole=True)
+    assert price.offline_bits == cost.masked_relu(1000, 20, 12, 64, 2).offline_bits - 44 * 1000
+    assert input_bits(private.plan) == 64
+    read = hummingbird.convert_model(NOT_ALONE["read by a layer"].eval(), BitWindow(20, 12))
+    assert input_bits(read.plan) == 20

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird import kernels
 from hummingbird.bits import BitWindow
 from hummingbird.kernels.reference.twin import drawn
 from hummingbird.mpc.protocols import masked
 from hummingbird.mpc.protocols.gmw import GmwLaw
 from hummingbird.mpc.protocols.law import UNIT, Law
-from hummingbird.mpc.protocols.masked import MaskedLaw
+from hummingbird.mpc.protocols.masked import Masked, MaskedLaw
+from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
 from tests.mpc.protocols.test_gmw import every_sharing, published_sign, signs
 from tests.mpc.protocols.test_masked import masks, opened_sum
@@ -72,6 +75,45 @@ def test_masked_is_what_the_parties_compute(k: int, m: int, parties: int) -> Non
     )
     bit, value = MaskedLaw(k, m, parties).decide(x, mask & ((1 << m) - 1))
     assert torch.equal(z, value) and torch.equal(y, bit * value)
+
+
+@pytest.mark.parametrize("window", [BitWindow(8, 3), BitWindow(20, 12), BitWindow(20, 12, 7)], ids=str)
+@pytest.mark.parametrize("parties", [2, 3])
+def test_whole_shares_of_values_outside_the_window(
+    window: BitWindow, parties: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bit z + c (z' - z), z' = x rounded, with the very c that is opened; and c is a fair coin."""
+    choices: list[Tensor] = []
+    lift = kernels.lift
+
+    def listen(opened: Tensor, choice: Tensor, *rest: Any) -> Any:
+        choices.append(choice)
+        return lift(opened, choice, *rest)
+
+    monkeypatch.setattr(kernels, "lift", listen)
+    opened, (k, m, q), count = make_sessions(parties), (window.k, window.m, window.q), 4000
+    one = Masked(window, ring=64, whole=True)
+    mask = masks(opened[0], count, k - q, m - q) << q
+    x = torch.randint(-(3 << k), 3 << k, (count,)) >> q << q
+    shares = [part << q for part in share(x >> q, parties)]  # nothing is rounded
+    y, z = opened_sum(together([lambda s=s, v=v: one.relu(s, v, SCALE) for s, v in zip(opened, shares, strict=True)]))
+    law = one.law(SCALE, parties)
+    assert isinstance(law, MaskedLaw) and law.whole
+    bit, reduced = MaskedLaw(k, m, parties, q=q).decide(x, mask & ((1 << m) - 1))
+    coin = kernels.from_bits(choices[0][0], count)
+    assert torch.equal(z, x) and torch.equal(y, bit * reduced + coin * (x - reduced))
+    assert abs(int(coin.sum()) - count / 2) < 6 * count**0.5 / 2
+    if m > 3:
+        return
+    # The twin, of each value 800 times: what the law gives for some u and some coin, and nothing else.
+    some, u = x[:40, None], torch.arange(1 << m)
+    bit, reduced = MaskedLaw(k, m, parties).decide(*torch.broadcast_tensors(some, u))
+    expected = torch.cat([bit * reduced, bit * reduced + some - reduced], 1)
+    real = (some * UNIT).expand(40, 800).double()
+    passed, value = Compare(1, False).both(real, law)
+    assert torch.equal(value, real)
+    for found, wanted in zip((passed / UNIT).long().tolist(), expected.tolist(), strict=True):
+        assert set(found) == set(wanted)
 
 
 @pytest.mark.parametrize(("bits", "parties"), [(6, 2), (7, 2), (4, 3), (5, 3)])

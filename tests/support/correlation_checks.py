@@ -142,19 +142,21 @@ def check_and_pair(parts, *, planes, second, count):
     assert pq == [x & y for x, y in zip(p[size * (planes - second) :], q, strict=True)]
 
 
-def check_masked(parts, *, count, k, m, tables, ring):
+def check_masked(parts, *, count, k, m, tables, ring, whole):
     """lambda from its summands and their carry, the bits in both forms, their product, and every table entry."""
     low, modulus = (1 << k) - 1, (1 << ring) - 1
     mask = [sum(word & low for word in words) for words in zip(*(p.tolist() for p in parts[0]), strict=True)]
     choice, lift = (bits(xored(column), count) for column in parts[1:3])
-    carry, r, s, product = (total(column) for column in parts[3:7])
+    *carry, r, s, product = (total(column) for column in parts[3 : 7 - whole])
     exact = [value & low for value in mask]
-    assert [(value - (c << k)) & modulus for value, c in zip(mask, carry, strict=True)] == exact
+    assert len(carry) == 1 - whole
+    for dealt in carry:
+        assert [(value - (c << k)) & modulus for value, c in zip(mask, dealt, strict=True)] == exact
     assert [value & modulus for value in r] == choice
     assert [value & (modulus >> k) for value in s] == [value & (modulus >> k) for value in lift]
     assert [value & modulus for value in product] == [x * y & modulus for x, y in zip(exact, choice, strict=True)]
     at = m
-    for size, column in zip(cost.chunks(k - m, tables), parts[7:], strict=True):
+    for size, column in zip(cost.chunks(k - m, tables), parts[7 - whole :], strict=True):
         entries = bits(xored(column), count << size)
         for i, value in enumerate(exact):
             step = value >> at & ((1 << size) - 1)
@@ -190,7 +192,7 @@ def check_thresholds(parts, *, count, knots, k, m, tables, ring, squares):
         pair = [[share[j, bit] for share in parts[1]] for bit in (0, 1)]
         choice, wrap, product = ([share[j] for share in column] for column in parts[3:6])
         own = [parts[0], *pair, parts[2], choice, wrap, product, *relus[6:]]
-        check_masked(own, count=count, k=k, m=m, tables=tables, ring=ring)
+        check_masked(own, count=count, k=k, m=m, tables=tables, ring=ring, whole=0)
         if squares:
             r_b, r_s = (bits(xored(column), count) for column in pair)
             square, chosen, wrapped = (total(c) for c in (rest[0], *([s[j] for s in column] for column in rest[1:])))
@@ -357,6 +359,7 @@ CASES = [
     (AndPair(planes=3, second=3, count=COUNT), check_and_pair),
     (MaskedOpening(COUNT, k=20, m=12, tables=1, ring=36), check_masked),
     (MaskedOpening(COUNT, k=12, m=1, tables=3, ring=64), check_masked),
+    (MaskedOpening(COUNT, k=20, m=12, tables=2, ring=64, whole=1), check_masked),
     (
         Polynomial(
             COUNT,

@@ -33,7 +33,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hb_open_words": (None, [_pointer, _int, _long, _int, _pointer]),
     "hb_step_table": (None, [_pointer, _long, _int, _pointer]),
     "hb_lookup": (None, [_pointer, _long, _pointer, _int, _int, _int, _pointer]),
-    "hb_lift": (None, [_long, *[_pointer] * 4, _int, _int, _pointer, _pointer]),
+    "hb_lift": (None, [_long, *[_pointer] * 4, *[_int] * 3, _pointer, _pointer]),
     "hb_aes": (_int, []),
     "hb_aes128": (None, [_pointer, _long, _long, _pointer]),
     "hb_deal_masks": (None, [_pointer, _int, _long, *[_int] * 4, *[_pointer] * 3, _int]),

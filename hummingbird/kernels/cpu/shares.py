@@ -15,7 +15,7 @@ from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import dealing, opening, packing, products
 from hummingbird.kernels.shares.packing import bytes_of
 from hummingbird.kernels.shares.products import Factor
-from hummingbird.kernels.shares.words import Packed, Words, stored
+from hummingbird.kernels.shares.words import Packed, Words, plain, stored
 
 _PARTIES = 64  # of a deal at most: as many as a dealer admits
 
@@ -126,7 +126,7 @@ def lift(
     opened: Tensor,
     choice: Tensor,
     mask: Words,
-    carry: Words,
+    carry: Words | None,
     bit: Words,
     wrap: Words,
     product: Words,
@@ -134,11 +134,11 @@ def lift(
     first: bool,
 ) -> tuple[Tensor, Tensor]:
     """See `opening.lift`."""
-    y, z = torch.empty_like(opened), torch.empty_like(opened)
-    words, bits = zip(*map(_packed, (mask, carry, bit, wrap, product)), strict=True)
-    pointers, widths = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in words]), (ctypes.c_int * 5)(*bits)
-    results = y.data_ptr(), z.data_ptr()
-    handle().hb_lift(opened.numel(), opened.data_ptr(), choice.data_ptr(), pointers, widths, k, first, *results)
+    y, z = torch.empty_like(opened), torch.empty_like(opened) if carry is not None else plain(mask)
+    words, bits = zip(*map(_packed, (mask, mask if carry is None else carry, bit, wrap, product)), strict=True)
+    lists = (ctypes.c_void_p * 5)(*[x.data_ptr() for x in words]), (ctypes.c_int * 5)(*bits)
+    inputs, results = (opened.data_ptr(), choice.data_ptr()), (y.data_ptr(), z.data_ptr())
+    handle().hb_lift(opened.numel(), *inputs, *lists, carry is None, k, first, *results)
     return y, z
 
 
@@ -156,19 +156,21 @@ def _aes_keys(*keys: Tensor) -> bool:
 
 @implements(dealing.deal_masks, "cpu", takes=_aes_keys)
 def deal_masks(
-    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int]
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
     """See `dealing.deal_masks`."""
     keys = torch.stack([share.key for share in fields[0]])
-    out = [
-        torch.empty(bytes_of(n * width), dtype=torch.uint8)
-        for width in (ring - k, ring, ring - k, ring, *[1 << size for size in sizes])
-    ]
+    widths = [*dealing.widths(k, ring, whole), *[1 << size for size in sizes]]
+    out = [torch.empty(bytes_of(n * width), dtype=torch.uint8) for width in widths]
     firsts = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
+    places = [x.data_ptr() for x in out]
+    if whole:
+        firsts.insert(3, 0)
+        places.insert(0, 0)  # no carry
     lists = (
         (ctypes.c_int * len(sizes))(*sizes),
         (ctypes.c_int64 * len(firsts))(*firsts),
-        (ctypes.c_void_p * len(out))(*[x.data_ptr() for x in out]),
+        (ctypes.c_void_p * len(places))(*places),
     )
     handle().hb_deal_masks(keys.data_ptr(), len(keys), n, k, m, ring, len(sizes), *lists, torch.get_num_threads())
     return out

@@ -98,6 +98,7 @@ def _deal_masks(
     n,
     K: tl.constexpr,
     RING: tl.constexpr,
+    WHOLE: tl.constexpr,
     SIZES: tl.constexpr,
     STARTS: tl.constexpr,
     LANES: tl.constexpr,
@@ -113,7 +114,8 @@ def _deal_masks(
         r_b, r_s = r_b ^ choice, r_s ^ wrap
     chosen, lambda_ = spread(r_b), total & low_bits(K)
     if K < RING:  # else no bit of the carry and the wrap is asked for
-        _correct(total >> K, keys, parties, firsts[3], lane, n, outs[0], RING - K)
+        if not WHOLE:
+            _correct(total >> K, keys, parties, firsts[3], lane, n, outs[0], RING - K)
         _correct(spread(r_s), keys, parties, firsts[5], lane, n, outs[2], RING - K)
     _correct(chosen, keys, parties, firsts[4], lane, n, outs[1], RING)
     _correct(chosen * lambda_, keys, parties, firsts[6], lane, n, outs[3], RING)
@@ -124,19 +126,23 @@ def _deal_masks(
 
 @implements(dealing.deal_masks, "gpu")
 def deal_masks(
-    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int]
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
     """See `dealing.deal_masks`."""
     keys = torch.stack([share.key for share in fields[0]])
-    firsts = tuple(shares[0].first if shares else 0 for shares in fields)  # none of other parties, if there are none
-    widths = [ring - k, ring, ring - k, ring, *[1 << c for c in sizes]]
+    firsts = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
+    widths = [*dealing.widths(k, ring, whole), *[1 << c for c in sizes]]
+    if whole:  # the carry's places, which stay empty
+        firsts.insert(3, 0)
+        widths.insert(0, 0)
     rooms, size = [room(n, width, keys.device) for width in widths], tile_sizes("deal_masks", keys.device)
     starts = tuple(m + sum(sizes[:place]) for place in range(len(sizes)))
     if n:
         outs = (*rooms[:4], *[steps.view(torch.int32) for steps in rooms[4:]])
         with torch.cuda.device_of(keys):  # Triton starts kernels on the thread's device
             _deal_masks[grid(n, size["LANES"])](
-                *(keys, len(keys), firsts, outs, n),
-                **{"K": k, "RING": ring, "SIZES": tuple(sizes), "STARTS": starts, **size},
+                *(keys, len(keys), tuple(firsts), outs, n),
+                **{"K": k, "RING": ring, "WHOLE": whole, "SIZES": tuple(sizes), "STARTS": starts, **size},
             )
-    return [packed_part(part, n, width) for part, width in zip(rooms, widths, strict=True)]
+    found = [packed_part(part, n, width) for part, width in zip(rooms, widths, strict=True)]
+    return found[1:] if whole else found

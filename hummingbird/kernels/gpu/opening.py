@@ -37,7 +37,7 @@ from hummingbird.kernels.gpu.tiles import (
 from hummingbird.kernels.registry import implements
 from hummingbird.kernels.shares import opening, packing
 from hummingbird.kernels.shares.packing import bytes_of
-from hummingbird.kernels.shares.words import Packed, Words, anchor
+from hummingbird.kernels.shares.words import Packed, Words, anchor, plain
 
 
 @triton.jit(do_not_specialize=["first", "n"])
@@ -178,6 +178,7 @@ def _lift(
     n,
     K: tl.constexpr,
     FIRST: tl.constexpr,
+    WHOLE: tl.constexpr,
     FORMS: tl.constexpr,
     WIDTHS: tl.constexpr,
     LANES: tl.constexpr,
@@ -187,14 +188,19 @@ def _lift(
     c_b, c_s = spread(halves(choice, lane, n)), spread(halves(choice + (n + 7) // 8, lane, n))
     one: tl.constexpr = 1 if FIRST else 0
     below = 1 - (e >> (K - 1) & 1)  # [X < h]
-    own = read(mask, mask_first, lane, n, FORMS[0], WIDTHS[0]) & low_bits(K)
     over = e ^ e
     if K < 64:
-        own = own - (read(carry, carry_first, lane, n, FORMS[1], WIDTHS[1]) << K)
         r_s = read(wrap, wrap_first, lane, n, FORMS[3], WIDTHS[3])
         over = (below * one - tl.where(c_s != 0, one - r_s, r_s)) << K
     element = lane[:, None] * 16 + tl.arange(0, 16)[None, :]
-    tl.store(z + element, (e * one - own + over).to(tl.int64, bitcast=True), mask=element < n)
+    own = read(mask, mask_first, lane, n, FORMS[0], WIDTHS[0])
+    if WHOLE:  # of z itself, which is not given again
+        own = e * one + over - own
+    else:
+        own = own & low_bits(K)
+        if K < 64:
+            own = own - (read(carry, carry_first, lane, n, FORMS[1], WIDTHS[1]) << K)
+        tl.store(z + element, (e * one - own + over).to(tl.int64, bitcast=True), mask=element < n)
     r_b = read(bit, bit_first, lane, n, FORMS[2], WIDTHS[2])
     rest = e * tl.where(c_b != 0, one - r_b, r_b) + over * below
     r_lambda = read(product, product_first, lane, n, FORMS[4], WIDTHS[4])
@@ -274,7 +280,7 @@ def lift(
     opened: Tensor,
     choice: Tensor,
     mask: Words,
-    carry: Words,
+    carry: Words | None,
     bit: Words,
     wrap: Words,
     product: Words,
@@ -282,14 +288,15 @@ def lift(
     first: bool,
 ) -> tuple[Tensor, Tensor]:
     """See `opening.lift`."""
-    y, z, size = torch.empty_like(opened), torch.empty_like(opened), sizes("lift", opened.device)
-    operands = [operand(words) for words in (mask, carry, bit, wrap, product)]
+    y, size = torch.empty_like(opened), sizes("lift", opened.device)
+    z = torch.empty_like(opened) if carry is not None else plain(mask)
+    operands = [operand(words) for words in (mask, mask if carry is None else carry, bit, wrap, product)]
     inputs: list[Any] = [part for source, first_block, _, _ in operands for part in (source, first_block)]
     forms, widths = (tuple(part) for part in list(zip(*operands, strict=True))[2:])
     if opened.numel():
         with torch.cuda.device_of(opened):  # Triton starts kernels on the thread's device
             _lift[grid(opened.numel(), size["LANES"])](
                 *(opened, choice, *inputs, y, z, opened.numel()),
-                **{"K": k, "FIRST": first, "FORMS": forms, "WIDTHS": widths, **size},
+                **{"K": k, "FIRST": first, "WHOLE": carry is None, "FORMS": forms, "WIDTHS": widths, **size},
             )
     return y, z

@@ -2,6 +2,7 @@
 
 lambda is the sum mod 2^k of the parties' masks, r_b and r_s the xor of their bits. They decide the carry (sum - lambda)
 / 2^k, r_b, r_s and r_b lambda as numbers, and the step tables of lambda's upper bits; protocols/masked.py has the use.
+Parties whose shares of the compared values are whole, right in all bits that are wanted, need no carry.
 A correction is a value less all shares of it but the receiver's, as it travels: numbers mod 2^width, packed.
 """
 
@@ -25,9 +26,17 @@ from hummingbird.kernels.shares.words import Words, plain
 
 
 def mask_values(
-    mask: Sequence[Words], choice: Tensor, wrap: Tensor, n: int, k: int, m: int, sizes: Sequence[int]
+    mask: Sequence[Words],
+    choice: Tensor,
+    wrap: Tensor,
+    n: int,
+    k: int,
+    m: int,
+    sizes: Sequence[int],
+    whole: bool = False,
 ) -> list[Tensor]:
-    """Compute the carry, r_b, r_s and r_b lambda, int64 (n,) each, and the step tables, uint8 (ceil(n 2^c / 8),).
+    """Compute the carry (unless shares are `whole`), r_b, r_s and r_b lambda, int64 (n,) each, and the step tables,
+    uint8 (ceil(n 2^c / 8),).
 
     mask: the parties' summands, (n,), of which the low k bits count. choice, wrap: r_b and r_s, packed uint8
     (ceil(n/8),), or J rows of such, whose results are then (J, n). sizes: bits that each table covers, from bit m of
@@ -36,13 +45,18 @@ def mask_values(
     low = (1 << k) - 1 if k < 64 else -1
     total = reduce(torch.add, [plain(summand).long() & low for summand in mask])
     lambda_ = total & low
-    carry = (total - lambda_) >> k if k < 64 else torch.zeros_like(lambda_)
+    carry = [] if whole else [(total - lambda_) >> k if k < 64 else torch.zeros_like(lambda_)]
     r_b, r_s = _numbers(choice, n), _numbers(wrap, n)
     tables, at = [], m
     for size in sizes:
         tables.append(step_table(lambda_ >> at, size))
         at += size
-    return [carry, r_b, r_s, r_b * lambda_, *tables]
+    return [*carry, r_b, r_s, r_b * lambda_, *tables]
+
+
+def widths(k: int, ring: int, whole: bool) -> list[int]:
+    """Bits of the numbers that are dealt for an element: the carry, unless shares are whole, r_b, r_s, r_b lambda."""
+    return [*([] if whole else [ring - k]), ring, ring - k, ring]
 
 
 def _numbers(bits: Tensor, n: int) -> Tensor:
@@ -52,13 +66,13 @@ def _numbers(bits: Tensor, n: int) -> Tensor:
 
 
 def deal_masks(
-    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int]
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool = False
 ) -> list[Tensor]:
     """Make the corrections of n masks, in the order of `mask_values`: packed uint8, of ring - k or ring bits, or 2^c.
 
     fields: all parties' shares of lambda, r_b and r_s, the receiver's first, then all others' of each value; a party's
     are parts of one key stream, at the same blocks as the others'. 1 <= k <= ring <= 64, 0 <= m. sizes: 1 to 8 bits
-    each, m and they at most k.
+    each, m and they at most k. whole: whether no carry is dealt.
     """
     function = "kernels.deal_masks"
     check_range(f"{function}(n)", n, 0, 2**56)
@@ -67,13 +81,14 @@ def deal_masks(
     check_range(f"{function}(m)", m, 0, k - sum(sizes))
     for size in sizes:
         check_range(f"{function}(sizes)", size, 1, 8)
-    keys = [share.key for share in fields[0]] if fields else []
-    if not keys or [len(shares) for shares in fields] != [len(keys)] * 3 + [len(keys) - 1] * (4 + len(sizes)):
+    keys, numbers = [share.key for share in fields[0]] if fields else [], widths(k, ring, whole)
+    corrected = len(numbers) + len(sizes)
+    if not keys or [len(shares) for shares in fields] != [len(keys)] * 3 + [len(keys) - 1] * corrected:
         what = f"got fields of {[len(shares) for shares in fields]} shares"
         raise InputError(what, where=f"{function}(fields)", hint="three of all parties, the rest of all but the first")
-    words = {0: k, 3: ring - k, 4: ring, 5: ring - k, 6: ring}  # bits that count, by field
+    words = {0: k, **dict(enumerate(numbers, 3))}  # bits that count, by field
     packs = len(keys[0]) == aes128.KEY_BYTES // 4
-    octets = [1, 1, *[0] * 4, *[1 << size for size in sizes]]  # bits for each element, from field 1 on
+    octets = [1, 1, *[0] * len(numbers), *[1 << size for size in sizes]]  # bits for each element, from field 1 on
     for place, shares in enumerate(fields):
         shape, dtype, width = (bytes_of(n * octets[place - 1]),), torch.uint8, None
         if place in words:
@@ -88,4 +103,4 @@ def deal_masks(
                 raise InputError(
                     f"expected {expected} of one stream, got {found}", where=f"{function}(fields)", hint=hint
                 )
-    return best(deal_masks, *keys)(fields, n, k, m, ring, sizes)
+    return best(deal_masks, *keys)(fields, n, k, m, ring, sizes, whole)

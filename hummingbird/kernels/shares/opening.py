@@ -169,7 +169,7 @@ def lift(
     opened: Tensor,
     choice: Tensor,
     mask: Words,
-    carry: Words,
+    carry: Words | None,
     bit: Words,
     wrap: Words,
     product: Words,
@@ -183,13 +183,18 @@ def lift(
     shares of the summands' carry, r_b, r_s and r_b lambda; int64, or int32, of which the results' low 32 bits are
     right, and the carry's and the wrap's times 2^k. 1 <= k <= 64, of an int32 mask at most 32. first: True for exactly
     one party. Returns (y, z): int64 (n,) each.
+    carry None: `mask` is this party's share of z itself, int64, and the z that is returned. With z' what the opening
+    tells of z, in [-2^(k-1), 2^(k-1)), y is b z' + c_b (z - z').
     """
     function, n = "kernels.lift", _size(opened)
     check_tensor(f"{function}(opened)", opened, torch.int64, opened, n)
     words = {"mask": mask, "carry": carry, "bit": bit, "wrap": wrap, "product": product}
-    for name, operand in words.items():
+    given = {name: operand for name, operand in words.items() if operand is not None}
+    for name, operand in given.items():
         check_words(f"{function}({name})", operand, opened, n)
+    if carry is None:
+        assert isinstance(mask, Tensor) and mask.dtype == torch.int64, "whole shares are tensors of ring elements"
     check_tensor(f"{function}(choice)", choice, torch.uint8, opened, bytes_of(n), rows=2)
     check_range(f"{function}(k)", k, 1, 32 if mask.dtype == torch.int32 else 64)
-    run = best(lift, opened, choice, *map(anchor, words.values()))
-    return run(opened, choice, *words.values(), k, first)
+    run = best(lift, opened, choice, *map(anchor, given.values()))
+    return run(opened, choice, mask, carry, bit, wrap, product, k, first)

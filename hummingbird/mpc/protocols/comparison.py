@@ -27,16 +27,17 @@ AT_ONCE = 1 << 23  # comparisons under way at a time, about 2 GiB; tables of 8 b
 
 @dataclass
 class Comparison(ABC):
-    """A window on shares; `valid` and `ring` are set by the planner.
+    """A window on shares; `valid`, `ring` and `whole` are set by the planner.
 
     valid: low bits of the input's shares that are right. ring: low bits of the result that later layers need. aim: what
-    tables are chosen for.
+    tables are chosen for. whole: whether the input's shares are right in all bits of the result.
     """
 
     window: BitWindow
     valid: int = 64
     ring: int = 64
     aim: Aim = LATENCY
+    whole: bool = False
 
     name: ClassVar[str]
     least_width: ClassVar[int]  # bits that a window keeps if it keeps any
@@ -76,6 +77,10 @@ class Comparison(ABC):
     def needs(self, scale: int) -> int:
         """Low bits of the input's shares that must be right, at this scale."""
 
+    def may_be_whole(self, scale: int) -> bool:
+        """Whether shares that are right in all bits of the result would cost less, and these can be."""
+        return False
+
     @abstractmethod
     def range(self, scale: int) -> int:
         """The comparison is for values of magnitudes below 2^range, less 2^(m - 16) for each party but one."""
@@ -102,7 +107,7 @@ class Comparison(ABC):
 
     def wider(self, window: BitWindow, valid: int, ring: int = 64) -> Comparison:
         """The same comparison on other bits of other shares, for the same aim."""
-        return replace(self, window=window, valid=valid, ring=ring)
+        return replace(self, window=window, valid=valid, ring=ring, whole=False)
 
     def relu(self, session: Session, share: Tensor, scale: int) -> tuple[Tensor, Tensor]:
         """Shares, scale 2^16, of relu(x) and of x itself, from shares of x at `scale` >= 16, any shape.

@@ -22,6 +22,12 @@ rounded to what is left, so that z is a neighbour of r and right on average (but
 halves go up); N - 2 shares more disturb r before, by as many uniform numbers in +-2^(q-1). The
 mask's low m bits are 2^q times a number below 2^(m-q): with e below, they are u.
 
+Of shares that are `whole` (masked.py) the reduction touches only what passes: with c a fair coin, opened with the bit,
+
+    z' = floor(r + u mod 2^q)          y = bit z + c (z' - z)
+
+and z' is what a leaky ReLU adds. Inside the window z' = z.
+
 Comparisons of r - t for several public t have one u: masked opens r once, and in gmw the shares of r - t are those of r
 but for party 0's, whose low bits are not among the N - 1.
 With a q, masked takes the multiples of 2^q next to several t.
@@ -64,6 +70,7 @@ class Law(ABC):
     parties: int
     q: int = field(default=0, kw_only=True)
 
+    whole: bool = field(default=False, kw_only=True)  # whether y and z are those of whole shares
     rounds_apart: ClassVar[bool]  # whether z is rounded by numbers of its own, and not by those that decide
 
     @property

@@ -19,7 +19,9 @@ tables below a tree, ceil(log2(number of tables)) rounds more (step_tables.py).
 
 Then one opening of c_b = b xor r_b and c_s = s xor r_s; with dealt shares of r_b, r_s, lambda and r_b lambda the rest
 is local, [b] = c_b + (1 - 2 c_b) [r_b], [b lambda] = c_b [lambda] + (1 - 2 c_b) [r_b lambda]. Shares of lambda cost
-the dealer only the carry of its summands.
+the dealer only the carry of its summands; and nothing where the parties' shares of x are right in all bits that are
+wanted (`whole`), as those of an input are: [lambda] = x^ - [x] + 2^k ([X < h] - [s]), and z is x. Of an x outside
+the window, for which the right side is off by x - x', x' in [-2^(k-1), 2^(k-1)), y is b x' + c_b (x - x') then.
 
 Comparisons of a value with several public numbers take one opening: thresholds.py.
 
@@ -77,7 +79,10 @@ class Masked(Comparison):
         return self.window.k - SCALE - 1  # a value is known mod 2^k alone
 
     def needs(self, scale: int) -> int:
-        return min(self.valid, self.k(scale) + scale - SCALE)
+        return min(self.valid, (max(self.ring, self.k(scale)) if self.whole else self.k(scale)) + scale - SCALE)
+
+    def may_be_whole(self, scale: int) -> bool:
+        return not self.drops and self.k(scale) < self.ring and self.ring + scale - SCALE <= self.valid
 
     def range(self, scale: int) -> int:
         return self.k(scale) - SCALE - 1
@@ -90,7 +95,7 @@ class Masked(Comparison):
             raise ConfigError(what, hint=hint)
 
     def law(self, scale: int, parties: int) -> MaskedLaw:
-        return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q)
+        return MaskedLaw(self.k(scale), self.window.low, parties, q=self.window.q, whole=self.whole)
 
     def width(self, scale: int) -> int:
         """Bits that decide."""
@@ -120,12 +125,13 @@ class Masked(Comparison):
             y, z = thresholds.relus(session, share, near, shift + q, *bits)
         else:
             moved = share - (knots[0] << shift) if knots[0] and session.rank == 0 else share
-            y, z = relu(session, moved, shift + q, *bits)
+            y, z = relu(session, moved, shift + q, *bits, self.whole)
             y = y[None]
         return (y << q, z << q) if q else (y, z)
 
     def _price(self, n: int, knots: int, scale: int, parties: int) -> Cost:
-        return cost.masked_relu(n, *self._bits(scale), parties, self.tables(scale, parties, knots), knots)
+        tables = self.tables(scale, parties, knots)
+        return cost.masked_relu(n, *self._bits(scale), parties, tables, knots, self.whole)
 
     def squares(
         self, session: Session, share: Tensor, knots: Sequence[int], scale: int, fraction: int
@@ -185,31 +191,31 @@ class MaskedLaw(Law):
 
 
 def relu(
-    session: Session, share: Tensor, shift: int, k: int, m: int, ring: int = 64, tables: int | None = None
+    session: Session,
+    share: Tensor,
+    shift: int,
+    k: int,
+    m: int,
+    ring: int = 64,
+    tables: int | None = None,
+    whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Shares mod 2^ring of relu(z) and of z = x / 2^shift, both int64 (n,), from shares of x mod 2^(k + shift).
 
     z is rounded by every party on its own: it is within N/2 units of x / 2^shift, and right on average.
     share: int64 (n,). |z| < 2^(k-1) - 2^m. k <= ring <= 64. tables: of at most 8 bits, that the window is cut into;
-        None: as few rounds as possible. Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one table.
+        None: as few rounds as possible. whole: whether the shares are of x mod 2^(ring + shift).
+    Cost: `cost.masked_relu`: k + 2 bits and 2 rounds for one table.
     """
     count, tables = share.numel(), tables or cost.tables(k - m)
-    material = session.correlation(MaskedOpening(count, k, m, tables, ring))
+    material = session.correlation(MaskedOpening(count, k, m, tables, ring, int(whole)))
     mine = kernels.mask_words(share, material.mask, shift, k)
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
     opened, both = _compare(session, material, frames, count, k, m)
     (public,) = open_bits(session, both)
-    return kernels.lift(
-        opened,
-        public,
-        material.mask,
-        material.carry,
-        material.choice,
-        material.wrap,
-        material.product,
-        k,
-        session.rank == 0,
-    )
+    own = ((share + (1 << shift >> 1)) >> shift, None) if whole else (material.mask, material.carry)
+    words = material.choice, material.wrap, material.product
+    return kernels.lift(opened, public, *own, *words, k, session.rank == 0)
 
 
 def _compare(

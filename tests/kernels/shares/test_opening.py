@@ -129,6 +129,7 @@ def test_lift_is_a_masked_relu(parties: int, k: int, m: int) -> None:
             left = [u - v for u, v in zip(left, drawn, strict=True)]
             party[name] = torch.tensor([signed(v) for v in drawn])
         shares[0][name] = torch.tensor([signed(v) for v in left])
+    carries = [party["carry"] for party in shares]
     packed = [whole([u ^ v for u, v in zip(*pair, strict=True)], 1) for pair in ((b, r_b), (s, r_s))]
     choice = torch.tensor(packed, dtype=torch.uint8)
     public = torch.tensor([signed(v) for v in opened])
@@ -140,6 +141,23 @@ def test_lift_is_a_masked_relu(parties: int, k: int, m: int) -> None:
     y, lifted = result(choice)
     assert lifted.tolist() == z
     assert y.tolist() == [u * v for u, v in zip(b, z, strict=True)]
+    # Whole shares of z for the mask and its carry; z may then be far outside the window, by turns of 2^k.
+    turns = [rng.randrange(-3, 4) << k if k < 62 else 0 for _ in range(n)]
+    far, c_b = [v + turn for v, turn in zip(z, turns, strict=True)], [u ^ v for u, v in zip(b, r_b, strict=True)]
+    left, of_z = list(far), []
+    for _ in shares[1:]:
+        drawn = [rng.randrange(RING) for _ in range(n)]
+        left = [u - v for u, v in zip(left, drawn, strict=True)]
+        of_z.append(drawn)
+    for party, words in zip(shares, [left, *of_z], strict=True):
+        party["mask"], party["carry"] = torch.tensor([signed(v) for v in words]), None  # type: ignore[assignment]
+    y, passed = result(choice)
+    assert passed.tolist() == far
+    assert y.tolist() == [u * v + c * turn for u, v, c, turn in zip(b, z, c_b, turns, strict=True)]
+    for party, words in zip(shares, summands, strict=True):
+        party["mask"] = torch.tensor([signed(v) for v in words])
+    for party, words in zip(shares, carries, strict=True):
+        party["carry"] = words
     wrong = choice.clone()
     wrong[1] ^= 1  # s of every eighth element: off by the 2^k that the lift takes care of
     off = [v % RING for v in (result(wrong)[1] - lifted).tolist()]
@@ -198,6 +216,10 @@ def test_native_lift_equals_reference(isa: str, n: int) -> None:
                 got = kernels.lift(opened, choice, *mixed, k=k, first=first)
                 wanted = opening.lift(opened, choice, *mixed, k=k, first=first)
                 assert got[0].equal(wanted[0]) and got[1].equal(wanted[1])
+                own = words[0], None, *mixed[2:]  # whole shares
+                got = kernels.lift(opened, choice, *own, k=k, first=first)
+                assert got[0].equal(opening.lift(opened, choice, *own, k=k, first=first)[0])
+                assert got[1].equal(words[0])
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -58,19 +58,23 @@ for n, (k, m, shift, ring) in zip(sizes, WINDOWS, strict=False):
     for first, operands in ((False, kinds), (True, [left(2, n, narrow), *packed]), (True, [words(n) for _ in kinds])):
         expected = opening.lift(opened, both, *operands, k, first)
         same(gpu.lift(opened, both, *operands, k, first), expected, "lift", n, k, first)
+        own = share, None, *operands[2:]
+        expected = opening.lift(opened, both, *own, k, first)
+        same(gpu.lift(opened, both, *own, k, first), expected, "lift of whole shares", n, k, first)
 
 DEALT = [(20, 12, 1, 36, 2), (5, 0, 2, 5, 3), (9, 6, 1, 10, 1), (12, 7, 1, 64, 1), (64, 36, 4, 64, 2)]
 DEALT += [(34, 28, 1, 60, 3)]
 DEALT.insert(3, (20, 12, 2, 40, 2))  # two tables of four bits
 for n, (k, m, tables, ring, parties) in zip(sizes, DEALT, strict=False):
-    request = MaskedOpening(n, k, m, tables, ring)
-    keys, fields, first = [key_words(bytes([party] * 32), device) for party in range(parties)], [], 1
-    for place, item in enumerate([*request.free.values(), *request.derived.values()]):
-        of = keys if place < 3 else keys[1:]
-        fields.append([Drawn(one, first, item.shape, item.dtype) for one in of])
-        first += -(-item.share_bytes // 64)
-    given = fields, n, k, m, ring, request.sizes
-    same(gpu_dealing.deal_masks(*given), dealing.deal_masks(*given), "deal", n, k, m)
+    for whole in (0, 1):
+        request = MaskedOpening(n, k, m, tables, ring, whole)
+        keys, fields, first = [key_words(bytes([party] * 32), device) for party in range(parties)], [], 1
+        for place, item in enumerate([*request.free.values(), *request.derived.values()]):
+            of = keys if place < 3 else keys[1:]
+            fields.append([Drawn(one, first, item.shape, item.dtype) for one in of])
+            first += -(-item.share_bytes // 64)
+        given = fields, n, k, m, ring, request.sizes, bool(whole)
+        same(gpu_dealing.deal_masks(*given), dealing.deal_masks(*given), "deal", n, k, m, whole)
 print("same")
 """
 

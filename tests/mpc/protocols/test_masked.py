@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,13 +64,13 @@ def check(x: Tensor, y: Tensor, z: Tensor, k: int, m: int, ring: int = 64) -> No
     assert bool(((y[pruned] == 0) | ((y[pruned] - x[pruned]) & modulus == 0)).all())
 
 
-def run(sessions: list[Session], x: Tensor, k: int, m: int, shift: int = 0, ring: int = 64) -> tuple[Tensor, Tensor]:
-    shares = share(x, len(sessions))
+def run(
+    sessions: list[Session], x: Tensor, k: int, m: int, shift: int = 0, ring: int = 64, whole: bool = False
+) -> tuple[Tensor, Tensor]:
+    shares, how = share(x, len(sessions)), (shift, k, m, ring, None, whole)
     try:
         return opened_sum(
-            together(
-                [lambda s=s, v=v: masked.relu(s, v, shift, k, m, ring) for s, v in zip(sessions, shares, strict=True)]
-            )
+            together([lambda s=s, v=v: masked.relu(s, v, *how) for s, v in zip(sessions, shares, strict=True)])
         )
     finally:
         for session in sessions:
@@ -173,6 +174,26 @@ def test_truncation_is_within_half_a_unit_per_party_and_unbiased(parties: int) -
     assert torch.equal(y, z.clamp(min=0))
 
 
+@pytest.mark.parametrize("parties", [2, 3, 4])
+@pytest.mark.parametrize(("k", "m"), [(8, 0), (8, 5), (5, 2)])
+def test_every_value_under_every_mask_by_whole_shares(parties: int, k: int, m: int) -> None:
+    sessions = make_sessions(parties)
+    x, _ = every_pair(sessions[0], k, m)
+    check(x, *run(sessions, x, k, m, whole=True), k, m)
+
+
+@pytest.mark.parametrize(("ring", "shift"), [(64, 0), (36, 0), (40, 16), (20, 12)])
+def test_whole_shares_are_right_in_all_bits_of_the_result(ring: int, shift: int) -> None:
+    """And need none above: noise there changes nothing. z is rounded once by each party."""
+    x = torch.randint(-(1 << 19), 1 << 19, (5000,)) << shift
+    noise = torch.randint(-(1 << 20), 1 << 20, (5000,)) << ring + shift if ring + shift < 64 else 0
+    y, z = run(make_sessions(2), x + noise, 20, 0, shift, ring, whole=True)
+    check(z, y, z, 20, 0, ring)
+    modulus = (1 << ring) - 1 if ring < 64 else -1
+    off = (z - (x >> shift)) & modulus
+    assert bool(((off <= 1) | (off == modulus)).all()) and (shift > 0 or not off.any())
+
+
 def test_bits_above_k_plus_shift_do_not_matter() -> None:
     """A share that was truncated locally before is right mod 2^(64 - shift) only: the multiples vanish."""
     x = torch.randint(-(1 << 30), 1 << 30, (2000,))
@@ -185,11 +206,11 @@ def test_bits_above_k_plus_shift_do_not_matter() -> None:
 @pytest.mark.parametrize("window", [(20, 12), (20, 0), (8, 0), (64, 0), (14, 2), (40, 3), (3, 2), (24, 0)])
 def test_messages_are_what_cost_says(parties: int, window: tuple[int, int]) -> None:
     k, m = window
-    for ring in (64, min(64, k + 16)):
+    for ring, whole in itertools.product((64, min(64, k + 16)), (False, True)):
         sessions = make_sessions(parties)
         with meter.meter() as counted:
-            run(sessions, torch.randint(-2, 2, (77,)), k, m, ring=ring)
-        predicted = cost.masked_relu(77, k, m, ring, parties)
+            run(sessions, torch.randint(-2, 2, (77,)), k, m, ring=ring, whole=whole)
+        predicted = cost.masked_relu(77, k, m, ring, parties, whole=whole)
         assert counted.total.bits_sent == parties * predicted.bits
         assert counted.total.rounds == parties * predicted.rounds
         assert counted.total.received_bits == predicted.offline_bits
@@ -201,12 +222,15 @@ def test_one_table_costs_k_plus_two_bits_and_two_rounds() -> None:
         assert (price.rounds, price.bits - 2 * 8 * cost.HEADER_BYTES) == (2, 8000 * (k + 2))
     # 2^8 bits of table, r_b and r_b lambda in 64 bits, carry and r_s in 44: 59 bytes.
     assert cost.masked_relu(8000, 20, 12, 64, 2).offline_bits == 8000 * (256 + 2 * 64 + 2 * 44)
+    assert cost.masked_relu(8000, 20, 12, 64, 2, whole=True).offline_bits == 8000 * (256 + 2 * 64 + 44)
 
 
 # Mutations: any wrong bit of the material, or a wrong step of the tree, changes a result --------------------------
 
 
-def wrong_results(change: Callable[[Request[Any], dict[str, Tensor]], None], k: int, m: int) -> int:
+def wrong_results(
+    change: Callable[[Request[Any], dict[str, Tensor]], None], k: int, m: int, whole: bool = False
+) -> int:
     """How many of all (x, lambda) pairs come out wrong when `change` alters party 0's material."""
     sessions = make_sessions(2)
     x, _ = every_pair(sessions[0], k, m)
@@ -218,7 +242,7 @@ def wrong_results(change: Callable[[Request[Any], dict[str, Tensor]], None], k: 
         return material
 
     sessions[0].dealer.correlation = altered  # type: ignore[method-assign]
-    y, z = run(sessions, x, k, m)
+    y, z = run(sessions, x, k, m, whole=whole)
     edge = (1 << (k - 1)) - (1 << m if m else 0)
     certain = (x >= -edge) & (x < edge) & ((x < 0) | (x >= 1 << m))
     return int(((y != x.clamp(min=0)) | (z != x))[certain].sum())
@@ -242,6 +266,8 @@ def test_any_wrong_share_shows(field: str) -> None:
             shares[field] = spoiled ^ 1
 
     assert wrong_results(spoil, 6, 2) > 0
+    if field != "carry":
+        assert wrong_results(spoil, 6, 2, whole=True) > 0
 
 
 @pytest.mark.parametrize("kind", ["and", "and_pair"])

@@ -23,7 +23,7 @@ struct Deal {
     int tables;
     const int* sizes;       // bits of the window that each table covers
     const int64_t* firsts;  // the line where each field begins: mask, r_b, r_s, and the corrected ones
-    uint8_t* const* outs;   // of the corrected fields: carry, r_b, r_s, r_b lambda, tables
+    uint8_t* const* outs;   // of the corrected fields: carry (null where none is dealt), r_b, r_s, r_b lambda, tables
 };
 
 struct Room {
@@ -102,8 +102,10 @@ BODY void deal_run(Target, const Deal& job, Run run, Room& room) {
         for (int64_t i = 0; i < run.n; i++) room.total[i] += mask[i];
     }
     for (int64_t i = 0; i < run.n; i++) room.lambda[i] = room.total[i] & low;
-    for (int64_t i = 0; i < run.n; i++) room.value[i] = room.total[i] >> (job.k - 1) >> 1;  // k may be 64
-    correct(Target{}, job, run, 3, job.ring - job.k, room);
+    if (job.outs[0] != nullptr) {
+        for (int64_t i = 0; i < run.n; i++) room.value[i] = room.total[i] >> (job.k - 1) >> 1;  // k may be 64
+        correct(Target{}, job, run, 3, job.ring - job.k, room);
+    }
     bits_of(Target{}, job, run, 1, room);
     memcpy(room.total, room.value, sizeof room.total);
     correct(Target{}, job, run, 4, job.ring, room);

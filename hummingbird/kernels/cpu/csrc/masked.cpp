@@ -116,6 +116,7 @@ struct Lift {
     const uint64_t* opened;
     const uint8_t *choice, *lifted;
     Words mask, carry, bit, wrap, product;
+    bool whole;  // there is no carry, and `mask` is the share of z, which is not given again
     int k;
     uint64_t first;  // 1 for the party that adds public constants, else 0
     uint64_t *y, *z;
@@ -127,7 +128,7 @@ BODY void lift(Target, int64_t n, Lift job) {
     for (int64_t start = 0; start < n; start += kRun) {
         const int64_t here = n - start < kRun ? n - start : kRun;
         const uint64_t* const masks = run_of(Target{}, job.mask, start, here, room[0]);
-        const uint64_t* const carries = run_of(Target{}, job.carry, start, here, room[1]);
+        const uint64_t* const carries = job.whole ? masks : run_of(Target{}, job.carry, start, here, room[1]);
         const uint64_t* const bits = run_of(Target{}, job.bit, start, here, room[2]);
         const uint64_t* const wraps = run_of(Target{}, job.wrap, start, here, room[3]);
         const uint64_t* const products = run_of(Target{}, job.product, start, here, room[4]);
@@ -145,12 +146,13 @@ BODY void lift(Target, int64_t n, Lift job) {
             const Eight b = PICK(c_b, job.first - r_b, r_b), s = PICK(c_s, job.first - r_s, r_s);
             const Eight below = ((e >> (k - 1)) & kOne) - kOne;  // all ones if the top bit is clear, else 0
             // << k, which C++ leaves undefined for k = 64.
-            const Eight own = (mask & low_bits(k)) - (carry << (k - 1) << 1);
             const Eight over = ((below & job.first) - s) << (k - 1) << 1;
-            const Eight all = (e & (0 - job.first)) - own + over;
+            const Eight lifted = (e & (0 - job.first)) + over;
+            const Eight own = job.whole ? lifted - mask : (mask & low_bits(k)) - (carry << (k - 1) << 1);
+            const Eight all = lifted - own;
             const Eight part = e * b - PICK(c_b, own - product, product) + (over & below);
             memcpy(job.y + start + i, &part, bytes);
-            memcpy(job.z + start + i, &all, bytes);
+            if (!job.whole) memcpy(job.z + start + i, &all, bytes);
         });
     }
 }
@@ -179,10 +181,10 @@ API void hb_lookup(const uint64_t* opened, int64_t n, const uint8_t* table, int 
     dispatch(OVERLOADS(lookup), Lookup{opened, table, n, low, bits, rows}, out);
 }
 
-// words, widths: of the mask, the carry, r_b, r_s and the product.
+// words, widths: of the mask, the carry, r_b, r_s and the product; or, if z is `whole`, of z, of nothing, ...
 API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint8_t* const* words,
-                 const int* widths, int k, int first, uint64_t* y, uint64_t* z) {
+                 const int* widths, int whole, int k, int first, uint64_t* y, uint64_t* z) {
     const auto of = [=](int place) { return Words{words[place], widths[place]}; };
-    const Lift job{opened, choice, choice + (n + 7) / 8, of(0), of(1), of(2), of(3), of(4), k, uint64_t(first != 0), y, z};
+    const Lift job{opened, choice, choice + (n + 7) / 8, of(0), of(1), of(2), of(3), of(4), whole != 0, k, uint64_t(first != 0), y, z};
     dispatch(OVERLOADS(lift), n, job);
 }

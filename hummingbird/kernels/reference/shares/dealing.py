@@ -16,14 +16,15 @@ from hummingbird.kernels.shares.words import plain
 
 @implements(dealing.deal_masks, "reference")
 def deal_masks(
-    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int]
+    fields: Sequence[Sequence[Drawn]], n: int, k: int, m: int, ring: int, sizes: Sequence[int], whole: bool
 ) -> list[Tensor]:
     """See `dealing.deal_masks`."""
     mask, *bits = ([plain(share) for share in shares] for shares in fields[:3])
     choice, wrap = (reduce(torch.bitwise_xor, shares) for shares in bits)
-    values, out = dealing.mask_values(mask, choice, wrap, n, k, m, sizes), []
-    for value, shares, width in zip(values, fields[3:], (ring - k, ring, ring - k, ring), strict=False):
+    values, out = dealing.mask_values(mask, choice, wrap, n, k, m, sizes, whole), []
+    widths = dealing.widths(k, ring, whole)
+    for value, shares, width in zip(values, fields[3:], widths, strict=False):
         out.append(packing.pack_words(reduce(torch.sub, [plain(share) for share in shares], value), width))
-    for table, shares in zip(values[4:], fields[7:], strict=True):
+    for table, shares in zip(values[len(widths) :], fields[3 + len(widths) :], strict=True):
         out.append(reduce(torch.bitwise_xor, [plain(share) for share in shares], table))
     return out

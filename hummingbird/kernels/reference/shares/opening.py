@@ -105,7 +105,7 @@ def lift(
     opened: Tensor,
     choice: Tensor,
     mask: Words,
-    carry: Words,
+    carry: Words | None,
     bit: Words,
     wrap: Words,
     product: Words,
@@ -118,10 +118,13 @@ def lift(
     one = int(first)
     # Shares of the two bits and of the mask, whose own carries are taken off.
     b, s = (c * one + (1 - 2 * c) * plain(r) for c, r in zip(bits, (bit, wrap), strict=True))
-    carried = plain(carry).long() << k if k < 64 else 0
-    own = (plain(mask).long() & low) - carried
     below = 1 - ((opened >> (k - 1)) & 1)  # [X < 2^(w-1)]
     over = (below * one - s) << k if k < 64 else 0
-    z = opened * one - own + over
+    lifted = opened * one + over
+    if carry is None:
+        own = lifted - plain(mask)
+    else:
+        own = (plain(mask).long() & low) - (plain(carry).long() << k if k < 64 else 0)
+    z = lifted - own
     y = opened * b - bits[0] * own - (1 - 2 * bits[0]) * plain(product) + over * below
     return y, z
