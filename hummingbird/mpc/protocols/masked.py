@@ -42,7 +42,7 @@ from hummingbird import cost, kernels
 from hummingbird.cost import Cost
 from hummingbird.errors import ConfigError
 from hummingbird.kernels import Cut
-from hummingbird.kernels.shares.words import plain
+from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.masked import MaskedOpening, MaskedShares
 from hummingbird.mpc.protocols import step_tables, thresholds
 from hummingbird.mpc.protocols.boolean import open_bits
@@ -213,9 +213,13 @@ def relu(
     frames = [mine] + [theirs[0] for theirs in session.channel.exchange(mine).values()]
     opened, both = _compare(session, material, frames, count, k, m)
     (public,) = open_bits(session, both)
-    own = ((share + (1 << shift >> 1)) >> shift, None) if whole else (material.mask, material.carry)
+    own: tuple[Words, Words | None] = (_cut(share, shift), None) if whole else (material.mask, material.carry)
     words = material.choice, material.wrap, material.product
     return kernels.lift(opened, public, *own, *words, k, session.rank == 0)
+
+
+def _cut(share: Tensor, shift: int) -> Tensor:
+    return (share + (1 << shift >> 1)) >> shift if shift else share
 
 
 def _compare(
