@@ -140,7 +140,7 @@ def test_malformed_requests_are_refused(running, fields):
     client.correlation(SquarePair((2,)))  # the session goes on, and index 0 was not used up
 
 
-MASKED = {"count": 1, "k": 20, "m": 0, "tables": 3, "ring": 64}
+MASKED = {"count": 1, "k": 20, "m": 0, "tables": 3, "ring": 64, "whole": 0}
 CONV = {"op": "conv2d", "size0": [1, 1, 2, 2], "size1": [1, 1, 2, 2], "bits": 64}
 HUGE = 1 << 27
 
@@ -149,7 +149,7 @@ HUGE = 1 << 27
     "kind, params",
     [
         *(("masked", {**MASKED, **more}) for more in ({"k": HUGE, "tables": HUGE // 8, "ring": HUGE}, {"k": 65})),
-        *(("masked", {**MASKED, **more}) for more in ({"tables": 65}, {"ring": 65}, {"m": 65}, {"m": 21})),
+        *(("masked", {**MASKED, **more}) for more in ({"tables": 65}, {"ring": 65}, {"m": 65}, {"m": 21}, {"whole": 2})),
         ("and_pair", {"planes": 1, "second": 2, "count": 8}),
         # margins of 2^28 that the dilation takes away again: the result has a few elements, its input 2^56
         ("additive", {**CONV, "kwargs": {"padding": HUGE, "dilation": 2 * HUGE}}),
