@@ -192,8 +192,10 @@ def lift(
     given = {name: operand for name, operand in words.items() if operand is not None}
     for name, operand in given.items():
         check_words(f"{function}({name})", operand, opened, n)
-    if carry is None:
-        assert isinstance(mask, Tensor) and mask.dtype == torch.int64, "whole shares are tensors of ring elements"
+    if carry is None and not (isinstance(mask, Tensor) and mask.dtype == torch.int64):
+        hint = "without a carry it is this party's share of z: ring elements, torch.int64"
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(f"expected a tensor of torch.int64, got {got}", where=f"{function}(mask)", hint=hint)
     check_tensor(f"{function}(choice)", choice, torch.uint8, opened, bytes_of(n), rows=2)
     check_range(f"{function}(k)", k, 1, 32 if mask.dtype == torch.int32 else 64)
     run = best(lift, opened, choice, *map(anchor, given.values()))

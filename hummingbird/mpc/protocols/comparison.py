@@ -30,7 +30,7 @@ class Comparison(ABC):
     """A window on shares; `valid`, `ring` and `whole` are set by the planner.
 
     valid: low bits of the input's shares that are right. ring: low bits of the result that later layers need. aim: what
-    tables are chosen for. whole: whether the input's shares are right in all bits of the result.
+    tables are chosen for. whole: whether the input's shares are right in all bits of the result, of a ReLU alone.
     """
 
     window: BitWindow

@@ -76,10 +76,12 @@ class Masked(Comparison):
 
     @property
     def reach(self) -> int:
-        return self.window.k - SCALE - 1  # a value is known mod 2^k alone
+        return (
+            self.window.k - SCALE - 1
+        )  # mod 2^k alone a value is known; of `whole` shares nobody relies on it
 
     def needs(self, scale: int) -> int:
-        return min(self.valid, (max(self.ring, self.k(scale)) if self.whole else self.k(scale)) + scale - SCALE)
+        return min(self.valid, (self.ring if self.whole else self.k(scale)) + scale - SCALE)
 
     def may_be_whole(self, scale: int) -> bool:
         return not self.drops and self.k(scale) < self.ring and self.ring + scale - SCALE <= self.valid

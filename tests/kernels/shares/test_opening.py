@@ -344,6 +344,7 @@ def test_every_bit_of_every_word_counts(isa: str) -> None:
 N = 9
 WORDS, BYTES, CHOICE = torch.zeros(N, dtype=torch.int64), torch.zeros(5, dtype=torch.uint8), torch.zeros(2, 2).byte()
 LIFT = dict.fromkeys(("opened", "mask", "carry", "bit", "wrap", "product"), WORDS) | {"choice": CHOICE}
+OF_64 = Packed(torch.zeros(8 * N, dtype=torch.uint8), (N,), 64)
 WRONG: list[tuple[str, Callable[[], object], str]] = [
     ("pack_words(x)", lambda: kernels.pack_words(WORDS.int(), 3), "torch.int32"),
     ("pack_words(x)", lambda: kernels.pack_words(WORDS.view(3, 3), 3), "(3, 3)"),
@@ -373,6 +374,8 @@ WRONG: list[tuple[str, Callable[[], object], str]] = [
     ("lookup(rows)", lambda: kernels.lookup(WORDS, BYTES, 0, 2, ()), "()"),
     ("lift(k)", lambda: kernels.lift(**LIFT, k=0, first=True), "0"),
     ("lift(k)", lambda: kernels.lift(**LIFT, k=65, first=True), "65"),
+    ("lift(mask)", lambda: kernels.lift(**LIFT | {"carry": None, "mask": WORDS.int()}, k=9, first=True), "torch.int32"),
+    ("lift(mask)", lambda: kernels.lift(**LIFT | {"carry": None, "mask": OF_64}, k=9, first=True), "Packed"),
 ]
 
 

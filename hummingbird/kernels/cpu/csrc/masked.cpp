@@ -181,10 +181,11 @@ API void hb_lookup(const uint64_t* opened, int64_t n, const uint8_t* table, int 
     dispatch(OVERLOADS(lookup), Lookup{opened, table, n, low, bits, rows}, out);
 }
 
-// words, widths: of the mask, the carry, r_b, r_s and the product; or, if z is `whole`, of z, of nothing, ...
+// words, widths: of the mask, the carry, r_b, r_s and the product. whole: the first are z's, and the second not read.
 API void hb_lift(int64_t n, const uint64_t* opened, const uint8_t* choice, const uint8_t* const* words,
                  const int* widths, int whole, int k, int first, uint64_t* y, uint64_t* z) {
     const auto of = [=](int place) { return Words{words[place], widths[place]}; };
-    const Lift job{opened, choice, choice + (n + 7) / 8, of(0), of(1), of(2), of(3), of(4), whole != 0, k, uint64_t(first != 0), y, z};
+    const Lift job{opened, choice, choice + (n + 7) / 8, of(0), of(1), of(2), of(3), of(4), whole != 0, k,
+                   uint64_t(first != 0), y, z};
     dispatch(OVERLOADS(lift), n, job);
 }
