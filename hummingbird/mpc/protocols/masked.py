@@ -76,9 +76,8 @@ class Masked(Comparison):
 
     @property
     def reach(self) -> int:
-        return (
-            self.window.k - SCALE - 1
-        )  # mod 2^k alone a value is known; of `whole` shares nobody relies on it
+        # A value is known mod 2^k alone; if `whole` by more, where nobody relies on this.
+        return self.window.k - SCALE - 1
 
     def needs(self, scale: int) -> int:
         return min(self.valid, (self.ring if self.whole else self.k(scale)) + scale - SCALE)
