@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 
-from hummingbird.errors import DealerError
+from hummingbird.errors import DealerError, PeerError
 from hummingbird.kernels.shares.words import plain
 from hummingbird.mpc.correlations.bits import And
 from hummingbird.mpc.correlations.material import Material
@@ -31,6 +31,15 @@ from tests.support.patience import NEVER
 def test_every_kind_has_a_case():
     # A mask that outlives its request: tests/mpc/test_private_weights.py.
     assert {request.kind for request, _ in CASES} == set(KINDS) - {"fixed", "linear"}
+
+
+def test_a_signal_while_a_request_is_checked_is_not_the_requests_fault(monkeypatch):
+    def check(request: And) -> None:
+        raise PeerError("this party was told to stop")  # as the handler of SIGTERM does, wherever a party is
+
+    monkeypatch.setattr(And, "check", check)
+    with pytest.raises(PeerError, match="^this party was told to stop$"):
+        And(planes=2, count=3)
 
 
 def test_shares_are_named_as_the_fields_are():

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hummingbird.errors import DealerError
+from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels.shares.words import Words, plain
 from hummingbird.mpc.correlations.field import Field, Fields
 from hummingbird.mpc.correlations.parameters import LIMIT, faults
@@ -100,6 +100,8 @@ class Request(ABC, Generic[Shares]):
         try:
             self.check()
             fields = [*self.free.values(), *self.derived.values()]
+        except HummingbirdError:  # not the request's: a signal (mpc/launch.py) may interrupt anything
+            raise
         except Exception as error:  # sizes that no product has
             raise DealerError(f"{malformed}: {str(error)[:200]}") from None
         if any(n < 0 for item in fields for n in item.shape):
