@@ -12,11 +12,12 @@ requests at random times (a Poisson process), whether or not earlier ones have b
 the service can do. Latency counts from the moment a request was due. Clients, parties and dealer share this machine's
 cores, and every answer is compared with the plain net's.
 
-With --predict the planner is put to the test: digits on a store that a keeper deals for (`deal --keep`), full, of four
-slots, and of four while a second keeper deals as much for another store of this host, and two servers of lookups, are
-asked at random times, and beside the latencies stand those that `capacity.run` predicts for the same arrivals, once
-from the run's own seconds of each request and once from a profile, at the pace of short calibrations before and after
-the run. A run between calibrations that differ is dropped, and counted.
+With --predict the planner is put to the test: digits between two parties on a link of 100 Mb/s (made by tc, for root),
+on a store that a keeper deals for (`deal --keep`), full, of four slots, and of four while a second keeper deals as much
+for another store of this host; digits between parties on loopback; and two servers of lookups. They are asked at random
+times, and beside the latencies stand those that `capacity.run` predicts for the same arrivals, once from the run's own
+seconds of each request and once from a profile, at the pace of short calibrations before and after the run. A run
+between calibrations that differ is dropped, and counted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 if not __package__:  # run as a file: the project's folder must be importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import torch
 from tqdm import tqdm
 
 from hummingbird.capacity.profile import load as load_profile
@@ -146,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     guess = p.add_argument_group("predicting")
     text = "compare with what is predicted from this profile (scripts.calibrate --only serve)"
     guess.add_argument("--predict", type=Path, metavar="PROFILE", help=text)
-    text = "lookups, digits on a full store, on a small one, and on one beside another's (default: all)"
+    text = "digits on a full store, a small one, one beside another's; near: on loopback; lookups (default: all)"
     known = list(serve_reality.services())
     guess.add_argument("--services", nargs="+", choices=known, default=known, metavar="SERVICE", help=text)
     text = "of each run (default: %(default)s)"
@@ -156,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
     text = "at most, so many of which may be dropped (default: %(default)s)"
     guess.add_argument("--tries", type=count, default=8, metavar="N", help=text)
     text = "lone requests of a calibration, and twice as many among others (default: %(default)s)"
-    guess.add_argument("--samples", type=count, default=200, metavar="N", help=text)
+    guess.add_argument("--samples", type=count, default=40, metavar="N", help=text)
     text = "by which a run's calibrations may differ (default: %(default)s)"
     guess.add_argument("--drift", type=positive, default=5.0, metavar="PERCENT", help=text)
     text = "after which no run is made again; each load is run once in any case (default: %(default)s)"
@@ -166,6 +168,7 @@ def parser() -> argparse.ArgumentParser:
 
 def predict(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of the services on this host beside the planner's figures, and their table."""
+    torch.set_num_threads(1)  # more would spin on the services' cores after every request
     profile, rows, started = load_profile(args.predict), list[dict[str, Any]](), time.monotonic()
     makers = [make for name, make in serve_reality.services().items() if name in args.services]
     with tqdm(total=len(makers) * len(args.loads) * args.runs, unit="run", leave=False) as bar:
@@ -189,6 +192,7 @@ def run(args: argparse.Namespace) -> None:
         raise InputError("a load that no service can bear", where="--loads", hint=hint)
     check_outputs(args)
     if args.predict is not None:
+        serve_reality.check_link(args.services)
         rows = predict(args)
     else:
         rows = bench(args)

@@ -1,7 +1,8 @@
 """Seconds of a service on this host, for a plan: of a lone request, between answers where requests wait, of a refill.
 
 A request's latency when nothing else is asked is more than the seconds for which it keeps others waiting: clients and
-parties take requests apart and put answers together while other requests compute. So both are measured.
+parties take requests apart and put answers together while other requests compute. So both are measured. Two that wait
+are computed in turns, in less time than one after the other. A keeper that deals on the same cores makes all longer.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ from scripts.serve_watched import Watched
 
 KIND = "serve"
 _WARM, _WAITING, _SETTLED = 5, 6, 0.1
-_IDLE = 2.0  # seconds without a request before a lone one, in those of a busy one: as at half of the largest rate
-_LEAST = 1e-3  # of a request's computing
+_IDLE = 3.0  # seconds without a request before a lone one, in those of a busy one: as at a third of the largest rate
+_PARTIES = 2  # or servers
 _ROOM = 6  # sets for which there is room one after another
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Samples of a service. alone: seconds of requests that find no other, as a client sees them. busy: seconds from
-    one answer to the next while requests wait. cores: core-seconds of parties and client for a request meanwhile.
-    refill: seconds from room in a kept store to the set that fills it, `deal` of them the keeper's; () without one.
+    """Samples of a service. alone: seconds of requests that find no other, as a client sees them. inside: those of them
+    from the request's place in the line to its answer. busy: seconds from one answer to the next while requests wait.
+    cores: core-seconds of parties and client for a request meanwhile. refill: seconds from room in a kept store to the
+    set that fills it, `deal` of them the keeper's; () without one.
     """
 
     alone: tuple[float, ...]
+    inside: tuple[float, ...]
     busy: tuple[float, ...]
     cores: float
     refill: tuple[float, ...] = ()
     deal: tuple[float, ...] = ()
 
-    @property
-    def beside(self) -> float:
-        """Seconds of a request's latency that keep no other waiting."""
-        return max(0.0, statistics.median(self.alone) - statistics.median(self.busy))
+    def beside(self, plan: Service) -> float:
+        """Seconds of a lone request's latency that are not in the service's plan: before the line, after the answer."""
+        return max(0.0, statistics.median(self.alone) - plan.seconds(plan.request))
 
     def row(self, name: str) -> Row:
         """The row of a profile."""
-        seconds = {"alone": self.alone, "busy": self.busy, "cores": (self.cores,)}
+        seconds = {"alone": self.alone, "inside": self.inside, "busy": self.busy, "cores": (self.cores,)}
         dealt = {"refill": self.refill, "deal": self.deal} if self.refill else {}
         return Row(KIND, name, "", {"requests": 1.0}, seconds | dealt)
 
@@ -55,10 +57,10 @@ class Calibrated:
     def joined(cls, parts: Sequence[Calibrated]) -> Calibrated:
         """The samples of all parts."""
         cores = statistics.median(part.cores for part in parts)
-        alone, busy, refill, deal = (
-            sum((getattr(part, name) for part in parts), ()) for name in ("alone", "busy", "refill", "deal")
+        alone, inside, busy, refill, deal = (
+            sum((getattr(part, name) for part in parts), ()) for name in ("alone", "inside", "busy", "refill", "deal")
         )
-        return cls(alone, busy, cores, refill, deal)
+        return cls(alone, inside, busy, cores, refill, deal)
 
     @classmethod
     def of(cls, profile: Profile, name: str) -> Calibrated:
@@ -67,7 +69,7 @@ class Calibrated:
             if (row.kind, row.name) == (KIND, name):
                 seconds = row.seconds
                 dealt = seconds.get("refill", ()), seconds.get("deal", ())
-                return cls(seconds["alone"], seconds["busy"], seconds["cores"][0], *dealt)
+                return cls(seconds["alone"], seconds["inside"], seconds["busy"], seconds["cores"][0], *dealt)
         hint = "python -m scripts.calibrate --only serve --json profile.json measures it"
         raise ConfigError(f"no measurements of a service: {name}", where="profile", hint=hint)
 
@@ -87,38 +89,42 @@ class Calibrated:
 
         return Calibrated(
             scaled(self.alone, [each.alone for each in now]),
+            scaled(self.inside, [each.inside for each in now]),
             scaled(self.busy, [each.busy for each in now]),
             scaled((self.cores,), [(each.cores,) for each in now])[0],
             scaled(self.refill, [each.refill for each in now]),
             scaled(self.deal, [each.deal for each in now]),
         )
 
-    def service(self, name: str, kept: int, cores: int, keepers: int = 1) -> Service:
-        """The service as data: one host of so many cores, whose parties share it with the keeper of `kept` slots, and
-        with others, who deal as much in the same time for other stores.
+    def service(self, name: str, kept: int, cores: int, keepers: int = 1, at_once: int = 1) -> Service:
+        """The service as data, on a host of so many cores: a core for each party, which those of two share with the
+        keeper of `kept` slots, and with others, who deal as much in the same time for other stores.
 
-        A request occupies its slot for the seconds of `busy`: each party computes for half of the core-seconds, and
-        waits for the rest. kept: 0 for a store in which there is material for all.
+        at_once: requests that are computed in turns where so many wait: that many times the seconds of `busy`. One that
+        begins alone goes on alone, for the seconds of `inside`. Each party is taken to compute all of the time: where
+        it waits for a link, cores are left for a keeper, of whose work a part only is in the way, as large as that of
+        the cores that the parties use. kept: 0 for material for all.
         """
-        mean = statistics.fmean(self.busy)
-        computing = min(self.cores / 2, mean)
-        parties = tuple(Step(f"party {rank}", Compute("host", computing)) for rank in range(2))
-        waiting = Step("messages", Rounds(mean - computing), tuple(step.name for step in parties))
-        factors = [max(_LEAST, (sample - mean + computing) / computing) for sample in self.busy]
-        whole = statistics.fmean(factors)
-        refill = None
+        mean, shared = statistics.fmean(self.busy), min(cores, _PARTIES)
+        lone = min(statistics.fmean(self.inside), at_once * mean) if at_once > 1 else mean
+        # On one core both take turns, and are one step.
+        parties = tuple(Step(f"party {rank}", Compute("host", lone)) for rank in range(shared))
+        hosts, refill = {"host": Host(cores=shared, store=kept)}, None
         if kept:
-            dealt = statistics.fmean(self.deal)
-            looking = Rounds(max(0.0, statistics.fmean(self.refill) - dealt))
-            dealing = (Step(f"deal {keeper}", Compute("host", dealt), ("look",)) for keeper in range(keepers))
-            refill = Phase((Step("look", looking), *dealing), tuple(each / dealt for each in self.deal))
+            keeper, used = ("host", min(1.0, self.cores / (shared * mean))) if cores <= _PARTIES else ("keeper", 1.0)
+            hosts |= {} if keeper in hosts else {keeper: Host(cores=cores - _PARTIES)}
+            dealing = used * statistics.median(self.deal)
+            beside = Rounds(max(0.0, statistics.median(self.refill) - dealing))
+            deals = (Step(f"deal {number}", Compute(keeper, dealing), ("beside",)) for number in range(keepers))
+            refill = Phase((Step("beside", beside), *deals))
         return Service(
             name=name,
-            hosts={"host": Host(cores=cores, store=kept)},
-            request=Phase((*parties, waiting), tuple(factor / whole for factor in factors)),
+            hosts=hosts,
+            request=Phase(parties, tuple(sample / mean for sample in self.busy)),
             refill=refill,
             token_bytes={"host": 1} if kept else {},
-            slots=1,
+            batch=at_once,
+            each=(at_once * mean - lone) / max(1, at_once - 1),
             rtt=2.0,  # a round is a second
         )
 
@@ -143,5 +149,12 @@ def calibrate(service: Watched, samples: int) -> Calibrated:
     idle = np.random.default_rng(busy).exponential(_IDLE * float(between.mean()), samples)
     alone = ask_alone(service, idle)
     time.sleep(_SETTLED)
-    service.times()
-    return Calibrated(tuple(alone.tolist()), tuple(between.tolist()), spent / busy, refill, deal if refill else ())
+    lined, _, done = service.times().T
+    return Calibrated(
+        tuple(alone.tolist()),
+        tuple((done - lined).tolist()),
+        tuple(between.tolist()),
+        spent / busy,
+        refill,
+        deal if refill else (),
+    )

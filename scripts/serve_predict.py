@@ -19,7 +19,7 @@ from scripts.serve_offered import QUANTILES, Figures, Offered
 
 ENGINES = (RECURRENCE, EVENTS)
 TOLERANCE = 0.05
-_RUNS = {RECURRENCE: 100, EVENTS: 5}  # of each prediction, or more for so many requests in all:
+_RUNS = {RECURRENCE: 100, EVENTS: 40}  # of each prediction, or more for so many requests in all:
 _LEAST = 1000
 
 

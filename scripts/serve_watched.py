@@ -6,15 +6,15 @@ and the core-seconds of its processes.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 from hummingbird.pir import Client as Lookups
 from hummingbird.serving.client import Client
 from scripts.data import DATASETS
+from scripts.link import Link, Place, places
 from scripts.party import ROOT
 from scripts.serve_net import Net
 
@@ -38,13 +39,14 @@ class Watched(ABC):
     """A service of processes in a folder of its own, in memory where the host has one there. name: in the table.
 
     images: of a request. kept: slots that a store is kept at; 0: no store, or all dealt ahead. keepers: that deal a set
-    each whenever a slot of it is used.
+    each whenever a slot of it is used. at_once: requests under way.
     """
 
     name: str
     images = 1
     kept = 0
     keepers = 0
+    at_once = 1
 
     def __init__(self) -> None:
         memory = Path("/dev/shm")
@@ -107,9 +109,11 @@ class Watched(ABC):
         self._at[name] = self._at.get(name, 0) + len(whole)
         return np.array([line.split() for line in whole.splitlines()], dtype=np.float64).reshape(-1, width)
 
-    def _start(self, name: str, times: str, words: list[str], entry: str = "main", **variables: str) -> None:
+    def _start(
+        self, name: str, times: str, words: list[str], entry: str = "main", prefix: Sequence[str] = (), **variables: str
+    ) -> None:
         program = f"import sys; from scripts.serve_timed import {entry}; sys.exit({entry}(sys.argv[1:]))"
-        command = [sys.executable, "-c", program, str(self.folder / times), *words]
+        command = [*prefix, sys.executable, "-c", program, str(self.folder / times), *words]
         environment: Mapping[str, str] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
         with open(self.folder / f"{name}.said", "wb") as said:
             self._processes[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
@@ -138,41 +142,43 @@ def _by_end(times: Floats) -> Floats:
 
 class Kept(Watched):
     """Two parties on a kept store, a request for each slot. slots: of a set; kept: slots to be kept, 0: all is dealt
-    ahead. keepers: 2: another store on this host is kept too, that of a service which is asked as often.
+    ahead. keepers: 2: another store on this host is kept too, that of a service which is asked as often. link: between
+    the parties.
     """
 
-    def __init__(self, net: Net, slots: int, kept: int, keepers: int = 1) -> None:
+    at_once = 2  # one computes while the other's openings are on the wire
+
+    def __init__(self, net: Net, link: Link, slots: int, kept: int, keepers: int = 1) -> None:
         super().__init__()
-        self.name = f"{net.name}, {'a full store' if not kept else f'a store of {kept}'}"
+        self.name = f"{net.name}, {link}, {'a full store' if not kept else f'a store of {kept}'}"
         self.name += ", another beside it" if keepers > 1 else ""
         self.images, self.kept, self._slots = net.request, kept, slots
         self.keepers = keepers if kept else 0
+        self._ends = contextlib.ExitStack()
         self._counting = threading.Lock()
         self._unused = 0  # slots that were dealt, as far as was read, and not asked for
         shape = "x".join(map(str, DATASETS[net.dataset].shape))
         try:
             self._tell(0)
             images = ["--images", str(slots * net.request), "--input", f"{net.request}x{shape}"]
-            words = ["deal", *net.words, *images, "--keep", "1", "--out"]
+            words = ["deal", *net.words, *images, "--threads", "1", "--keep", "1", "--out"]
             self._start("keeper", "sets.txt", [*words, str(self.folder / "kept")])
             if self.keepers > 1:
                 (self.folder / "begun").touch()
                 self._start("second keeper", "others.txt", [*words, str(self.folder / "other")], "beside")
             self.fill(1)
-            self._serve(net, shape)
+            self._serve(net, self._ends.enter_context(places(link, 2)), shape)
         except BaseException:
             self.close()
             raise
         self._inputs = net.images()[0]
 
-    def _serve(self, net: Net, shape: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    def _serve(self, net: Net, where: Sequence[Place], shape: str) -> None:
         words = ["serve", *net.words, "--input", shape, "--max-batch", str(net.request)]
         words += ["--store", str(self.folder / "kept"), "--listen", f"unix:{self.folder}/{{rank}}"]
-        for rank in range(2):
-            place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            self._start(f"party {rank}", "times.txt", words, **place)
+        for rank, place in enumerate(where):
+            variables = {"RANK": str(rank), "WORLD_SIZE": "2", **place.environment}
+            self._start(f"party {rank}", "times.txt", words, prefix=place.prefix, **variables)
         deadline = time.monotonic() + _START
         while True:
             try:
@@ -255,6 +261,7 @@ class Kept(Watched):
         if hasattr(self, "_client"):
             self._client.close()
         self._end()
+        self._ends.close()
 
 
 class Pair(Watched):

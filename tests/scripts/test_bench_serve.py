@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -22,12 +23,13 @@ from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.dry_run import dry_run
 from scripts import bench_serve, calibrate, serve_reality, serve_timed
+from scripts.link import obstacle
 from scripts.serve_calibrate import Calibrated
 from scripts.serve_offered import ask_alone
 from scripts.serve_predict import ENGINES, Figures, Offered, own, predicted, tolerance
 
-FAST = Calibrated((0.012,) * 9, (0.010,) * 9, 0.016)
-KEPT = Calibrated((0.012,) * 9, (0.010,) * 9, 0.016, (0.021,) * 9, (0.005,) * 9)
+FAST = Calibrated((0.012,) * 9, (0.011,) * 9, (0.010,) * 9, 0.016)
+KEPT = Calibrated((0.012,) * 9, (0.011,) * 9, (0.010,) * 9, 0.016, (0.021,) * 9, (0.005,) * 9)
 
 
 def offered(kept: int) -> Offered:
@@ -45,10 +47,12 @@ def offered(kept: int) -> Offered:
     return Offered(due, done + 0.003, lined, went, done, sets, 0)
 
 
-def planned(calibrated: Calibrated, kept: int, keepers: int, due: np.ndarray, engine: str) -> Figures:
-    """The prediction for a service on two cores."""
-    service = calibrated.service("a service", kept, 2, keepers)
-    return predicted(service, calibrated.beside, due, engine, 0)
+def planned(
+    calibrated: Calibrated, kept: int, keepers: int, due: np.ndarray, engine: str, cores: int = 2, at_once: int = 1
+) -> Figures:
+    """The prediction for a service on so many cores."""
+    service = calibrated.service("a service", kept, cores, keepers, at_once)
+    return predicted(service, calibrated.beside(service), due, engine, 0)
 
 
 @pytest.mark.parametrize("kept", [0, 4])
@@ -73,6 +77,17 @@ def test_what_is_predicted_is_the_queue_of_busy_seconds_and_the_rest_of_a_lone_r
     assert half.p95 == pytest.approx(float(np.quantile(done.latency, 0.95)) + 0.002)
 
 
+@pytest.mark.parametrize(("cores", "engine"), [(1, ENGINES[1]), *itertools.product((2, 8), ENGINES)])
+def test_requests_that_wait_are_computed_in_turns(cores: int, engine: str) -> None:
+    """Three at a time, far apart: the first finds no other and goes on alone, the other two then end together."""
+    due = np.sort(np.concatenate([np.arange(1, 30.0) + later for later in (0.0, 1e-6, 2e-6)]))
+    one, two = (planned(FAST, 0, 1, due, engine, cores, at_once) for at_once in (1, 2))
+    assert (one.p50, one.p99) == (pytest.approx(0.022, abs=1e-5), pytest.approx(0.032, abs=1e-5))
+    assert (two.p50, two.p99) == (pytest.approx(0.032, abs=1e-5), pytest.approx(0.032, abs=1e-5))
+    bounds = limits(FAST.service("a service", 0, cores, 1, 2))
+    assert bounds[0].rate == pytest.approx(100)
+
+
 def test_keepers_slow_the_parties_in_the_event_engine_alone() -> None:
     """A second one slows them more, and the recurrence does not see it."""
     due = np.cumsum(np.random.default_rng(1).exponential(0.03, 500))
@@ -83,10 +98,12 @@ def test_keepers_slow_the_parties_in_the_event_engine_alone() -> None:
     assert planned(KEPT, 4, 2, due, ENGINES[0]) == alone
     both = planned(KEPT, 4, 2, due, ENGINES[1])
     assert shared.p50 < both.p50 and shared.p99 < both.p99
-    for keepers in (1, 2):
+    for keepers in (1, 2):  # on cores of their own they do not
+        apart = planned(KEPT, 4, keepers, due, ENGINES[1], cores=4)
+        assert apart.p50 == pytest.approx(alone.p50) and apart.p99 == pytest.approx(alone.p99)
         bounds = {limit.cause: limit.rate for limit in limits(KEPT.service("kept", 4, 2, keepers))}
         assert bounds["1 refill at a time"] == pytest.approx(1 / 0.021)
-        assert bounds["cores of host"] == pytest.approx(2 / (0.016 + keepers * 0.005))
+        assert bounds["cores of host"] == pytest.approx(2 / (0.020 + keepers * 0.8 * 0.005))
 
 
 def test_a_second_keeper_deals_what_the_first_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,10 +156,12 @@ def test_lone_requests_are_asked_one_after_another() -> None:
 
 
 def test_the_pace_of_short_calibrations_scales_a_profile() -> None:
-    slow = Calibrated((0.024,) * 3, (0.015,) * 3, 0.016)
+    slow = Calibrated((0.024,) * 3, (0.022,) * 3, (0.015,) * 3, 0.016)
     now = FAST.at_pace([FAST, slow])
     assert now.alone[0] == pytest.approx(0.018) and now.busy[0] == pytest.approx(0.0125)
-    assert now.beside == pytest.approx(0.0055)
+    assert now.inside[0] == pytest.approx(0.0165)
+    assert now.beside(now.service("a", 0, 2)) == pytest.approx(0.0055)
+    assert now.beside(now.service("a", 0, 2, at_once=2)) == pytest.approx(0.0015)
     assert FAST.drift(slow) == pytest.approx(1.0) and FAST.drift(FAST) == 0
     profile = Profile(machine(), 1, (KEPT.row("a"),))
     assert Calibrated.of(profile, "a") == KEPT
@@ -155,7 +174,8 @@ def test_medians_and_verdicts_tell_a_run_that_is_off() -> None:
         name, images, kept, keepers = "a service", 1, 4, 1
 
     run = offered(4)
-    good = serve_reality.compare(run, KEPT.service("a service", 4, 2), KEPT.beside, 33.0, 0)
+    plan = KEPT.service("a service", 4, 2)
+    good = serve_reality.compare(run, plan, KEPT.beside(plan), 33.0, 0)
     found = serve_reality.row(Service(), 50.0, [good], 2)  # type: ignore[arg-type]
     assert found["dropped_runs"] == 2 and found["measured_p50_milliseconds"] == pytest.approx(1e3 * good.measured.p50)
     assert found["allowed_percent"] == pytest.approx(15) and tolerance(0.7) == pytest.approx(0.05 * (1 + 1 / 0.3))
@@ -182,7 +202,23 @@ def test_wrong_options_are_one_error(words: list[str], where: str, capsys: pytes
     assert said.err.startswith("error: ") and where in said.err and not said.out
 
 
+def test_services_on_a_link_that_cannot_be_made_are_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not calibrated, which is said."""
+    monkeypatch.setattr(serve_reality, "obstacle", lambda link: "no namespaces here")
+    profile = tmp_path / "profile.json"
+    profile.write_text(Profile(machine(), 1, (KEPT.row("a"),)).to_text())
+    assert bench_serve.main(["--predict", str(profile), "--services", "near", "small"]) == 1
+    said = capsys.readouterr().err
+    assert "no namespaces here" in said and "--services near lookups" in said
+    monkeypatch.setattr(serve_reality, "services", lambda: dict.fromkeys(serve_reality.LINKED, None))
+    assert list(serve_reality.calibrated_rows(1)) == []
+    assert "no namespaces here" in capsys.readouterr().err
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(bool(obstacle(serve_reality.LINK)), reason="a link between parties needs root and tc")
 def test_services_run_beside_their_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All of the program, on few requests: what a queue gets from a run's own seconds is what was measured."""
     profile, file = tmp_path / "profile.json", tmp_path / "rows.json"
@@ -191,7 +227,7 @@ def test_services_run_beside_their_plans(tmp_path: Path, capsys: pytest.CaptureF
     assert bench_serve.main(["--predict", str(profile), *small, "--json", str(file)]) == 0
     rows = json.loads(file.read_text())
     kept = [(row["kept_slots"], row["keepers"]) for row in rows]
-    assert kept == [(None, 0), (None, 0), (4, 1), (4, 2)] and all(row["runs"] == 1 for row in rows)
+    assert kept == [(None, 0), (4, 1), (4, 2), (None, 0), (None, 0)] and all(row["runs"] == 1 for row in rows)
     for row in rows:
         assert 0 < row["measured_p50_milliseconds"] <= row["measured_p99_milliseconds"]
         assert abs(row["own_p50_error_percent"]) < 50  # a busy machine wakes threads late
