@@ -12,7 +12,7 @@ requests at random times (a Poisson process), whether or not earlier ones have b
 the service can do. Latency counts from the moment a request was due. Clients, parties and dealer share this machine's
 cores, and every answer is compared with the plain net's.
 
-With --predict the planner is put to the test: digits between two parties on a link of 100 Mb/s (made by tc, for root),
+With --predict the planner is put to the test: digits between two parties on a link of 50 Mb/s (made by tc, for root),
 on a store that a keeper deals for (`deal --keep`), full, of four slots, and of four while a second keeper deals as much
 for another store of this host; digits between parties on loopback; and two servers of lookups. They are asked at random
 times, and beside the latencies stand those that `capacity.run` predicts for the same arrivals, once from the run's own
@@ -158,7 +158,7 @@ def parser() -> argparse.ArgumentParser:
     text = "at most, so many of which may be dropped (default: %(default)s)"
     guess.add_argument("--tries", type=count, default=8, metavar="N", help=text)
     text = "lone requests of a calibration, and twice as many among others (default: %(default)s)"
-    guess.add_argument("--samples", type=count, default=40, metavar="N", help=text)
+    guess.add_argument("--samples", type=count, default=60, metavar="N", help=text)
     text = "by which a run's calibrations may differ (default: %(default)s)"
     guess.add_argument("--drift", type=positive, default=5.0, metavar="PERCENT", help=text)
     text = "after which no run is made again; each load is run once in any case (default: %(default)s)"

@@ -24,15 +24,15 @@ from hummingbird.errors import EnvironmentProblem
 from hummingbird.table import text_table
 from scripts.link import Link, obstacle
 from scripts.serve_calibrate import Calibrated, calibrate
-from scripts.serve_net import NETS, Net
+from scripts.serve_net import NETS
 from scripts.serve_offered import Figures, Offered, offer
 from scripts.serve_predict import ENGINES, TOLERANCE, own, predicted, tolerance
 from scripts.serve_watched import Kept, Pair, Watched
 
 KEPT = 4  # slots of the small store
+LINK = Link.parse("50mbit")
 ROWS = 1 << 21  # of the lookups' table: large enough for the servers' work to be most of a request's seconds
-IMAGES = 64  # of a request of digits, likewise
-LINK = Link.parse("100mbit")  # slow enough for an opening to take longer than what parties compute for it
+IMAGES = {Link(): 64, LINK: 32}  # of a request of digits: of whose seconds the parties' work is most, or the link's
 LINKED = ("full", "small", "beside")  # services with that link
 SET = 60  # slots of a set of the full store
 FIGURES = ("p50", "p95", "p99", "throughput")
@@ -57,13 +57,13 @@ def services() -> dict[str, Callable[[], Watched]]:
     """Makers of the services: digits between parties on a link, on a full store, on a small one, and on one beside
     another; on loopback; and lookups.
     """
-    net: Net = replace(NETS["digits"], request=IMAGES)
-    small = partial(Kept, net, LINK, 1, KEPT)
+    near, far = (replace(NETS["digits"], request=IMAGES[link]) for link in (Link(), LINK))
+    small = partial(Kept, far, LINK, 1, KEPT)
     return {
-        "full": partial(Kept, net, LINK, SET, 0),
+        "full": partial(Kept, far, LINK, SET, 0),
         "small": small,
         "beside": partial(small, keepers=2),
-        "near": partial(Kept, net, Link(), SET, 0),
+        "near": partial(Kept, near, Link(), SET, 0),
         "lookups": partial(Pair, ROWS),
     }
 
