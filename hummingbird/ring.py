@@ -31,10 +31,11 @@ PRECISION = 10  # constants are rounded by at most 2^-10 of the largest of them
 LEAST_PRECISION = 8  # and where the ring has no room for that, by at most 2^-8; else they are refused
 
 
-def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
+def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode", limit: float | None = None) -> Tensor:
     """Real to ring: int64 round(x * 2^scale), same shape.
 
-    InputError for NaN, infinities, and |x| >= 2^30, or 2^(62 - scale) if that is less.
+    limit: the largest |x| allowed, if one is known. InputError for a larger one, NaN, infinities, and |x| >= 2^30, or
+    2^(62 - scale) if that is less.
     """
     bits = min(MAX_INTEGER_BITS, 62 - scale)
     if not x.is_floating_point():
@@ -42,12 +43,16 @@ def encode(x: Tensor, scale: int = SCALE, *, where: str = "encode") -> Tensor:
     x = x.detach()
     if x.is_meta:
         return torch.empty_like(x, dtype=torch.int64)
-    if x.numel() and not bool(torch.isfinite(x).all()):
+    largest = float(x.abs().max()) if x.numel() else 0.0  # NaN where one is
+    # No text says how large: it is told to the other parties.
+    if not math.isfinite(largest):
         raise InputError("the tensor holds NaN or infinity", where=where, hint="look at the data it was made from")
-    if x.numel() and float(x.abs().max()) >= 2.0**bits:
-        # Not how large: this text is told to the other parties.
+    if largest >= 2.0**bits:
         raise InputError(f"a value leaves the fixed-point range of +-2^{bits}", where=where, hint="scale it down")
-    return (x.double() * 2.0**scale).round().long()
+    if limit is not None and largest > limit:
+        hint = "prepare the data as in training; with a larger limit, values may leave the windows: a wrong result"
+        raise InputError(f"expected values within +-{limit:g}, got a larger one", where=where, hint=hint)
+    return (x.double() * 2.0**scale).round_().long()
 
 
 def decode(x: Tensor, scale: int = SCALE) -> Tensor:

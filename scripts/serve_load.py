@@ -9,10 +9,11 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import torch
 from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from scripts.serve_net import PAUSE
 _LONE = 30  # lone requests, of which the median counts
 _THREADS = 256  # requests under way
 _CLIENTS = 8
+_DRAWN = 512  # different requests
 _NAN = float("nan")
 
 
@@ -43,14 +45,24 @@ class Load:
     changed_percent: float
 
 
+class Asked(NamedTuple):
+    """Images of a request, and the plain net's answers."""
+
+    images: Tensor
+    answers: Tensor
+
+
 @dataclass
 class _Seen:
-    """Outcomes so far. `lock` guards the rest."""
+    """Outcomes so far, from any thread; results are compared with `changed` when the load is over."""
 
     latencies: list[float] = field(default_factory=list)
-    changed: int = 0
-    refused: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    results: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # logits, and the plain net's answers
+    refused: list[Asked] = field(default_factory=list)
+
+    def changed(self) -> int:
+        """Images whose answers differ from the plain net's."""
+        return sum(int((logits.argmax(1) != answers).sum()) for logits, answers in self.results)
 
 
 class Served:
@@ -60,7 +72,7 @@ class Served:
         self._clients = [Client(addresses, timeout=120.0) for _ in range(_CLIENTS)]
         self._images, self._answers, self._random = images, answers, random.Random(0)
         self._turn = itertools.cycle(self._clients)
-        self._asked = 0
+        self._asked, self._lock = 0, threading.Lock()
 
     def __enter__(self) -> Served:
         return self
@@ -79,48 +91,43 @@ class Served:
         """Bytes of answers for an image."""
         return sum(client.received_bytes for client in self._clients) / self._asked
 
-    def drawn(self, size: int) -> Tensor:
-        """Numbers of the images of a request."""
-        return torch.tensor(self._random.sample(range(len(self._images)), size))
+    def drawn(self, size: int) -> Iterator[Asked]:
+        """Requests of `size` images without end, drawn before the first is asked: no core of the service's does it."""
+        numbers = [self._random.sample(range(len(self._images)), size) for _ in range(_DRAWN)]
+        return itertools.cycle([Asked(self._images[chosen], self._answers[chosen]) for chosen in numbers])
 
-    def ask(self, chosen: Tensor, due: float, seen: _Seen) -> None:
+    def ask(self, asked: Asked, due: float, seen: _Seen) -> None:
         """One request, and its outcome."""
         try:
-            logits = next(self._turn)(self._images[chosen])
+            logits = next(self._turn)(asked.images)
         except HummingbirdError:
-            with seen.lock:
-                seen.refused += 1
+            seen.refused.append(asked)
             return
-        changed = int((logits.argmax(1) != self._answers[chosen]).sum())
-        with seen.lock:
-            self._asked += len(chosen)
-            seen.latencies.append(time.perf_counter() - due)
-            seen.changed += changed
+        seen.latencies.append(time.perf_counter() - due)
+        seen.results.append((logits, asked.answers))
+        with self._lock:
+            self._asked += len(logits)
 
 
 def lone_seconds(served: Served) -> float:
     """Seconds of a request of one image to a service that has nothing else to do: a median."""
-    seconds = []
+    seen, drawn = _Seen(), served.drawn(1)
     for _ in range(_LONE + 2):
-        seen, chosen = _Seen(), served.drawn(1)
-        served.ask(chosen, time.perf_counter(), seen)
-        seconds += seen.latencies
+        served.ask(next(drawn), time.perf_counter(), seen)
         time.sleep(PAUSE)
-    if not seconds:
+    if not seen.latencies:
         raise HummingbirdError("the service answers no request")
-    return statistics.median(seconds[2:])
+    return statistics.median(seen.latencies[2:])
 
 
 def saturate(served: Served, metrics: str, seconds: float, images: int, size: int) -> Load:
     """Requests of `size` images, for so many images in all, are always under way."""
-    seen, before = _Seen(), _batches(metrics)
+    seen, drawn, before = _Seen(), served.drawn(size), _batches(metrics)
     started = time.perf_counter()
 
     def keep_asking() -> None:
         while time.perf_counter() < started + seconds:
-            with seen.lock:
-                chosen = served.drawn(size)
-            served.ask(chosen, time.perf_counter(), seen)
+            served.ask(next(drawn), time.perf_counter(), seen)
 
     with ThreadPoolExecutor(max(2, images // size)) as pool:
         for _ in range(max(2, images // size)):
@@ -130,20 +137,19 @@ def saturate(served: Served, metrics: str, seconds: float, images: int, size: in
 
 def offer(served: Served, metrics: str, rate: float, seconds: float, size: int) -> Load:
     """Requests of `size` images at random times, `rate` images a second, whether or not earlier ones are answered."""
-    seen, before, arrivals = _Seen(), _batches(metrics), random.Random(1)
+    seen, drawn, before, arrivals = _Seen(), served.drawn(size), _batches(metrics), random.Random(1)
     started = due = time.perf_counter()
     with ThreadPoolExecutor(_THREADS) as pool:
         while (due := due + arrivals.expovariate(rate / size)) < started + seconds:
-            chosen = served.drawn(size)
             time.sleep(max(0.0, due - time.perf_counter()))
-            pool.submit(served.ask, chosen, due, seen)
+            pool.submit(served.ask, next(drawn), due, seen)
     return _load(seen, size, rate, time.perf_counter() - started, before, _batches(metrics))
 
 
 def _load(
     seen: _Seen, size: int, rate: float, took: float, before: tuple[float, float], after: tuple[float, float]
 ) -> Load:
-    answered = len(seen.latencies)
+    answered, refused = len(seen.latencies), len(seen.refused)
     cuts = statistics.quantiles(seen.latencies, n=100) if answered > 1 else [_NAN] * 99
     batches, images = (now - then for now, then in zip(after, before, strict=True))
     return Load(
@@ -153,9 +159,9 @@ def _load(
         p95_milliseconds=1e3 * cuts[94],
         p99_milliseconds=1e3 * cuts[98],
         mean_batch_images=images / batches if batches else _NAN,
-        requests=answered + seen.refused,
-        refused=seen.refused,
-        changed_percent=100 * seen.changed / (answered * size) if answered else _NAN,
+        requests=answered + refused,
+        refused=refused,
+        changed_percent=100 * seen.changed() / (answered * size) if answered else _NAN,
     )
 
 

@@ -157,8 +157,8 @@ class Client:
         """One request to parties that serve the same as when the call began."""
 
         def request(group: Group, joint: Joined, left: float) -> Tensor:
-            now = replace(joint.service, session=service.session)
-            if now != service:
+            now = joint.service
+            if now is not service and (now := replace(now, session=service.session)) != service:
                 what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
                 raise AgreementError(what, where="Client", hint="call again")
             return group.request(joint, question, left)

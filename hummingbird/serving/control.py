@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
 
 import torch
 
@@ -23,53 +23,61 @@ from hummingbird.wire.channel import Channel
 
 _HOLD, _GIVE_UP, _ALIVE, _END = 0, 1, 2, 3
 _CLAIM_WORDS = 6
+_NOTHING = [_ALIVE, 0, 0, 0, 0, 0]
 _CLAIMS = 8  # of a message: those of one moment go together, and rows that say nothing fill it up
 _MOST_ROWS = 1 << 20
 _ID = struct.Struct("<qq")
 
 
 class Teller:
-    """Tells party 0 what this party holds; for the others. failed: called with the error that ends it."""
+    """Tells party 0 what this party holds; for the others. failed: called with the error that ends it.
+
+    Whoever has something to tell sends it, and what others bring meanwhile: no thread has to wake for it.
+    """
 
     def __init__(self, channel: Channel, every: float, failed: Callable[[HummingbirdError], None]) -> None:
         self._channel, self._every, self._failed = channel, every, failed
-        self._queue: SimpleQueue[list[int] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="hummingbird-teller", daemon=True)
-        self._thread.start()
+        self._rows: deque[list[int]] = deque()
+        self._sending, self._closed = threading.Lock(), threading.Event()
+        threading.Thread(target=self._beat, name="hummingbird-teller", daemon=True).start()
 
     def hold(self, id: bytes, claim: Claim) -> None:
         """This party holds a request."""
-        self._queue.put([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
+        self._tell([_HOLD, *_ID.unpack(id), claim.images, claim.owner, int(1e3 * claim.left)])
 
     def give_up(self, id: bytes) -> None:
         """The client of a request has left this party."""
-        self._queue.put([_GIVE_UP, *_ID.unpack(id), 0, 0, 0])
+        self._tell([_GIVE_UP, *_ID.unpack(id), 0, 0, 0])
 
     def end(self) -> None:
         """This party was told to end once what waits is answered."""
-        self._queue.put([_END, 0, 0, 0, 0, 0])
+        self._tell([_END, 0, 0, 0, 0, 0])
 
     def close(self) -> None:
         """Stop telling."""
-        self._queue.put(None)
+        self._closed.set()
 
-    def _run(self) -> None:
-        try:
-            while None not in (rows := self._next()):
-                self._channel.send(0, torch.tensor(rows, dtype=torch.int64))
-        except HummingbirdError as error:
-            self._failed(error)
+    def _beat(self) -> None:
+        while not self._closed.wait(self._every):
+            self._tell(_NOTHING)
 
-    def _next(self) -> list[list[int] | None]:
-        """Rows of one message: what is to be told of this moment, or nothing after a beat."""
-        rows: list[list[int] | None] = []
-        try:
-            rows.append(self._queue.get(timeout=self._every))
-            while len(rows) < _CLAIMS:
-                rows.append(self._queue.get_nowait())
-        except Empty:
-            rows += [[_ALIVE, 0, 0, 0, 0, 0]] * (_CLAIMS - len(rows))
-        return rows
+    def _tell(self, row: list[int]) -> None:
+        self._rows.append(row)
+        while self._rows and not self._closed.is_set() and self._sending.acquire(blocking=False):
+            try:
+                self._send()
+            except HummingbirdError as error:
+                self.close()
+                self._failed(error)
+            finally:
+                self._sending.release()  # a row that came before this, and whose thread has left, is seen above
+
+    def _send(self) -> None:
+        """Send one message of what is to be told, if anything is."""
+        rows = [self._rows.popleft() for _ in range(min(_CLAIMS, len(self._rows)))]
+        if rows:
+            rows += [_NOTHING] * (_CLAIMS - len(rows))
+            self._channel.send(0, torch.tensor(rows, dtype=torch.int64))
 
 
 class Listener:

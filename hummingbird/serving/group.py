@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -27,12 +27,12 @@ _MARGIN = 10.0  # seconds beyond the deadline, for the parties to say what has b
 class Joined(NamedTuple):
     """A service that all parties have described alike, with its parties in the order of their ranks.
 
-    clocks: seconds that each party's clock is ahead.
+    asks: their methods Ask. clocks: seconds that each party's clock is ahead.
     """
 
     service: Description
     addresses: list[str]
-    channels: list[grpc.Channel]
+    asks: list[grpc.UnaryUnaryMultiCallable]
     clocks: list[float]
 
 
@@ -82,7 +82,7 @@ class Group:
         for rank, body in enumerate(bodies):
             deadline = int(1e3 * (time.time() + joint.clocks[rank] + timeout))
             messages.append(Request(id, self._claim, deadline, len(question), body).to_bytes(joint.service, rank))
-        answers = self._call("Ask", joint.channels, joint.addresses, messages, timeout + _MARGIN)
+        answers = self._call(joint.asks, joint.addresses, messages, timeout + _MARGIN)
         with self._lock:
             self.sent_bytes += sum(map(len, messages))
             self.received_bytes += sum(map(len, answers))
@@ -91,7 +91,8 @@ class Group:
     def _describe(self, timeout: float) -> Joined:
         """Ask all parties, see that all say the same, and bring them into the order of their ranks."""
         began = time.time()
-        answers = self._call("Describe", self._channels, self.addresses, [b""] * len(self.addresses), timeout)
+        methods = [wire.method_of(channel, "Describe") for channel in self._channels]
+        answers = self._call(methods, self.addresses, [b""] * len(methods), timeout)
         found = [Described.read(answer, address) for answer, address in zip(answers, self.addresses, strict=True)]
         service, ranks = found[0].service, [described.rank for described in found]
         for described, address in zip(found, self.addresses, strict=True):
@@ -106,28 +107,32 @@ class Group:
         return Joined(
             service,
             [self.addresses[place] for place in order],
-            [self._channels[place] for place in order],
+            [wire.method_of(self._channels[place], "Ask") for place in order],
             [found[place].clock - began for place in order],
         )
 
     def _call(
         self,
-        method: str,
-        channels: Sequence[grpc.Channel],
+        methods: Sequence[grpc.UnaryUnaryMultiCallable],
         addresses: Sequence[str],
         messages: Sequence[bytes],
         timeout: float,
     ) -> list[bytes]:
         """One message to each party, and its answer; the first failure ends all, and is raised."""
-        calls = list(_calls(method, channels, messages, timeout))
-        done: SimpleQueue[int] = SimpleQueue()
-        for place, call in enumerate(calls):
-            call.add_done_callback(lambda _, place=place: done.put(place))
-        answers = [b""] * len(calls)
+        asked = zip(methods, messages, strict=True)
+        calls = [method.future(message, timeout=timeout) for method, message in asked]
+        over: SimpleQueue[int] = SimpleQueue()
+
+        def ended(call: Any) -> None:  # on gRPC's threads: this one wakes once
+            if call.code() is not grpc.StatusCode.OK or all(other.done() for other in calls):
+                over.put(calls.index(call))
+
+        for call in calls:
+            call.add_done_callback(ended)
         try:
-            for _ in calls:
-                place = done.get(timeout=timeout + _MARGIN)
-                answers[place] = calls[place].result()
+            place = over.get(timeout=timeout + _MARGIN)
+            calls[place].result()
+            return [call.result() for call in calls]
         except grpc.RpcError as error:
             raise explain(error, addresses[place]) from None
         except Empty:
@@ -135,12 +140,6 @@ class Group:
         finally:
             for call in calls:
                 call.cancel()
-        return answers
-
-
-def _calls(method: str, channels: Sequence[grpc.Channel], messages: Sequence[bytes], timeout: float) -> Iterator[Any]:
-    for channel, message in zip(channels, messages, strict=True):
-        yield wire.begin(channel, method, message, timeout=timeout)
 
 
 def difference(one: Description, other: Description) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
 from hummingbird.errors import InputError, UnavailableError
-from hummingbird.kernels import pack_words, unpack_words
+from hummingbird.kernels import open_words, pack_words, unpack_words
 from hummingbird.kernels.lookups.dpf import check
 from hummingbird.pir import dpf
 from hummingbird.prg import SEED_BYTES, Stream, new_seed
@@ -167,16 +167,14 @@ def pack_answer(share: Tensor, bits: int) -> bytes:
 
 def joined(answers: list[bytes], images: int, service: Description) -> Tensor:
     """The results, int64 (images, ...), with their sign, of all parties' answers; InputError for a malformed one."""
-    count = images * service.results
-    total = torch.zeros(count, dtype=torch.int64)
+    head, count = _ANSWER.pack(_MAGIC, _VERSION, 0, images), images * service.results
     for answer in answers:
-        head = _ANSWER.pack(_MAGIC, _VERSION, 0, images)
-        if answer[: len(head)] != head or len(answer) != len(head) + packed(count * service.result_bits):
+        if not answer.startswith(head) or len(answer) != len(head) + packed(count * service.result_bits):
             raise InputError(f"a malformed answer of {len(answer)} bytes", where="answer", hint=_HINT)
-        total += unpack_words(_octets(answer[len(head) :]), count, service.result_bits)
+    total = open_words([_octets(answer, len(head)) for answer in answers], count, service.result_bits)
     unused = 64 - service.result_bits
-    return ((total << unused) >> unused).view(images, *service.result)
+    return total.bitwise_left_shift_(unused).bitwise_right_shift_(unused).view(images, *service.result)
 
 
-def _octets(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _octets(data: bytes, first: int = 0) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=first)

@@ -351,13 +351,18 @@ def _wait_for_answer(channel: grpc.Channel, address: str, deadline: float) -> No
 
 def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
     """One message each way; grpc.RpcError on failure, which `explain` puts in words."""
-    answer: bytes = channel.unary_unary(_PREFIX + method)(request, timeout=timeout)
+    answer: bytes = method_of(channel, method)(request, timeout=timeout)
     return answer
+
+
+def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
+    """A method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
+    return channel.unary_unary(_PREFIX + method)
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
     """`call`, begun: a future of gRPC's, whose result() is the answer."""
-    return channel.unary_unary(_PREFIX + method).future(request, timeout=timeout)
+    return method_of(channel, method).future(request, timeout=timeout)
 
 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
