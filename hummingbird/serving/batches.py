@@ -2,8 +2,10 @@
 
 Whoever has computed a slice asks at once for more, so that under load the opening of one slice is on the wire while
 another one computes, across batches as within one. A batch at most half full runs alone: nothing else was waiting. The
-order of all messages follows from party 0's lists alone (wire/turns.py), so it is the same at every party. While there
-is nothing to do, the dealer makes the material of one image ahead, so that a lone request does not wait for it.
+order of all messages follows from party 0's lists alone (wire/turns.py), so it is the same at every party.
+
+The dealer works ahead: on the material of one image while there is nothing to do, so that a lone request does not wait
+for it, and on that of one more full slice whenever one begins, so that under load no computation waits with its turn.
 """
 
 from __future__ import annotations
@@ -65,11 +67,13 @@ class Batches:
         padding = sum(work.part.shape[0] - work.part.images for work in works)
         batch = _Batch(ids, [len(share) for share in shares], works, padding)
         self._queue.extend((batch, number) for number in range(len(works)))
+        self._image = works[0].part.shape[1:]
+        if len(x) == self._private.images_per_slice:
+            self._make_ahead(len(x))
 
     def run(self) -> None:
         """Run what was added, and what polls add meanwhile; raises what a run of the net does."""
         if self._queue:
-            self._image = self._queue[0][0].works[0].part.shape[1:]
             self._at_work = microbatch.in_flight(self._session.device) if self._full else 1
             turns.Turns().run([self._work] * self._at_work)
 
@@ -80,9 +84,13 @@ class Batches:
         return len(slices) > 1 or most is None or 2 * slices[0].images > most
 
     def provide(self) -> None:
-        """Have one image's material made ahead, unless it is there or comes from a store: there is nothing to do."""
+        """Have one image's material made ahead: there is nothing to do."""
+        self._make_ahead(1)
+
+    def _make_ahead(self, images: int) -> None:
+        """Have the material of a slice made ahead, unless it is there or comes from a store."""
         if self._image is not None and self._session.dealer.slice_shape is None:
-            shape = (1, *self._image)
+            shape = (images, *self._image)
             material = None if shape in self._ahead else self._private.material(shape, _AHEAD_BYTES)
             if material is not None:
                 self._ahead[shape] = material
