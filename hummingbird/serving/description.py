@@ -83,39 +83,41 @@ class Description:
         text = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.blake2b(text, digest_size=DIGEST_BYTES, person=b"hb-serving").digest()
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of what is shared of one image in a request."""
         return _packed([part for part in self.inputs if not part.rows])
 
-    @property
+    @cached_property
     def result(self) -> tuple[int, ...]:
         """The shape of one image's result in an answer."""
         return _packed(self.outputs)
 
-    @property
+    @cached_property
     def values(self) -> int:
         """Numbers that are shared of one image."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def lookups(self) -> int:
         """Rows that are looked up for one image."""
         return self.inputs[0].values if self.inputs[0].rows else 0
 
-    @property
+    @cached_property
     def key_bytes(self) -> int:
         """Bytes of the keys of one image for one party."""
         return self.lookups * dpf.key_bytes(self.inputs[0].rows) if self.lookups else 0
 
-    @property
+    @cached_property
     def results(self) -> int:
         """Numbers in one image's result."""
         return math.prod(self.result)
 
     def parted(self, out: Tensor) -> Any:
         """The results (images, ...) of an answer, in the form in which the net gives them."""
-        parts = out.reshape(len(out), -1).split([part.values for part in self.outputs], 1)
+        parts = [out]
+        if len(self.outputs) > 1:
+            parts = out.reshape(len(out), -1).split([part.values for part in self.outputs], 1)
         shaped = [x.reshape(len(out), *part.shape) for x, part in zip(parts, self.outputs, strict=True)]
         return rebuild(self.form, iter(shaped))
 

@@ -65,6 +65,7 @@ class Inbox:
         self._ids: Counter[str] = Counter()  # that are known, by owner
         self._requests: Counter[str] = Counter()  # that wait, by owner
         self._bytes: Counter[str] = Counter()
+        self._requests_all = self._bytes_all = 0  # that wait, of all owners
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> Entry:
@@ -87,10 +88,16 @@ class Inbox:
             self._entries[request.id] = entry
             heapq.heappush(self._ends, (entry.ends + _LINGER, request.id))
             self._ids[owner] += 1
-            self._requests[owner] += 1
-            self._bytes[owner] += entry.size
+            self._waits(owner, 1, entry.size)
         self._arrived(request.id, entry)
         return entry
+
+    def _waits(self, owner: str, requests: int, size: int) -> None:
+        """Count so many more of an owner's."""
+        self._requests[owner] += requests
+        self._bytes[owner] += size
+        self._requests_all += requests
+        self._bytes_all += size
 
     def _again(self, known: Entry, owner: str, digest: bytes) -> Entry:
         if known.owner != owner:
@@ -110,16 +117,17 @@ class Inbox:
             what = f"its deadline is in {left:.0f} s, and at most {MOST_SECONDS:.0f} s are allowed"
             raise InputError(what, where="request", hint=clocks)
         full = (
-            (self._requests[owner] + 1 > limits.requests_each, f"{limits.requests_each} requests of this client wait"),
-            (self._requests.total() + 1 > limits.requests, f"{limits.requests} requests wait"),
-            (self._bytes[owner] + size > limits.bytes_each, f"{limits.bytes_each} bytes of this client wait"),
-            (self._bytes.total() + size > limits.bytes, f"{limits.bytes} bytes wait"),
-            (self._ids[owner] >= limits.ids_each, f"{limits.ids_each} ids of this client are known"),
-            (len(self._entries) >= limits.ids, f"{limits.ids} ids are known"),
+            (self._requests[owner] + 1, limits.requests_each, "requests of this client wait"),
+            (self._requests_all + 1, limits.requests, "requests wait"),
+            (self._bytes[owner] + size, limits.bytes_each, "bytes of this client wait"),
+            (self._bytes_all + size, limits.bytes, "bytes wait"),
+            (self._ids[owner] + 1, limits.ids_each, "ids of this client are known"),
+            (len(self._entries) + 1, limits.ids, "ids are known"),
         )
-        for reached, what in full:
-            if reached:
-                raise OverloadError(f"{what} already", where="request", hint="wait for answers before asking more")
+        for count, most, what in full:
+            if count > most:
+                hint = "wait for answers before asking more"
+                raise OverloadError(f"{most} {what} already", where="request", hint=hint)
 
     # The thread that runs batches -----------------------------------------------------------------------------------
 
@@ -136,8 +144,7 @@ class Inbox:
             if entry is None or entry.outcome is not None:
                 return None
             entry.outcome, entry.request = outcome, None
-            self._requests[entry.owner] -= 1
-            self._bytes[entry.owner] -= entry.size
+            self._waits(entry.owner, -1, -entry.size)
             if not self._requests[entry.owner]:
                 del self._requests[entry.owner], self._bytes[entry.owner]
             if isinstance(outcome, bytes):
@@ -170,7 +177,7 @@ class Inbox:
     def waiting(self) -> int:
         """Number of requests without an outcome."""
         with self._lock:
-            return self._requests.total()
+            return self._requests_all
 
     def _forget(self) -> None:
         """Drop ids whose deadline has passed, of requests that have their outcome."""

@@ -298,28 +298,30 @@ class Channel:
         meter.count(waited=time.perf_counter() - started)
 
     def _read(self, peer: int, length: int, stage: Staging | None = None) -> Tensor:
-        started = time.perf_counter()
         buffer = torch.empty(length, dtype=torch.uint8) if stage is None else stage.buffer(length)
-        view, done = buffer.numpy().data, 0
+        self._fill(peer, buffer.numpy().data)
+        return buffer
+
+    def _fill(self, peer: int, view: memoryview) -> None:
+        started = time.perf_counter()
         try:
-            while done < length:
-                count = self._incoming[peer].recv_into(view[done:])
+            while view:
+                count = self._incoming[peer].recv_into(view)
                 if not count:
                     raise ConnectionResetError
-                done += count
+                view = view[count:]
         except OSError as error:
             raise self._lost(peer, error) from None
         meter.count(waited=time.perf_counter() - started)
-        return buffer
 
     def _read_text(self, peer: int, length: int) -> str:
         return self._read(peer, min(length, MAX_TEXT)).numpy().tobytes().decode(errors="replace")
 
     def _header(self, peer: int) -> tuple[int, int, int]:
         """Kind, checksum and length of the next frame; PeerError for an ABORT frame, AgreementError for a PLACE one."""
-        magic, version, kind, sequence, checksum, length = _HEADER.unpack(
-            self._read(peer, HEADER_BYTES).numpy().tobytes()
-        )
+        header = bytearray(HEADER_BYTES)
+        self._fill(peer, memoryview(header))
+        magic, version, kind, sequence, checksum, length = _HEADER.unpack(header)
         if magic != _MAGIC or version != _VERSION:
             raise AgreementError(
                 f"{self.names[peer]} speaks wire version {version if magic == _MAGIC else magic!r}, "

@@ -24,6 +24,7 @@ from types import FrameType
 import grpc
 
 from hummingbird.errors import TrustError
+from hummingbird.wire.flag import Flag
 from hummingbird.wire.gate import Gate, Limits, Record
 from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
 from hummingbird.wire.health import Health
@@ -73,7 +74,7 @@ class Front:
     def __init__(self, name: str, config: ServiceConfig) -> None:
         self.name, self.config = name, config
         self.line = f"{name} listening on {' '.join(config.listen)}"
-        self._stopped = threading.Event()
+        self._stopped = Flag()
         self._health = Health()
         self._ends = ExitStack()
         self._servers: list[grpc.Server] = []

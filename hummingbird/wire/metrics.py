@@ -58,7 +58,7 @@ class Metrics:
         self._of = lru_cache(maxsize=None)(self._figures)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
-        """What counts a call: to look one up by its labels takes as long as to count."""
+        """The figures of a call with these labels, by which to find them takes longer than to count."""
         labelled = self._requests.labels(method, outcome), self._seconds.labels(method)
         return *labelled, self._bytes.labels("in"), self._bytes.labels("out")
 

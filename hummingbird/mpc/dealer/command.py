@@ -17,7 +17,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +28,7 @@ from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device, processors
 from hummingbird.mpc.dealer.server import Dealer, handlers
+from hummingbird.wire.flag import Flag
 from hummingbird.wire.gate import Gate
 from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
 from hummingbird.wire.health import Health
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
     heap.keep()
     deal_on(args.threads)
     parent = os.getppid()
-    stop = threading.Event()
+    stop = Flag()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
