@@ -24,7 +24,7 @@ from hummingbird.mpc.session import Session, Supply
 from hummingbird.ring import SCALE
 from hummingbird.wire import turns
 
-_AHEAD_BYTES = 64 << 20  # a quarter of what a party holds of material that is not used yet
+_AHEAD_BYTES = 64 << 20  # of one image, and of one slice: half of what a party holds of material that is not used yet
 
 
 @dataclass(eq=False, repr=False)
