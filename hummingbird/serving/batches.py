@@ -5,7 +5,8 @@ another one computes, across batches as within one. A batch at most half full ru
 order of all messages follows from party 0's lists alone (wire/turns.py), so it is the same at every party.
 
 The dealer works ahead: on the material of one image while there is nothing to do, so that a lone request does not wait
-for it, and on that of one more full slice whenever one begins, so that under load no computation waits with its turn.
+for it, and on that of one more full slice whenever one begins, so that under load a computation seldom waits for it
+with its turn; where either is small enough.
 """
 
 from __future__ import annotations

@@ -384,10 +384,12 @@ class Channel:
     def _unsent(self, peer: int, error: OSError) -> HummingbirdError:
         """The error for a failed send: the peer's own words if they lie behind what is unread. Reading thread only."""
         if not isinstance(error, TimeoutError):
-            self._incoming[peer].settimeout(min(_GRACE, self.timeout))
             try:
+                self._incoming[peer].settimeout(min(_GRACE, self.timeout))
                 while True:
                     self._skip(peer, self._header(peer)[2])
+            except OSError:
+                pass  # another thread has closed it meanwhile
             except HummingbirdError as reason:
                 if peer in self._said:
                     return reason

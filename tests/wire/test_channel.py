@@ -289,6 +289,13 @@ def test_a_closed_peer() -> None:
     assert type(error) is PeerError and "party 0 closed the connection" in str(error)
 
 
+def test_a_send_while_another_thread_closes() -> None:
+    with opened(2) as (first, _), pytest.raises(PeerError, match="party 1 closed the connection"):
+        for connection in (first._outgoing[1], first._incoming[1]):
+            connection.close()
+        first.send(1, torch.zeros(3, dtype=torch.int64))
+
+
 def test_closing_and_aborting_twice() -> None:
     with opened(2) as (a, b):
         a.abort("x")
