@@ -302,11 +302,8 @@ def test_closing_and_aborting_twice() -> None:
         a.abort("y")
         a.close()
         assert a.closed
-        for call in (
-            lambda: a.exchange(torch.zeros(1)),
-            lambda: a.send(1, torch.zeros(1)),
-            lambda: a.exchange_text(""),
-        ):
+        one = torch.zeros(1)
+        for call in (lambda: a.exchange(one), lambda: a.send(1, one), lambda: a.exchange_text("")):
             with pytest.raises(PeerError, match="the session has ended"):
                 call()
         b.close()
