@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import statistics
-import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,10 +18,10 @@ from torch import Tensor
 
 from hummingbird.errors import HummingbirdError
 from hummingbird.serving.client import Client
+from hummingbird.wire.loop import run
 from scripts.serve_net import PAUSE
 
 _LONE = 30  # lone requests, of which the median counts
-_THREADS = 256  # requests under way
 _CLIENTS = 8
 _DRAWN = 512  # different requests
 _NAN = float("nan")
@@ -54,7 +53,7 @@ class Asked(NamedTuple):
 
 @dataclass
 class _Seen:
-    """Outcomes so far, from any thread; results are compared with `changed` when the load is over."""
+    """Outcomes so far; results are compared with `changed` when the load is over."""
 
     latencies: list[float] = field(default_factory=list)
     results: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # logits, and the plain net's answers
@@ -72,7 +71,7 @@ class Served:
         self._clients = [Client(addresses, timeout=120.0) for _ in range(_CLIENTS)]
         self._images, self._answers, self._random = images, answers, random.Random(0)
         self._turn = itertools.cycle(self._clients)
-        self._asked, self._lock = 0, threading.Lock()
+        self._asked = 0
 
     def __enter__(self) -> Served:
         return self
@@ -96,24 +95,23 @@ class Served:
         numbers = [self._random.sample(range(len(self._images)), size) for _ in range(_DRAWN)]
         return itertools.cycle([Asked(self._images[chosen], self._answers[chosen]) for chosen in numbers])
 
-    def ask(self, asked: Asked, due: float, seen: _Seen) -> None:
+    async def ask(self, asked: Asked, due: float, seen: _Seen) -> None:
         """One request, and its outcome."""
         try:
-            logits = next(self._turn)(asked.images)
+            logits = await next(self._turn).ask(asked.images)
         except HummingbirdError:
             seen.refused.append(asked)
             return
         seen.latencies.append(time.perf_counter() - due)
         seen.results.append((logits, asked.answers))
-        with self._lock:
-            self._asked += len(logits)
+        self._asked += len(logits)
 
 
 def lone_seconds(served: Served) -> float:
     """Seconds of a request of one image to a service that has nothing else to do: a median."""
     seen, drawn = _Seen(), served.drawn(1)
     for _ in range(_LONE + 2):
-        served.ask(next(drawn), time.perf_counter(), seen)
+        run(served.ask(next(drawn), time.perf_counter(), seen))
         time.sleep(PAUSE)
     if not seen.latencies:
         raise HummingbirdError("the service answers no request")
@@ -125,24 +123,32 @@ def saturate(served: Served, metrics: str, seconds: float, images: int, size: in
     seen, drawn, before = _Seen(), served.drawn(size), _batches(metrics)
     started = time.perf_counter()
 
-    def keep_asking() -> None:
+    async def keep_asking() -> None:
         while time.perf_counter() < started + seconds:
-            served.ask(next(drawn), time.perf_counter(), seen)
+            await served.ask(next(drawn), time.perf_counter(), seen)
 
-    with ThreadPoolExecutor(max(2, images // size)) as pool:
-        for _ in range(max(2, images // size)):
-            pool.submit(keep_asking)
+    async def load() -> None:
+        await asyncio.gather(*(keep_asking() for _ in range(max(2, images // size))))
+
+    run(load())
     return _load(seen, size, 0.0, time.perf_counter() - started, before, _batches(metrics))
 
 
 def offer(served: Served, metrics: str, rate: float, seconds: float, size: int) -> Load:
     """Requests of `size` images at random times, `rate` images a second, whether or not earlier ones are answered."""
     seen, drawn, before, arrivals = _Seen(), served.drawn(size), _batches(metrics), random.Random(1)
-    started = due = time.perf_counter()
-    with ThreadPoolExecutor(_THREADS) as pool:
+    started = time.perf_counter()
+
+    async def load() -> None:
+        due, asking = started, set[asyncio.Task[None]]()
         while (due := due + arrivals.expovariate(rate / size)) < started + seconds:
-            time.sleep(max(0.0, due - time.perf_counter()))
-            pool.submit(served.ask, next(drawn), due, seen)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            task = asyncio.ensure_future(served.ask(next(drawn), due, seen))
+            asking.add(task)
+            task.add_done_callback(asking.discard)
+        await asyncio.gather(*asking)
+
+    run(load())
     return _load(seen, size, rate, time.perf_counter() - started, before, _batches(metrics))
 
 

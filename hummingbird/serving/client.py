@@ -19,10 +19,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +32,10 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.description import MOST_PARTIES, Description
 from hummingbird.serving.group import Group, Joined, difference
 from hummingbird.serving.message import Question
+from hummingbird.wire.loop import compute, run, running
 from hummingbird.wire.trust import Tls
 
+_T = TypeVar("_T")
 _IN_FLIGHT = 2  # requests of one call under way at a time
 _PAUSES = (0.1, 1.0)  # seconds before the next attempt: at first, and at most
 _GLANCE = 3.0  # seconds for one of several groups to answer
@@ -65,13 +66,14 @@ class Client:
         claim = new_seed()
         self._groups = [Group(addresses, tls, token, claim) for addresses in _groups_of(parties)]
         self._at = 0  # the group that requests go to
-        self._net: str | None = None  # that several groups serve
+        self._net: str | None = None  # that was served first, and that several groups serve alike
         self._timeout = timeout
-        try:
-            self._net = self.service.net  # says at once if the parties are not of one service
-        except BaseException:
-            self.close()
-            raise
+        if running() is None:  # a loop is not held up; its first request says the same
+            try:
+                self.service  # noqa: B018 - says at once if the parties are not of one service
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Client:
         return self
@@ -90,14 +92,16 @@ class Client:
     @property
     def service(self) -> Description:
         """The service as all parties describe it, `inputs` and `outputs` too; asked once, and again after a failure."""
-        service: Description = self._attempts(lambda group, joint, left: joint.service)
-        return service
+        return run(self._described())
 
     @property
     def addresses(self) -> list[str]:
         """The addresses of the parties that requests go to, by rank."""
-        addresses: list[str] = self._attempts(lambda group, joint, left: list(joint.addresses))
-        return addresses
+
+        async def addresses(group: Group, joint: Joined, left: float) -> list[str]:
+            return [group.addresses[place] for place in joint.order]
+
+        return run(self._attempts(addresses))
 
     @property
     def sent_bytes(self) -> int:
@@ -115,85 +119,97 @@ class Client:
         They are floating point, but for row numbers of a net that looks them up (hummingbird/lookup.py), int64. They
         stand in that order, or have their names. Several results come as the net gives them, in a tuple or a dict; of
         a dataclass, `result.logits` is `result["logits"]`. More than `service.most` images go in several
-        requests, two under way at a time. progress: called with the number of images whenever some are done.
+        requests, two under way at a time. progress: called with the number of images whenever some are done, from
+        another thread.
         """
-        service = self.service
-        parts = _parts(_ordered(inputs, named, service), service)
+        return run(self.ask(*inputs, progress=progress, **named))
+
+    async def ask(self, *inputs: Tensor, progress: Callable[[int], None] | None = None, **named: Tensor) -> Any:
+        """`client(...)` for asyncio, on the loop that awaits it."""
+        service = await self._described()
+        given = _ordered(inputs, named, service)
+        parts = await compute(sum(x.nbytes for x in given if isinstance(x, Tensor)), _parts, given, service)
         try:
-            if len(parts) == 1:
-                outputs = [self._request(parts[0], service)]
-                if progress is not None:
-                    progress(len(parts[0]))
-            else:
-                outputs = self._side_by_side(parts, service, progress)
+            outputs = await self._answers(parts, service, progress)
         except PeerError:
             self._groups[self._at].forget()  # the parties may be others by now
             raise
         return service.parted(torch.cat(outputs))
 
-    def _side_by_side(
+    async def _answers(
         self, parts: list[Question], service: Description, progress: Callable[[int], None] | None
     ) -> list[Tensor]:
-        """The results of several requests, some under way at a time."""
-        outputs = []
-        with ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="hummingbird-client") as pool:
-            futures = [pool.submit(self._request, part, service) for part in parts]
-            try:
-                for part, future in zip(parts, futures, strict=True):
-                    outputs.append(future.result())
-                    if progress is not None:
-                        progress(len(part))
-            except BaseException:
-                for future in futures:
-                    future.cancel()
-                raise
+        """The results of requests, some under way at a time."""
+        room, outputs = asyncio.Semaphore(_IN_FLIGHT), list[Tensor]()
+
+        async def answer(part: Question) -> Tensor:
+            async with room:
+                return await self._request(part, service)
+
+        if len(parts) == 1:  # which needs no task of its own
+            outputs.append(await self._request(parts[0], service))
+            if progress is not None:
+                progress(len(parts[0]))
+            return outputs
+        tasks = [asyncio.ensure_future(answer(part)) for part in parts]
+        try:
+            for part, task in zip(parts, tasks, strict=True):
+                outputs.append(await task)
+                if progress is not None:
+                    progress(len(part))
+        finally:
+            for task in tasks:
+                task.cancel()
         return outputs
 
-    async def ask(self, *inputs: Tensor, **named: Any) -> Any:
-        """`client(...)` for asyncio: a thread waits."""
-        return await asyncio.to_thread(self, *inputs, **named)
+    async def _described(self) -> Description:
+        async def service(group: Group, joint: Joined, left: float) -> Description:
+            return joint.service
 
-    def _request(self, question: Question, service: Description) -> Tensor:
+        return await self._attempts(service)
+
+    async def _request(self, question: Question, service: Description) -> Tensor:
         """One request to parties that serve the same as when the call began."""
 
-        def request(group: Group, joint: Joined, left: float) -> Tensor:
+        async def request(group: Group, joint: Joined, left: float) -> Tensor:
             now = joint.service
             if now is not service and (now := replace(now, session=service.session)) != service:
                 what = f"the parties do not serve the same as when this call began: {difference(service, now)}"
                 raise AgreementError(what, where="Client", hint="call again")
-            return group.request(joint, question, left)
+            return await group.request(joint, question, left)
 
-        result: Tensor = self._attempts(request)
-        return result
+        return await self._attempts(request)
 
-    def _attempts(self, run: Callable[[Group, Joined, float], Any]) -> Any:
-        """The result of run(group, joint, seconds left) at the first group that serves; again until the timeout."""
+    async def _attempts(self, attempt: Callable[[Group, Joined, float], Awaitable[_T]]) -> _T:
+        """The result of attempt(group, joint, seconds left) at the first group that serves; again until the timeout."""
         deadline, pause = time.monotonic() + self._timeout, _PAUSES[0]
-        for attempt in itertools.count(1):
+        for number in itertools.count(1):
             at = self._at
             try:
-                joint = self._join(at, deadline - time.monotonic())
-                return run(self._groups[at], joint, deadline - time.monotonic())
+                joint = await self._join(at, deadline - time.monotonic())
+                return await attempt(self._groups[at], joint, deadline - time.monotonic())
             except UnavailableError:
                 self._groups[at].forget()
                 if self._at == at:
                     self._at = (at + 1) % len(self._groups)
                 if time.monotonic() + pause > deadline:
                     raise
-            if attempt % len(self._groups) == 0:
-                time.sleep(pause)
+            if number % len(self._groups) == 0:
+                await asyncio.sleep(pause)
                 pause = min(2 * pause, _PAUSES[1])
+        raise AssertionError("itertools.count has no end")
 
-    def _join(self, at: int, left: float) -> Joined:
+    async def _join(self, at: int, left: float) -> Joined:
         """The service of a group. UnavailableError if it does not, and there are others."""
         group, several = self._groups[at], len(self._groups) > 1
         try:
-            joint = group.join(min(left, _GLANCE) if several else left)
+            joint = await group.join(min(left, _GLANCE) if several else left)
         except PeerError as error:
             if not several or isinstance(error, UnavailableError):
                 raise
             raise UnavailableError(error.what, where=str(group), hint=error.hint) from None
-        if several and self._net not in (None, joint.service.net):
+        self._net = self._net or joint.service.net
+        if several and self._net != joint.service.net:
             what = f"the parties at {group} serve another net than those that this client has asked before"
             raise AgreementError(what, where="Client", hint="name groups that serve the same net, windows included")
         return joint

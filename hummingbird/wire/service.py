@@ -37,7 +37,8 @@ _SPARE = 64  # threads beyond the calls at work: for health, and for refusals
 _IDLE = 10.0  # seconds after which a thread without work ends
 _STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
 _HEALTH = "grpc.health.v1.Health"
-_PREFIX = "/hummingbird/"
+PREFIX = "/hummingbird/"  # of the names of methods
+PAUSE = 0.05  # seconds between attempts to reach a service
 _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
@@ -88,7 +89,7 @@ def serve(
         maximum_concurrent_rpcs=calls,
     )
     methods: dict[str, Method | Exchange] = {"Ping": lambda request, context: b"", **handlers}
-    services = {_PREFIX.strip("/"): (gate, methods), **({} if health is None else {_HEALTH: health})}
+    services = {PREFIX.strip("/"): (gate, methods), **({} if health is None else {_HEALTH: health})}
     for service, (door, offered) in services.items():
         made = {name: _handler(name, function, door) for name, function in offered.items()}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, made),))
@@ -264,30 +265,45 @@ def connect(
 
 def dial(address: str, tls: Tls | None = None, largest: int = MAX_MESSAGE) -> grpc.Channel:
     """A channel that has not been used: nobody may listen there. Raises as `connect`, but for PeerError."""
-    check_address(address, tls)
+    # A streamed answer is read by the thread that wants it.
+    options = [*channel_options(address, largest), (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)]
+    credentials = channel_credentials(address, tls)
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
+    """The options of gRPC for a channel to an address. largest: bytes of a message, either way."""
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # a proxy from the environment must not get in between
         # No min_reconnect_backoff_ms: gRPC ends an attempt after that time too, in the middle of its TLS handshake.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.http2.max_pings_without_data", 0),
-        # A streamed answer: read by the thread that wants it, in frames as large as its messages, some of them ahead.
-        # Together these save a tenth of the processor time of ReLUs whose material is dealt meanwhile.
-        (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+        # A streamed answer comes in frames as large as its messages, some of them ahead. Together with a reader that
+        # is the thread that wants it, these save a tenth of the processor time of ReLUs whose material is dealt
+        # meanwhile.
         ("grpc.http2.max_frame_size", CHUNK),
         ("grpc.http2.lookahead_bytes", _STREAM),
         ("grpc.http2.bdp_probe", 0),
         *_KEEPALIVE,
         *_messages(largest),
     ]
+    if address.startswith("unix:"):
+        options.append(("grpc.ssl_target_name_override", "localhost"))
+    return options
+
+
+def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
+    """What a caller shows and asks for at an address; None in plain text. Raises as `dial`."""
+    check_address(address, tls)
     if tls is None:
-        return grpc.insecure_channel(address, options=options)
+        return None
     if tls.ca is None:
         raise TrustError("a caller needs the certificate of the service's authority", where=address, hint="Tls(ca=...)")
     cert, key, ca = tls.read()
-    if address.startswith("unix:"):
-        options.append(("grpc.ssl_target_name_override", "localhost"))
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+    return grpc.ssl_channel_credentials(ca, key, cert)
 
 
 class _Detail(
@@ -322,31 +338,47 @@ class _Token(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
 
 
 def _wait_for_answer(channel: grpc.Channel, address: str, deadline: float) -> None:
-    closed = 0
+    patience = Patience(address, deadline)
     while True:
-        left = deadline - time.monotonic()
         try:
-            call(channel, "Ping", b"", timeout=min(max(left, 0.1), 10.0))
+            call(channel, "Ping", b"", timeout=patience.glance)
             return
         except grpc.RpcError as error:
-            details = str(error.details())
-            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise explain(error, address) from None
-            if "handshake" in details.lower() or "verification" in details.lower():
-                hint = "both sides need certificates of one authority, the service's for the name in its address"
-                raise PeerError(f"TLS failed: {details}", where=address, hint=hint) from None
-            # A side that dislikes our certificate, or speaks TLS when we do not, closes without a word (TLS 1.3 lets
-            # it). So does one that is just going down: hence five times.
-            closed += "closed" in details.lower() or "reset" in details.lower()
-            if closed == 5:
-                hint = "does it expect TLS, a certificate of another authority than ours, or has it no room?"
-                raise PeerError(f"the connection is refused: {details}", where=address, hint=hint) from None
-            if left <= 0:
-                if isinstance(told := explain(error, address), UnavailableError) and told.what == STOPPING:
-                    raise told from None
-                hint = "is the service running, and is its address right?"
-                raise PeerError(f"nothing answers: {details}", where=address, hint=hint) from None
-        time.sleep(0.05)
+            patience.bear(error)
+        time.sleep(PAUSE)
+
+
+class Patience:
+    """What a caller makes of a service that does not answer yet. deadline: monotonic time at which it gives up."""
+
+    def __init__(self, address: str, deadline: float) -> None:
+        self._address, self._deadline = address, deadline
+        self._closed = 0  # attempts
+
+    @property
+    def glance(self) -> float:
+        """Seconds for the next attempt."""
+        return min(max(self._deadline - time.monotonic(), 0.1), 10.0)
+
+    def bear(self, error: grpc.RpcError) -> None:
+        """Return where another attempt may help; raises as `connect` otherwise."""
+        details = str(error.details())
+        if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            raise explain(error, self._address) from None
+        if "handshake" in details.lower() or "verification" in details.lower():
+            hint = "both sides need certificates of one authority, the service's for the name in its address"
+            raise PeerError(f"TLS failed: {details}", where=self._address, hint=hint) from None
+        # A side that dislikes our certificate, or speaks TLS when we do not, closes without a word (TLS 1.3 lets
+        # it). So does one that is just going down: hence five times.
+        self._closed += "closed" in details.lower() or "reset" in details.lower()
+        if self._closed == 5:
+            hint = "does it expect TLS, a certificate of another authority than ours, or has it no room?"
+            raise PeerError(f"the connection is refused: {details}", where=self._address, hint=hint) from None
+        if time.monotonic() >= self._deadline:
+            if isinstance(told := explain(error, self._address), UnavailableError) and told.what == STOPPING:
+                raise told from None
+            hint = "is the service running, and is its address right?"
+            raise PeerError(f"nothing answers: {details}", where=self._address, hint=hint) from None
 
 
 def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> bytes:
@@ -357,7 +389,7 @@ def call(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) 
 
 def method_of(channel: grpc.Channel, method: str) -> grpc.UnaryUnaryMultiCallable:
     """A method of one message each way, for many calls: its `future(message, timeout=...)` begins one."""
-    return channel.unary_unary(_PREFIX + method)
+    return channel.unary_unary(PREFIX + method)
 
 
 def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
@@ -367,9 +399,9 @@ def begin(channel: grpc.Channel, method: str, request: bytes, *, timeout: float)
 
 def stream(channel: grpc.Channel, method: str, request: bytes, *, timeout: float) -> Any:
     """One message there, a stream of messages back: iterate, then `trailing_metadata()`."""
-    return channel.unary_stream(_PREFIX + method)(request, timeout=timeout)
+    return channel.unary_stream(PREFIX + method)(request, timeout=timeout)
 
 
 def exchange(channel: grpc.Channel, method: str, requests: Iterator[bytes], *, timeout: float) -> Any:
     """A stream of messages each way: gRPC's own thread iterates `requests`; iterate the result as that of `stream`."""
-    return channel.stream_stream(_PREFIX + method)(requests, timeout=timeout)
+    return channel.stream_stream(PREFIX + method)(requests, timeout=timeout)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -42,9 +48,13 @@ class Party:
     service: Description
     refusals: list[HummingbirdError] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    handle: Callable[[bytes, grpc.ServicerContext], bytes] | None = None  # in place of `ask`
 
     def describe(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         return self.service.answer(self.rank, time.time())
+
+    def asked(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        return (self.handle or self.ask)(message, context)
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         request = Request.read(message, self.service, self.rank)
@@ -75,7 +85,7 @@ def groups() -> Iterator[list[Group]]:
         folder = Path(tempfile.mkdtemp())
         parties = [Party(rank, replace(SERVICE, session=session)) for rank in range(2)]
         servers = [
-            wire.serve({"Describe": party.describe, "Ask": party.ask}, f"unix:{folder}/{party.rank}")
+            wire.serve({"Describe": party.describe, "Ask": party.asked}, f"unix:{folder}/{party.rank}")
             for party in parties
         ]
         made.append(Group(folder, parties, servers))
@@ -179,6 +189,92 @@ def test_images_that_are_computed_together_do_not_go_in_several(groups: list[Gro
         with pytest.raises(InputError, match="9 images, .* computes images together, of which a request holds 8"):
             client(torch.zeros(9, 3))
         assert not client.sent_bytes and client(torch.zeros(8, 3)).shape == (8, 3)
+
+
+def test_one_loop_asks_much_at_once(groups: list[Group]) -> None:
+    """All requests are under way before the first is answered: each waits for the last one."""
+    together = threading.Barrier(40)
+
+    def ask(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
+        if party.rank == 0:
+            together.wait(HANG)
+        return Party.ask(party, message, context)
+
+    for party in groups[0].parties:
+        party.handle = partial(ask, party)
+
+    async def all_of_them() -> list[torch.Tensor]:
+        with Client(groups[0].addresses, timeout=HANG) as client:
+            return await asyncio.gather(*(client.ask(X * (number / 64)) for number in range(40)))
+
+    found = asyncio.run(all_of_them())
+    assert all(torch.equal(result, X * (number / 64)) for number, result in enumerate(found))
+
+
+def test_the_first_failure_ends_a_request(groups: list[Group]) -> None:
+    """Another party that would never answer keeps nobody waiting, and its call is cancelled."""
+    first, second = groups[0].parties
+    began, cancelled = threading.Event(), threading.Event()
+
+    def never(message: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(cancelled.set)
+        began.set()
+        cancelled.wait(NEVER)
+        return b""
+
+    def refuse(message: bytes, context: grpc.ServicerContext) -> bytes:
+        began.wait(HANG)
+        raise PeerError("party 0 never got its part")
+
+    first.handle, second.handle = never, refuse
+    with Client(groups[0].addresses, timeout=NEVER) as client:
+        with pytest.raises(PeerError, match=r"never got its part \(at unix:.*/1\)"):
+            client(X)
+        assert cancelled.wait(HANG)
+
+
+def test_who_asks_while_the_client_is_closed_is_told(groups: list[Group]) -> None:
+    first, began = groups[0].parties[0], threading.Event()
+
+    def ask(message: bytes, context: grpc.ServicerContext) -> bytes:
+        over = threading.Event()
+        context.add_callback(over.set)
+        began.set()
+        over.wait(HANG)
+        return b""
+
+    first.handle = ask
+    client = Client(groups[0].addresses, timeout=NEVER)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client, X)
+        assert began.wait(HANG)
+        client.close()
+        with pytest.raises(InputError, match="this client is closed"):
+            asked.result(HANG)
+    client.close()
+    for ask_again in (lambda: client(X), lambda: asyncio.run(client.ask(X)), lambda: client.service):
+        with pytest.raises(InputError, match="this client is closed"):
+            ask_again()
+
+
+def test_a_client_of_several_loops_and_none(groups: list[Group]) -> None:
+    with Client(groups[0].addresses, timeout=HANG) as client:
+        for _ in range(3):
+            assert torch.equal(asyncio.run(client.ask(X)), X) and torch.equal(client(X), X)
+        with pytest.raises(InputError, match="from within another one"):
+            client(X, progress=lambda count: client(X))
+
+
+def test_a_program_that_closes_no_client_ends_in_silence(groups: list[Group]) -> None:
+    program = f"""
+import asyncio, torch
+from hummingbird import Client
+x = torch.zeros(1, 3)
+client = Client({groups[0].addresses!r})
+assert torch.equal(client(x), x) and torch.equal(asyncio.run(client.ask(x)), x)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
 @pytest.mark.parametrize("parties", ["a:1", [], ["a:1"], [["a:1", "b:1"], ["c:1"]], [["a:1", "b:1"], "c:1"], 3])

@@ -1,0 +1,54 @@
+"""Services that coroutines call: one message each way, on gRPC's asyncio channels.
+
+A call costs its caller two thirds of what it costs on a channel of threads (docs/serving.md); the same errors travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+from grpc import aio
+
+from hummingbird.wire.service import PAUSE, PREFIX, Patience, channel_credentials, channel_options
+from hummingbird.wire.tokens import HEADER
+from hummingbird.wire.trust import Tls
+
+
+class Line:
+    """A service that nobody may listen at yet, for coroutines of the loop that runs now.
+
+    tls, token, largest: as of `wire.service.connect`, which also names the errors.
+    """
+
+    def __init__(self, address: str, tls: Tls | None, token: str | None, largest: int) -> None:
+        credentials, options = channel_credentials(address, tls), channel_options(address, largest)
+        if credentials is None:
+            self._channel = aio.insecure_channel(address, options=options)
+        else:
+            self._channel = aio.secure_channel(address, credentials, options=options)
+        self._address = address
+        self._metadata = None if token is None else ((HEADER, f"Bearer {token}"),)
+        self._methods: dict[str, aio.UnaryUnaryMultiCallable] = {}
+
+    def begin(self, method: str, message: bytes, timeout: float) -> aio.UnaryUnaryCall:
+        """A call that has begun; awaiting it gives the answer, or grpc.RpcError, which `explain` puts in words."""
+        if method not in self._methods:
+            self._methods[method] = self._channel.unary_unary(PREFIX + method)
+        return self._methods[method](message, timeout=timeout, metadata=self._metadata)
+
+    async def answered(self, timeout: float) -> None:
+        """Return when the service has answered; keeps trying for `timeout` seconds. Raises as `connect`."""
+        patience = Patience(self._address, time.monotonic() + timeout)
+        while True:
+            try:
+                await self.begin("Ping", b"", patience.glance)
+                return
+            except grpc.RpcError as error:
+                patience.bear(error)
+            await asyncio.sleep(PAUSE)
+
+    async def close(self) -> None:
+        """Disconnect; calls under way end."""
+        await self._channel.close()
