@@ -30,7 +30,7 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; errors are two lines, what and hint."""
+    """Run one command; errors are two lines, what and hint, and Ctrl-C one."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS).parse_args(words)
     args.words = words
@@ -39,6 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HummingbirdError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hummingbird
@@ -14,7 +17,7 @@ from hummingbird.__main__ import COMMANDS, main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.version import VERSION
 from tests.support.paths import ROOT
-from tests.support.patience import HANG, PROGRAM
+from tests.support.patience import HANG, NEVER, PROGRAM
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -155,6 +158,31 @@ def test_what_cannot_be_done_is_an_error_and_a_hint(
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("error: ") and re.search(what, printed.err), printed.err
     assert "hint: " in printed.err or not re.search("cannot import|gives no net|converted|shape", printed.err)
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+    """It waits for parties, where somebody listens who never answers."""
+    np.save(tmp_path / "images.npy", np.zeros((1, 3), np.float32))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        words = [
+            "ask",
+            "--parties",
+            address,
+            address,
+            "--images",
+            str(tmp_path / "images.npy"),
+            "--timeout",
+            f"{NEVER}",
+        ]
+        program = [sys.executable, "-m", "hummingbird", *words]
+        with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
+            silent.settimeout(PROGRAM)
+            caller, _ = silent.accept()
+            with caller:
+                asking.send_signal(signal.SIGINT)
+                said, _ = asking.communicate(timeout=HANG)
+    assert asking.returncode == 130 and said.splitlines() == ["", "interrupted"]
 
 
 def test_an_error_ends_the_process_with_code_1_and_without_a_traceback() -> None:
