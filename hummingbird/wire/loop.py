@@ -12,12 +12,16 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent import futures
 from typing import Any, TypeVar
 
 from hummingbird.errors import InputError
 
 _T = TypeVar("_T")
 _SMALL = 1 << 17  # bytes: within a millisecond they are encrypted, packed or decoded
+_LOOK = (
+    0.2  # seconds for which Ctrl-C may wait: a signal that another thread got wakes no thread that waits without end
+)
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 
@@ -34,7 +38,12 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
         raise InputError(what, where="hummingbird.wire.loop", hint="await the coroutine (client.ask), or use a thread")
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        return future.result()
+        while True:
+            try:
+                return future.result(_LOOK)
+            except futures.TimeoutError:
+                if future.done():  # by now, or with such an error of its own
+                    return future.result()
     except BaseException:
         future.cancel()
         raise
