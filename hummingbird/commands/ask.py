@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
         started = time.perf_counter()
         with tqdm(total=count, unit="image", leave=False) as bar:
             results = client(*inputs, progress=bar.update)
-        seconds = time.perf_counter() - started
+        seconds, parties = time.perf_counter() - started, len(client.addresses)
     up, down = client.sent_bytes / count, client.received_bytes / count
     rate = f"{count} images in {seconds:.2f} s, {count / seconds:,.1f} images/s"
-    print(f"{rate}; {up / 1e3:.2f} kB up and {down / 1e3:.2f} kB down per image, {len(client.addresses)} parties")
+    print(f"{rate}; {up / 1e3:.2f} kB up and {down / 1e3:.2f} kB down per image, {parties} parties")
     figures: dict[str, Any] = {
         "images": count,
-        "parties": len(client.addresses),
+        "parties": parties,
         "seconds": seconds,
         "bytes_up_per_image": up,
         "bytes_down_per_image": down,

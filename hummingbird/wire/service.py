@@ -296,7 +296,7 @@ def channel_options(address: str, largest: int) -> list[tuple[str, int | str]]:
 
 
 def channel_credentials(address: str, tls: Tls | None) -> grpc.ChannelCredentials | None:
-    """What a caller shows and asks for at an address; None in plain text. Raises as `dial`."""
+    """Credentials that a caller shows and asks for at an address; None in plain text. Raises as `dial`."""
     check_address(address, tls)
     if tls is None:
         return None
@@ -349,7 +349,7 @@ def _wait_for_answer(channel: grpc.Channel, address: str, deadline: float) -> No
 
 
 class Patience:
-    """What a caller makes of a service that does not answer yet. deadline: monotonic time at which it gives up."""
+    """A caller's patience with a service that does not answer yet. deadline: monotonic time at which it gives up."""
 
     def __init__(self, address: str, deadline: float) -> None:
         self._address, self._deadline = address, deadline
