@@ -140,12 +140,10 @@ def offer(served: Served, metrics: str, rate: float, seconds: float, size: int) 
     started = time.perf_counter()
 
     async def load() -> None:
-        due, asking = started, set[asyncio.Task[None]]()
+        due, asking = started, list[asyncio.Task[None]]()
         while (due := due + arrivals.expovariate(rate / size)) < started + seconds:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            task = asyncio.ensure_future(served.ask(next(drawn), due, seen))
-            asking.add(task)
-            task.add_done_callback(asking.discard)
+            asking.append(asyncio.ensure_future(served.ask(next(drawn), due, seen)))
         await asyncio.gather(*asking)
 
     run(load())

@@ -146,11 +146,6 @@ class Client:
             async with room:
                 return await self._request(part, service)
 
-        if len(parts) == 1:  # which needs no task of its own
-            outputs.append(await self._request(parts[0], service))
-            if progress is not None:
-                progress(len(parts[0]))
-            return outputs
         tasks = [asyncio.ensure_future(answer(part)) for part in parts]
         try:
             for part, task in zip(parts, tasks, strict=True):
@@ -160,6 +155,7 @@ class Client:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # the first failure is told, and no other is under way
         return outputs
 
     async def _described(self) -> Description:

@@ -114,7 +114,8 @@ class Group:
         """
         timeout = min(timeout, MOST_SECONDS - _MARGIN)
         service, lines = joint.service, self._here().lines
-        id, bodies = new_seed(ID_BYTES), await compute(question.units.nbytes, question.bodies, service)
+        size = question.units.nbytes + len(question) * service.parties * service.key_bytes
+        id, bodies = new_seed(ID_BYTES), await compute(size, question.bodies, service)
         messages = []
         for rank, body in enumerate(bodies):
             deadline = int(1e3 * (time.time() + joint.clocks[rank] + timeout))

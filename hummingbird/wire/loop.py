@@ -1,8 +1,8 @@
 """An event loop of this process, on a thread of its own: callers that have none run their coroutines there.
 
-    answer = loop.run(line.ask("Describe", b"", timeout=5.0))
+    logits = loop.run(client.ask(images))
 
-All callers' calls under way then share one thread, which costs them less than one for each (docs/serving.md).
+All their calls under way then share one thread, which costs less than one for each.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from hummingbird.errors import InputError
 
 _T = TypeVar("_T")
 _SMALL = 1 << 17  # bytes: within a millisecond they are encrypted, packed or decoded
-_LOOK = (
-    0.2  # seconds for which Ctrl-C may wait: a signal that another thread got wakes no thread that waits without end
-)
+_LOOK = 0.2  # seconds until Ctrl-C is seen where another thread got the signal: it wakes nobody who waits without end
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 

@@ -165,23 +165,17 @@ def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
     np.save(tmp_path / "images.npy", np.zeros((1, 3), np.float32))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        words = [
-            "ask",
-            "--parties",
-            address,
-            address,
-            "--images",
-            str(tmp_path / "images.npy"),
-            "--timeout",
-            f"{NEVER}",
-        ]
+        words = ["ask", "--parties", address, address, "--images", f"{tmp_path}/images.npy", "--timeout", f"{NEVER}"]
         program = [sys.executable, "-m", "hummingbird", *words]
         with subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
-            silent.settimeout(PROGRAM)
-            caller, _ = silent.accept()
-            with caller:
-                asking.send_signal(signal.SIGINT)
-                said, _ = asking.communicate(timeout=HANG)
+            try:
+                silent.settimeout(PROGRAM)
+                caller, _ = silent.accept()
+                with caller:
+                    asking.send_signal(signal.SIGINT)
+                    said, _ = asking.communicate(timeout=HANG)
+            finally:
+                asking.kill()
     assert asking.returncode == 130 and said.splitlines() == ["", "interrupted"]
 
 
