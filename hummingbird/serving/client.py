@@ -155,7 +155,6 @@ class Client:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # the first failure is told, and no other is under way
         return outputs
 
     async def _described(self) -> Description:
