@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -255,6 +256,24 @@ def test_who_asks_while_the_client_is_closed_is_told(groups: list[Group]) -> Non
     for ask_again in (lambda: client(X), lambda: asyncio.run(client.ask(X)), lambda: client.service):
         with pytest.raises(InputError, match="this client is closed"):
             ask_again()
+
+
+def test_who_connects_while_the_client_is_closed_is_told(groups: list[Group]) -> None:
+    """A loop that has not asked before connects anew, here to a socket where nobody answers any more."""
+    addresses = groups[0].addresses
+    client = Client(addresses, timeout=NEVER)
+    for server in groups[0].servers:
+        server.stop(0).wait(HANG)
+    with socket.socket(socket.AF_UNIX) as silent, ThreadPoolExecutor(1) as pool:
+        silent.settimeout(HANG)
+        silent.bind(addresses[0].removeprefix("unix:"))
+        silent.listen()
+        asked = pool.submit(asyncio.run, client.ask(X))
+        caller, _ = silent.accept()
+        with caller:
+            client.close()
+            with pytest.raises(InputError, match="this client is closed"):
+                asked.result(HANG)
 
 
 def test_a_client_of_several_loops_and_none(groups: list[Group]) -> None:
