@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import NamedTuple
@@ -98,9 +97,11 @@ class Group:
         deadline = time.monotonic() + timeout
         async with here.joining:
             if not here.joined:
-                for line in here.lines:
-                    with self._unless_closed():
+                try:
+                    for line in here.lines:
                         await line.answered(max(0.0, deadline - time.monotonic()))
+                except aio.UsageError:
+                    raise _over() from None
                 here.joined = True
             if self._joined is None:
                 self._joined = await self._describe(here, max(1.0, deadline - time.monotonic()))
@@ -167,33 +168,28 @@ class Group:
         over: asyncio.Queue[int | None] = asyncio.Queue()  # places of calls that have ended
         late = asyncio.get_running_loop().call_later(timeout + _MARGIN, over.put_nowait, None)
         try:
-            with self._unless_closed():
-                for place, each in enumerate(asked):
-                    calls.append(each.line.begin(method, each.message, timeout))
-                    calls[place].add_done_callback(partial(_put, over, place))
-                for _ in calls:
-                    ended = await over.get()
-                    if ended is None:
-                        raise PeerError("no answer in time", where=str(self))
-                    try:
-                        await calls[ended]
-                    except grpc.RpcError as error:
-                        raise explain(error, asked[ended].address) from None
-                return [await call for call in calls]
+            for place, each in enumerate(asked):
+                calls.append(each.line.begin(method, each.message, timeout))
+                calls[place].add_done_callback(partial(_put, over, place))
+            for _ in calls:
+                ended = await over.get()
+                if ended is None:
+                    raise PeerError("no answer in time", where=str(self))
+                try:
+                    await calls[ended]
+                except grpc.RpcError as error:
+                    raise explain(error, asked[ended].address) from None
+                except asyncio.CancelledError:  # of the call, which has ended
+                    if not self._closed:
+                        raise
+                    raise _over() from None
+            return [await call for call in calls]
+        except aio.UsageError:  # another thread has closed the channels
+            raise _over() from None
         finally:
             late.cancel()
             for call in calls:
                 call.cancel()
-
-    @contextmanager
-    def _unless_closed(self) -> Iterator[None]:
-        """Within, calls of channels that another thread has closed are an error of ours."""
-        try:
-            yield
-        except (aio.UsageError, asyncio.CancelledError):
-            if not self._closed:
-                raise
-            raise _over() from None
 
 
 def _over() -> InputError:

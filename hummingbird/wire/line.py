@@ -40,11 +40,20 @@ class Line:
         return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     async def answered(self, timeout: float) -> None:
-        """Return when the service has answered; keeps trying for `timeout` seconds. Raises as `connect`."""
+        """Return when the service has answered; keeps trying for `timeout` seconds. Raises as `connect`, and
+        aio.UsageError once another coroutine has closed the channel.
+        """
         patience = Patience(self._address, time.monotonic() + timeout)
         while True:
+            asked = asyncio.ensure_future(self.begin("Ping", b"", patience.glance))
             try:
-                await self.begin("Ping", b"", patience.glance)
+                await asyncio.wait([asked])
+            finally:
+                asked.cancel()  # where it is this coroutine that is cancelled
+            if asked.cancelled():
+                raise aio.UsageError("the channel is closed")
+            try:
+                asked.result()
                 return
             except grpc.RpcError as error:
                 patience.bear(error)
