@@ -7,23 +7,39 @@ same errors travel.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from functools import cache
 
 import grpc
 from grpc import aio
 
+from hummingbird.errors import EnvironmentProblem
 from hummingbird.wire.service import PAUSE, PREFIX, Patience, channel_credentials, channel_options
 from hummingbird.wire.tokens import HEADER
 from hummingbird.wire.trust import Tls
 
 
+@cache
+def _started() -> int:
+    """The process whose gRPC has begun to wait for events, which it does from now until it ends: the last channel that
+    closes would stop it beneath a loop that is at work.
+    """
+    aio.init_grpc_aio()
+    return os.getpid()
+
+
 class Line:
     """A service that nobody may listen at yet, for coroutines of the loop that runs now.
 
-    tls, token, largest: as of `wire.service.connect`, which also names the errors.
+    tls, token, largest: as of `wire.service.connect`, which also names the errors; EnvironmentProblem in a fork of a
+    process that has called services.
     """
 
     def __init__(self, address: str, tls: Tls | None, token: str | None, largest: int) -> None:
+        if _started() != os.getpid():
+            hint = 'start processes with multiprocessing.get_context("spawn"), or make the first client after the fork'
+            raise EnvironmentProblem("gRPC's channels do not outlive a fork", where=address, hint=hint)
         credentials, options = channel_credentials(address, tls), channel_options(address, largest)
         if credentials is None:
             self._channel = aio.insecure_channel(address, options=options)

@@ -296,6 +296,26 @@ assert torch.equal(client(x), x) and torch.equal(asyncio.run(client.ask(x)), x)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
+def test_a_fork_of_a_process_that_has_asked_is_told(groups: list[Group]) -> None:
+    program = f"""
+import os, sys, torch
+from hummingbird import Client
+x = torch.zeros(1, 3)
+with Client({groups[0].addresses!r}) as client:
+    client(x)
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    Client({groups[0].addresses!r})
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG)
+    assert done.stdout.startswith("gRPC's channels do not outlive a fork") and "hint: " in done.stdout
+    assert "Traceback" not in done.stderr and done.returncode == 0  # gRPC logs a line on the fork itself
+
+
 @pytest.mark.parametrize("parties", ["a:1", [], ["a:1"], [["a:1", "b:1"], ["c:1"]], [["a:1", "b:1"], "c:1"], 3])
 def test_addresses_are_lists_or_lists_of_lists(parties: object) -> None:
     with pytest.raises(ConfigError, match="parties="):
