@@ -135,13 +135,14 @@ class Processes:
         self.all: list[Process] = []
         self._selector = selectors.DefaultSelector()
         self._lines: list[_Lines] = []
+        last = {"stdout": "\n", "stderr": "\n"}
         try:
             for rank, name in enumerate(names):
                 self.all.append(Process(name, call, environment(rank)))
                 self._selector.register(self.all[-1], selectors.EVENT_READ, self.all[-1])
                 for pipe, stream in zip(self.all[-1].pipes, ("stdout", "stderr"), strict=True):
                     os.set_blocking(pipe.fileno(), False)
-                    self._lines.append(_Lines(pipe, stream, f"[{name}] " if rank else ""))
+                    self._lines.append(_Lines(pipe, stream, f"[{name}] " if rank else "", last))
                     self._selector.register(pipe, selectors.EVENT_READ, self._lines[-1])
         except BaseException:
             self._end()
@@ -208,10 +209,13 @@ class Processes:
 
 
 class _Lines:
-    """One process's stdout or stderr on its way to the caller's: whole lines behind a prefix, or as it comes."""
+    """One process's stdout or stderr on its way to the caller's: whole lines behind a prefix, or as it comes.
 
-    def __init__(self, pipe: IO[bytes], stream: str, prefix: str) -> None:
-        self._pipe, self._stream, self._prefix = pipe, stream, prefix
+    last: what was passed on last, by stream, for all processes: a prefix begins a line.
+    """
+
+    def __init__(self, pipe: IO[bytes], stream: str, prefix: str, last: dict[str, str]) -> None:
+        self._pipe, self._stream, self._prefix, self._last = pipe, stream, prefix, last
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = ""
 
@@ -235,6 +239,8 @@ class _Lines:
 
     def _write(self, text: str) -> None:
         if text:
+            begun = self._prefix and not self._last[self._stream].endswith("\n")
+            self._last[self._stream] = text
             stream = getattr(sys, self._stream)
-            stream.write(text)
+            stream.write("\n" + text if begun else text)
             stream.flush()

@@ -8,9 +8,12 @@ comes back is data, and is read as data (values.py).
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from collections import ChainMap
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -25,12 +28,12 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any
     Raises InputError for what cannot leave this process.
     """
     try:
-        call = cloudpickle.dumps((fn, args, options, CUSTOM))  # together: types that they share stay the same types
+        call = _dumps((fn, args, options, CUSTOM))  # together: types that they share stay the same types
     except Exception as error:  # noqa: BLE001 - a type may refuse in any way
         what = f"the function, what it uses, or its arguments cannot be sent to another process: {error}"
         hint = "open files, connections and generators inside the function; give it tensors, nets and plain values"
         raise InputError(what, where="launch", hint=hint) from error
-    return cloudpickle.dumps((os.getcwd(), sys.path, call))
+    return _dumps((os.getcwd(), sys.path, call))
 
 
 def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -40,3 +43,25 @@ def unpacked(content: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
     fn, args, options, converters = cloudpickle.loads(call)
     CUSTOM.update(converters)
     return fn, args, options
+
+
+def _dumps(value: Any) -> bytes:
+    content = io.BytesIO()
+    _Pickler(content).dump(value)
+    return content.getvalue()
+
+
+def _code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """What cloudpickle sends of a function's code, and its file's name, which cloudpickle leaves out from 3.1.3 on."""
+    _, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _coded, (parts, code.co_filename)
+
+
+def _coded(parts: tuple[Any, ...], file: str) -> CodeType:
+    return CodeType(*parts).replace(co_filename=file)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """cloudpickle's, whose functions know their file: an error of theirs is told with its line of the file or cell."""
+
+    dispatch_table = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
