@@ -52,7 +52,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _code(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
-    """What cloudpickle sends of a function's code, and its file's name, which cloudpickle leaves out from 3.1.3 on."""
+    """A function's code as cloudpickle sends it, and its file's name, which cloudpickle leaves out from 3.1.3 on."""
     _, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return _coded, (parts, code.co_filename)
 

@@ -135,6 +135,7 @@ def test_whatever_is_killed_no_answer_is_wrong_and_the_service_comes_back(
     finally:
         clients.close()
         said = hosts.said
+        (tmp_path / "said").write_text(said)  # pytest keeps it
         hosts.close()
     found = clients.outcomes()
     print(f"{KILLS} kills; back {len(back)} times, after {', '.join(f'{seconds:.0f}' for seconds in back[1:])} s")
