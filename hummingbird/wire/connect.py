@@ -8,17 +8,19 @@ can take a party's place or keep it waiting. With TLS the certificate must be fo
 from __future__ import annotations
 
 import hashlib
+import selectors
 import socket
 import ssl
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from hummingbird.errors import PeerError
 from hummingbird.wire.channel import Channel, named
 
 _HELLO = 5.0  # seconds for a new connection to prove that it is a party's, handshake included
+_LOOK = 0.05  # seconds between two looks at whether a party that has still to connect is there
 _PROOF_BYTES = 20
 
 
@@ -75,6 +77,7 @@ def connect(
                         outgoing[peer] = _reach(
                             rank, peer, addresses[peer], token, deadline, tls[0] if tls else None, lane
                         )
+                _stay(accepting, outgoing, named(rank, lane), lane)
             except BaseException:
                 _wake(server)
                 raise
@@ -86,6 +89,20 @@ def connect(
     finally:
         server.close()
     return Channel(rank, parties, outgoing, incoming, timeout, lane)
+
+
+def _stay(accepting: Future[None], outgoing: dict[int, socket.socket], mine: str, lane: int | None) -> None:
+    """Return when all others have connected, or failed to. PeerError as soon as one of them has closed what it was
+    reached by: it has failed, or was killed, and would otherwise be waited for until the deadline.
+    """
+    with selectors.DefaultSelector() as selector:
+        for peer, connection in outgoing.items():
+            selector.register(connection, selectors.EVENT_READ, peer)  # nothing is ever sent this way but its end
+        while not wait([accepting], _LOOK).done:
+            for key, _ in selector.select(0):
+                if not accepting.done():
+                    what = f"{named(key.data, lane)} closed the connection while the parties met"
+                    raise PeerError(what, where=mine, hint="it ended, or refuses this party: its own output says why")
 
 
 def _wake(server: socket.socket) -> None:

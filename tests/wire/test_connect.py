@@ -135,9 +135,9 @@ def test_one_deadline_for_setting_up_a_connection(
 
 
 def test_another_token_is_no_party() -> None:
-    errors = meet(2, 3.0, tokens=[new_seed(), new_seed()])
+    errors = meet(2, tokens=[new_seed(), new_seed()])
     assert all(isinstance(error, PeerError) for error in errors), errors
-    assert any("did not connect within 3 s" in str(error) for error in errors)
+    assert any("closed the connection while the parties met" in str(error) for error in errors)
 
 
 def test_a_party_that_does_not_come() -> None:
@@ -148,6 +148,34 @@ def test_a_party_that_does_not_come() -> None:
     with pytest.raises(PeerError, match=f"cannot connect to party 1 at 127.0.0.1:{nobody[1]}") as caught:
         connecting.connect(0, [server.getsockname()[:2], nobody], server, new_seed(), NEVER)
     assert caught.value.where == "party 0"
+
+
+def test_a_party_that_hangs_is_missed_at_the_deadline() -> None:
+    server, other = connecting.listen("127.0.0.1"), connecting.listen("127.0.0.1")
+    with pytest.raises(PeerError, match=r"^parties \[1\] did not connect within 1 s"):
+        connecting.connect(0, [each.getsockname()[:2] for each in (server, other)], server, new_seed(), 1.0)
+    other.close()
+
+
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_a_party_that_dies_while_they_meet_is_not_waited_for(how: str) -> None:
+    """One that was reached and has not connected itself: killed with the connection unread, or after it was read."""
+    server, other = connecting.listen("127.0.0.1"), connecting.listen("127.0.0.1")
+    addresses = [each.getsockname()[:2] for each in (server, other)]
+
+    def die() -> None:
+        connection, _ = other.accept()
+        if how == "ends":
+            connection.recv(20, socket.MSG_WAITALL)
+        connection.close()
+
+    dying = threading.Thread(target=die)
+    dying.start()
+    with pytest.raises(PeerError, match="^party 1 closed the connection while the parties met") as caught:
+        connecting.connect(0, addresses, server, new_seed(), NEVER)
+    assert caught.value.where == "party 0"
+    dying.join(HANG)
+    other.close()
 
 
 # TLS ------------------------------------------------------------------------------------------------------------------
