@@ -259,7 +259,8 @@ def test_open_files_threads_and_memory_stay_as_sets_come_and_go(tmp_path: Path) 
         parties.use(SLOTS)
         opened += [weakref.ref(each) for store in parties.stores for each in store._sets]
         seen.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
-    assert len(set(seen[1:])) == 1, seen
+    files, threads = seen[1]  # fewer, where what other tests have left behind ends meanwhile
+    assert all(each[0] <= files and each[1] <= threads for each in seen[2:]), seen
     gc.collect()
     assert len(opened) >= 40 and sum(each() is not None for each in opened) <= 4
     assert len(numbers(tmp_path)) <= 2
