@@ -1,0 +1,66 @@
+"""The script that a change must pass, with the Makefile of this package, on a small project of the test's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.patience import HANG
+
+PASSES = "def test_passes():\n    pass\n"
+FAILS = "def test_fails():\n    assert 1 == 2\n"
+FLAKY = """import pathlib
+
+
+def test_flaky():
+    mark = pathlib.Path("mark")
+    ran = mark.exists()
+    mark.touch()
+    assert ran
+"""
+ENDS = "import pytest\n\n\ndef test_ends():\n    pytest.exit('ended early', returncode=3)\n"
+
+
+def ci(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    """Run `.ci/run` in a project of these test files; the environment is the one that runs this test."""
+    for name in (".ci/run", "Makefile", "pyproject.toml", "setup.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    python = folder / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    ready = "touch .venv/.ready-$(cat setup.py pyproject.toml | cksum | cut -d' ' -f1) build/.native"
+    for name in ("build", "tests", "hummingbird"):
+        (folder / name).mkdir()
+    (folder / "hummingbird/__init__.py").touch()
+    subprocess.run(ready, shell=True, cwd=folder, check=True)
+    for number, text in enumerate(tests):
+        (folder / f"tests/test_{number}.py").write_text(text)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "MAKE", "MFLAGS"))}
+    command = ["bash", str(folder / ".ci/run")]
+    return subprocess.run(command, cwd=folder, env=clean, text=True, timeout=HANG, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("tests", "passes", "says"),
+    [
+        ((PASSES,), True, "1 passed"),
+        ((PASSES, FLAKY), True, "Mend these next:\n  tests/test_1.py::test_flaky\n"),
+        ((PASSES, FAILS), False, "Once more, alone: 1 that failed."),
+        ((FLAKY, FAILS), False, "Once more, alone: 2 that failed."),
+        ((FAILS, ENDS), False, "INTERNALERROR"),  # some tests did not run: nothing is run again
+    ],
+)
+def test_a_flaky_test_fails_no_change(tmp_path: Path, tests: tuple[str, ...], passes: bool, says: str) -> None:
+    run = ci(tmp_path, *tests)
+    assert (run.returncode == 0) == passes, run.stdout + run.stderr
+    assert says in run.stdout, run.stdout + run.stderr
+    assert ("flaky:" in run.stdout) == (passes and FLAKY in tests)
+    assert ("Once more" in run.stdout) == (tests != (PASSES,) and ENDS not in tests)
