@@ -33,7 +33,7 @@ def masked_section(profile: Profile, names: Iterable[str] = tuple(asplos23().net
                 value.fill_(1)
         for title, window in WINDOWS.items():
             private = hummingbird.convert_model(module, window)
-            at = masked(private, (1, *shape), profile).at(Hosts(store=STORE, bandwidth=BANDWIDTH / 2, rtt=RTT))
+            at = masked(private, (1, *shape), profile, "store").at(Hosts(store=STORE, bandwidth=BANDWIDTH / 2, rtt=RTT))
             notes |= set(at.notes)
             (size,) = at.token_bytes.values()
             least = limits(at)[0]

@@ -89,16 +89,19 @@ def _engine(service: Service, system: System, wanted: str | None) -> tuple[str, 
 def shared(service: Service, system: System) -> Resource | None:
     """A core or link of which all phases that may be under way at a time could ask more than it has; None: none.
 
-    At most: of a phase the steps that are not ordered with one of its steps, all at once.
+    At most: of a phase the steps that are not ordered with one of its steps, all at once. What the steps of one phase
+    share among themselves is in its seconds already (`Service.seconds`).
     """
     with_slot = [service.request, service.session, service.refill if not system.store else None]
     for role in service.hosts:
         for kind in ("cores", "up", "down"):
             resource = (role, kind)
-            asked = system.slots * max(_peak(service, phase, resource) for phase in with_slot if phase is not None)
+            has = capacity_of(service, resource)
+            peak = max(_peak(service, phase, resource) for phase in with_slot if phase is not None)
+            asked = system.slots * min(has, peak)
             if system.store and service.refill is not None:
-                asked += system.at_once * _peak(service, service.refill, resource)
-            if asked > capacity_of(service, resource):
+                asked += system.at_once * min(has, _peak(service, service.refill, resource))
+            if asked > has:
                 return resource
     return None
 

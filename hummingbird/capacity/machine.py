@@ -153,15 +153,10 @@ class Machine:
 
     def _work(self, step: Step) -> tuple[float, int | None]:
         """The amount of a step, and its flow."""
-        work = step.work
-        if isinstance(work, Rounds):
+        work, flow = step.work, self.service.flow(step)
+        if isinstance(work, Rounds) or flow is None:
             return self.service.step_seconds(step), None
-        if isinstance(work, Compute):
-            amount = work.core_seconds
-            flow = Flow((("cores", work.host),), min(work.width, self.service.hosts[work.host].cores))
-        else:
-            amount = 8 * work.bytes
-            flow = Flow((("up", work.source), ("down", work.target)), math.inf)
+        amount = work.core_seconds if isinstance(work, Compute) else 8 * work.bytes
         if not amount or min(flow.cap, *(self._capacity[resource] for resource in flow.resources)) == math.inf:
             return 0.0, None  # no time
         if flow not in self._flows:

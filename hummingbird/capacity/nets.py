@@ -27,18 +27,23 @@ from hummingbird.report import BANDWIDTH, RTT
 from hummingbird.serving.plan import input_bits, result_bits
 
 CLIENT, DEALER = "client", "dealer"
-DEALERS = ("store", "stream")
+DEALERS = ("stream", "store")
 _IN_TURNS = 2  # slices of a lane under way at a time
 
 
 def masked(
-    private: PrivateNet, shape: Sequence[int], profile: Profile, dealer: str = "store", parties: int = 2, lanes: int = 1
+    private: PrivateNet,
+    shape: Sequence[int],
+    profile: Profile,
+    dealer: str = "stream",
+    parties: int = 2,
+    lanes: int = 1,
 ) -> Service:
     """The service of a net converted with protocol "masked", each request a slice of `shape` (B, ...).
 
-    dealer: "store": slots are dealt while there is room for more, and each party keeps its part; "stream": a dealer
-    makes them during the request. lanes: of each party. Links are those of a data centre, the client's too:
-    `Service.at` sets others.
+    dealer: "stream": it makes material during the request, as the one that `serve` starts; "store": slots are dealt
+    while there is room for more, and each party keeps its part (`Hosts.store` says how large it is). lanes: of each
+    party. Links are those of a data centre, the client's too: `Service.at` sets others.
     ConfigError for a net of another protocol, a batch of several slices, or a profile without its rows.
 
         capacity.masked(hummingbird.convert_model(net, bits), (1, 3, 32, 32), capacity.load_profile("profile.json"))
@@ -47,7 +52,12 @@ def masked(
 
 
 def gmw(
-    private: PrivateNet, shape: Sequence[int], profile: Profile, dealer: str = "store", parties: int = 2, lanes: int = 1
+    private: PrivateNet,
+    shape: Sequence[int],
+    profile: Profile,
+    dealer: str = "stream",
+    parties: int = 2,
+    lanes: int = 1,
 ) -> Service:
     """The service of a net converted with protocol "gmw"; arguments and errors as for `masked`."""
     return _service("gmw", private, tuple(shape), profile, dealer, parties, lanes)

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hummingbird.capacity.sharing import Flow, shares
 from hummingbird.errors import ConfigError
 
 
@@ -328,12 +330,47 @@ class Service:
         return self.seconds(self.transit.times(requests)) if self.transit is not None else 0.0
 
     def seconds(self, phase: Phase, factor: float = 1.0) -> float:
-        """Seconds of the longest path of a phase, each step alone on its hosts and links."""
-        ends: dict[str, float] = {}
-        for step in phase.steps:
-            begin = max((ends[name] for name in step.after), default=0.0)
-            ends[step.name] = begin + self.step_seconds(step, factor)
-        return max(ends.values(), default=0.0)
+        """Seconds of a phase that has its hosts and links to itself: steps that run together share them (sharing.py).
+
+        Where no two of its steps need one core or link at a time, this is the longest path.
+        """
+        now, ends, waiting = 0.0, dict[str, float](), list(phase.steps)
+        running: dict[str, tuple[Step, float, float, float]] = {}  # seconds left at a time, if alone; at what speed
+        while waiting or running:
+            for step in [step for step in waiting if all(ends.get(name, math.inf) <= now for name in step.after)]:
+                waiting.remove(step)
+                running[step.name] = step, self.step_seconds(step, factor), now, 1.0
+                ends[step.name] = now + running[step.name][1]
+            for name, speed in self._speeds([step for step, *_ in running.values()]).items():
+                step, left, since, before = running[name]
+                if speed != before:
+                    left = max(0.0, left - before * (now - since))
+                    running[name], ends[name] = (step, left, now, speed), now + left / speed
+            now = min(ends[name] for name in running)
+            running = {name: state for name, state in running.items() if ends[name] > now}
+        return now
+
+    def _speeds(self, steps: Sequence[Step]) -> dict[str, float]:
+        """The speed of every step while all of them run, 1 for that of a step alone."""
+        flows = {step.name: flow for step in steps if (flow := self.flow(step)) is not None}
+        alone = {n: min(f.cap, *(self._capacity(resource) for resource in f.resources)) for n, f in flows.items()}
+        used = Counter(resource for flow in flows.values() for resource in flow.resources)
+        if not any(count > 1 for count in used.values()):
+            return {step.name: 1.0 for step in steps}
+        rates = shares(list(flows.values()), {resource: self._capacity(resource) for resource in used})
+        speeds = {n: rate / alone[n] if alone[n] < math.inf else 1.0 for n, rate in zip(flows, rates, strict=True)}
+        return {step.name: speeds.get(step.name, 1.0) for step in steps}
+
+    def flow(self, step: Step) -> Flow | None:
+        """What a step uses of cores or links; None for rounds."""
+        work = step.work
+        if isinstance(work, Compute):
+            return Flow((("cores", work.host),), min(work.width, self.hosts[work.host].cores))
+        return Flow((("up", work.source), ("down", work.target)), math.inf) if isinstance(work, Send) else None
+
+    def _capacity(self, resource: tuple[str, str]) -> float:
+        kind, role = resource
+        return float(getattr(self.hosts[role], kind))
 
 
 def _first(*values: float | None) -> float | None:

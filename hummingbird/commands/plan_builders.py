@@ -10,7 +10,7 @@ from hummingbird.capacity import paper, profile
 from hummingbird.capacity.compose import composed, garbled_here
 from hummingbird.capacity.encrypted import he
 from hummingbird.capacity.lookups import pir
-from hummingbird.capacity.nets import DEALERS, gmw, masked
+from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.published import Net, asplos23
 from hummingbird.capacity.published import Profile as Published
 from hummingbird.capacity.service import Service
@@ -23,7 +23,7 @@ from hummingbird.pir.batching.plan import Plan
 
 MEASURED = "asplos23/"
 _NETS = {"masked": masked, "gmw": gmw}
-_DEFAULTS = {"dealer": DEALERS[0], "lanes": 1, "parties": 2}
+_DEFAULTS = {"dealer": None, "lanes": 1, "parties": 2}
 _NET = ("model", "weights", "saved", "input", "bits", "private_weights", "protocol", "aim", "mode")
 _LOOKUPS = ("table", "plan", "lookups")
 OTHERS = (*_NET, *_LOOKUPS, "net", "threads", "profile", *_DEFAULTS)  # beside a file
@@ -54,9 +54,22 @@ def _of_net(args: argparse.Namespace) -> Service:
     if args.protocol not in (None, name):
         raise ConfigError(f"--protocol {args.protocol}", where="--service", hint=f"--service {args.protocol}")
     args.protocol = None if args.saved else name
-    args.aim = args.aim or ("throughput" if args.dealer == "stream" else "latency")
+    dealer = _dealer(args)
+    args.aim = args.aim or ("throughput" if dealer == "stream" else "latency")
     speed = profile.load(args.profile)
-    return _NETS[name](private_net(args), args.input, speed, args.dealer, args.parties, args.lanes)
+    return _NETS[name](private_net(args), args.input, speed, dealer, args.parties, args.lanes)
+
+
+def _dealer(args: argparse.Namespace) -> str:
+    """The kind of dealer: as with `serve`, one that streams unless there is a store."""
+    stored = args.store is not None or getattr(args, "vary", None) == "store"
+    if args.dealer == "stream" and stored:
+        hint = "leave --store out, or plan --dealer store"
+        raise InputError("a store beside a dealer that streams", where="--store", hint=hint)
+    if args.dealer == "store" and not stored:
+        hint = "--store SIZE, as in 64GB: of each party"
+        raise InputError("--dealer store without the size of a store", where="--store", hint=hint)
+    return "store" if stored else "stream"
 
 
 def _shipped(args: argparse.Namespace) -> Service:

@@ -29,8 +29,9 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("masked, gmw, crypten, he")
     text = "this kind of machine's speed, by `python -m scripts.calibrate`"
     group.add_argument("--profile", type=Path, metavar="FILE", help=text)
-    text = "slots dealt into a store (default), or made during the request"
-    group.add_argument("--dealer", choices=DEALERS, default="store", help=text)
+    text = "stream: it makes material during the request, as the one that `serve` starts; store: slots dealt ahead "
+    text += "(default with --store, or where it is varied)"
+    group.add_argument("--dealer", choices=DEALERS, help=text)
     group.add_argument("--lanes", type=count, default=1, metavar="G", help="lanes of each party (default 1)")
     group = parser.add_argument_group("pir")
     text = "rows of the table, and bytes of a row, as in 1048576x256"

@@ -12,6 +12,7 @@ from torch import nn
 from hummingbird import convert_model
 from hummingbird.bits import BitWindow
 from hummingbird.capacity import Hosts, Phase, Rounds, Send, Service
+from hummingbird.capacity.limit import capacity_of, loads
 from hummingbird.capacity.measure import amounts, digest, measure
 from hummingbird.capacity.nets import gmw, masked
 from hummingbird.capacity.profile import Profile, Row
@@ -50,7 +51,7 @@ def rounds(phase: Phase) -> list[float]:
 
 def test_a_store_has_the_bytes_that_are_dealt(tmp_path: Path) -> None:
     private = net()
-    service = masked(private, SHAPE, profile(private))
+    service = masked(private, SHAPE, profile(private), "store")
     plan = dry_run(private, SHAPE, 2)
     deal(tmp_path, setup=plan.setup, batch=plan.batch, shape=SHAPE, slots=3, parties=2, facts=private.facts)
     sizes = {role: (tmp_path / role / "lane-0/corrections").stat().st_size for role in ("party-0", "party-1")}
@@ -79,19 +80,22 @@ def test_bits_and_rounds_are_the_prices(make: object, parties: int) -> None:
 
 
 def test_a_streamed_request_takes_the_longest_of_three() -> None:
+    """The parties' own steps, or the busiest link: that of the dealer carries the corrections of both parties."""
     private = net()
     service = masked(private, SHAPE, profile(private), "stream")
     steps = {step.name: step for step in service.request.steps}
     for slow in (Hosts(bandwidth=1e3), Hosts(rtt=10.0)):
         there = service.at(slow)
         ends = [there.step_seconds(steps[name]) for name in ("compute party-0", "party-0 to party-1", "rounds")]
-        alone = max(there.step_seconds(steps[f"corrections party-{rank}"]) for rank in range(2))
-        assert there.seconds(there.request) == pytest.approx(max(sum(ends), alone))
+        links = {used: amount / capacity_of(there, used) for used, amount in loads(there, there.request).items()}
+        both = sum(there.step_seconds(steps[f"corrections party-{rank}"]) for rank in range(2))
+        assert links["dealer", "up"] == pytest.approx(both)
+        assert there.seconds(there.request) == pytest.approx(max(sum(ends), *links.values()), rel=1e-3)
 
 
 def test_private_weights_are_opened_once_a_session() -> None:
     private = net(weights=0)
-    service = masked(private, SHAPE, profile(private))
+    service = masked(private, SHAPE, profile(private), "store")
     assert service.session is not None and rounds(service.session) == [private.setup_cost(2).rounds]
     assert sent(service.session)["party-0", "party-1"] == private.setup_cost(2).bits / 8
 
@@ -124,7 +128,7 @@ def test_a_net_that_was_not_measured_is_composed() -> None:
         return Row("mpc masked", f"{number}", "", work, {part: (second,) for part in ("compute", "expand", "deal")})
 
     made = Profile(machine(), 1, tuple(row(number) for number in range(2, 22)))
-    service = masked(private, SHAPE, made)
+    service = masked(private, SHAPE, made, "store")
     work = worked(private)
     right = 1e-3 * work["products"] + 1e-4 * work["layers"] + 1e-4
     compute = next(step.work for step in service.request.steps if step.name == "compute party-0")
@@ -135,7 +139,7 @@ def test_a_net_that_was_not_measured_is_composed() -> None:
 def test_work_on_two_threads_takes_the_seconds_that_it_was_measured_to_take() -> None:
     private = net()
     measured = dataclasses.replace(profile(private), threads=2)
-    service = masked(private, SHAPE, measured)
+    service = masked(private, SHAPE, measured, "store")
     seconds = measured.seconds("mpc masked", "compute", worked(private), digest(private, SHAPE, 2))
     (step,) = (step for step in service.request.steps if step.name == "compute party-0")
     assert service.step_seconds(step) == pytest.approx(seconds.mean)

@@ -94,8 +94,12 @@ def test_show_a_net_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert found["tokens"] == 10**6 // found["party-0_bytes_per_token"] and found["images_per_request"] == 2
     again = figures(capsys, "show", "--service", str(tmp_path / "service.json"))
     assert again == found
-    streamed = figures(capsys, *words, "--dealer", "stream")
-    assert streamed["offline_seconds"] == 0 and streamed["tokens"] == 0
+    assert "a store beside a dealer that streams" in refused(capsys, *words, "--dealer", "stream")
+    without = [word for word in words if word not in ("--store", "1MB")]
+    streamed = figures(capsys, *without)  # as `serve` without a store
+    assert streamed["offline_seconds"] == 0 and streamed["tokens"] == 0 and "streams" in streamed["service"]
+    assert figures(capsys, *without, "--dealer", "stream") == streamed
+    assert "without the size of a store" in refused(capsys, *without, "--dealer", "store")
 
 
 def test_show_a_file_on_other_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
