@@ -38,7 +38,7 @@ from hummingbird import convert_model
 from hummingbird.bits import EXACT, BitWindow
 from hummingbird.capacity import lookups, shipped, turns
 from hummingbird.capacity.measure import measure, samples
-from hummingbird.capacity.profile import Profile, Row
+from hummingbird.capacity.profile import STEADY, Profile, Row, spread
 from hummingbird.commands.files import check_outputs, write_together
 from hummingbird.commands.planned import add_arguments, encrypted_net, planned, private_net
 from hummingbird.commands.program import end, machine
@@ -175,6 +175,7 @@ def run(args: argparse.Namespace) -> None:
     with tqdm(rows(args), unit="row", leave=False) as bar, torch.no_grad():
         profile = Profile(machine(), args.threads, tuple(bar))
     print(text_table(("kind", "work", "part", "median ms", "spread"), list(_cells(profile)), left=3))
+    print(judged(profile))
     write_together({args.json: profile.to_text().encode()})
 
 
@@ -182,8 +183,19 @@ def _cells(profile: Profile) -> Iterator[tuple[str, ...]]:
     for row in profile.rows:
         for part, seconds in row.seconds.items():
             middle = statistics.median(seconds)
-            spread = (max(seconds) - min(seconds)) / middle
-            yield row.kind, row.name, part, f"{1e3 * middle:,.3f}", f"{100 * spread:.0f} %"
+            yield row.kind, row.name, part, f"{1e3 * middle:,.3f}", f"{100 * spread(seconds):.0f} %"
+
+
+def judged(profile: Profile) -> str:
+    """Whether the samples of each part agree; those of services vary by themselves (serve_calibrate.py)."""
+    parts = [(row.name, seconds) for row in profile.rows if row.kind != SERVICES for seconds in row.seconds.values()]
+    wide = [name for name, seconds in parts if spread(seconds) > STEADY]
+    what = f"spread: of the middle half of the samples; above {100 * STEADY:.0f} % it is no measurement"
+    if not wide:
+        return what
+    names = ", ".join(dict.fromkeys(wide[:3])) + (" and others" if len(wide) > 3 else "")
+    found = f"{what}: {len(wide)} of {len(parts)} are above ({names})"
+    return f"{found}\nhint: calibrate again while nothing else runs here"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -30,6 +30,7 @@ FORMAT = "hummingbird-profile"
 VERSION = 1
 _MOST_TEXT = 64 << 20  # bytes
 _MOST_FACTORS = 256
+STEADY = 0.25  # the largest spread of a measurement: beyond that the machine was busy with something else
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,14 @@ class Row:
                 raise ConfigError("no samples", where=f"row {self.name}: seconds.{part}", hint="one or more")
             for sample in samples:
                 check_number(sample, f"row {self.name}: seconds.{part}", 0, "seconds", above=True)
+
+
+def spread(samples: Sequence[float]) -> float:
+    """The span of the middle half of some samples over their median; 0 for a single one."""
+    if len(samples) < 2:
+        return 0.0
+    first, middle, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return (third - first) / middle
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,11 @@ class Profile:
         error = sum(part.error * part.mean for part in parts) / sum(part.mean for part in parts)
         composed = f"composed of its layers (error {100 * error:.0f} % on what was measured)"
         how = composed if error else "measured"
-        return f"seconds {how}: {self.machine.get('cpu', 'an unnamed CPU')}, {self.threads} thread(s)"
+        found = f"seconds {how}: {self.machine.get('cpu', 'an unnamed CPU')}, {self.threads} thread(s)"
+        if (widest := max(spread(part.factors) for part in parts)) > STEADY:
+            found += f"\nthe samples of a part spread by {100 * widest:.0f} %, which is no measurement: "
+            found += "calibrate again, on an idle machine"
+        return found
 
     def to_text(self) -> str:
         """The profile as JSON."""

@@ -20,6 +20,7 @@ from hummingbird.table import text_table
 
 QUANTILES = (0.5, 0.95, 0.99)
 RECURRENCE, EVENTS = "recurrence", "events"
+_ASKED = 1.02  # of a core or link: less above 1 is the ends of the window
 _GROWS = 0.01  # seconds of latency per second, where growth is no chance any more
 
 
@@ -144,7 +145,20 @@ class Result:
 
     @cached_property
     def utilisation(self) -> dict[str, float]:
-        """Share of the slots that are taken, and of each core and link in what requests and their refills ask of it."""
+        """Share of the slots that are taken, and of each core and link in use by requests and their refills: 1 at most,
+        see `overcommitted`.
+        """
+        return {name: min(1.0, part) for name, part in self._demand.items()}
+
+    @cached_property
+    def overcommitted(self) -> dict[str, float]:
+        """Cores and links of which more is asked than they have, and how many times that: where the engine takes them
+        for unshared, and then latencies are too small.
+        """
+        return {name: part for name, part in self._demand.items() if part > _ASKED}
+
+    @cached_property
+    def _demand(self) -> dict[str, float]:
         service, slots = self.service, self._inside(self.outcome.began, self.outcome.left, self._parts)
         found = {"slots": slots / (self.system.slots * self.system.replicas)}
         rate = self.goodput * float(self.load.sizes().mean()) / self.system.replicas
@@ -206,6 +220,7 @@ class Result:
             "shares": self.shares,
             "levels": self.levels,
             "utilisation": self.utilisation,
+            "overcommitted": self.overcommitted,
         }
         return {name: _known(value) for name, value in found.items()}
 
@@ -222,6 +237,8 @@ class Result:
         rows += [("goodput", f"{self.goodput:.4g}/s", ""), ("limit", f"{self.limit.rate:.4g}/s", self.limit.cause)]
         for title, values in (("", self.shares), ("mean ", self.levels), ("use of ", self.utilisation)):
             rows += [(f"{title}{name}", f"{value:.4g}", "") for name, value in values.items()]
+        unfit = "times of what there is: these latencies are too small, --engine events follows it"
+        rows += [(f"asked of {name}", f"{value:.4g}", unfit) for name, value in self.overcommitted.items()]
         head = ("", "value", "95 % interval, or cause")
         note = f"engine: {self.engine}, as {self.why}; {self.load.shape[0]} runs of {self.load.shape[1]} requests"
         return f"{text_table(head, rows)}\n\n{note}, of which the first {self.cut} are left out"

@@ -362,7 +362,7 @@ class Service:
         return {step.name: speeds.get(step.name, 1.0) for step in steps}
 
     def flow(self, step: Step) -> Flow | None:
-        """What a step uses of cores or links; None for rounds."""
+        """The cores or links that a step uses; None for rounds."""
         work = step.work
         if isinstance(work, Compute):
             return Flow((("cores", work.host),), min(work.width, self.hosts[work.host].cores))

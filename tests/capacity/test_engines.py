@@ -131,6 +131,17 @@ def test_batches_use_cores_once_for_all_of_them() -> None:
     assert got.levels["in slots"] == pytest.approx(4 * 0.25, rel=0.01)
 
 
+def test_more_than_a_link_has_is_no_use_of_it() -> None:
+    """Nine refills at a time, of 0.2 s and 2.4 Mbit each: the recurrence gives each all of a link of 1 Mb/s."""
+    each = 9 / 2.6 * 2.4  # Mb/s
+    slow = replace(STORE, workers=9, slots=9, hosts=STORE.hosts | {"party": Host(cores=9, store=10, down=1e6)})
+    for engine, asked in (("recurrence", {"party down": each, "dealer up": each / 8}), ("events", {})):
+        got = capacity.run(slow, None, Users(9, 0.0), runs=4, requests=300, engine=engine)
+        assert got.overcommitted == pytest.approx(asked) and max(got.utilisation.values()) <= 1.0
+        assert ("asked of party down" in got.table()) == bool(asked)
+        assert got.figures()["overcommitted"] == got.overcommitted
+
+
 def test_sessions_cost_their_first_request() -> None:
     service = replace(STORE, session=chain(("setup", Compute("party", 1.0))))
     never, always = (

@@ -168,7 +168,8 @@ def test_a_phase_alone_takes_what_the_event_engine_says(seed: int) -> None:
     steps = list[Step]()
     for number in range(draw.randint(1, 9)):
         source, target = draw.sample("abc", 2)
-        computing, sending = Compute(source, draw.random(), draw.randint(1, 4)), Send(source, target, 1e6 * draw.random())
+        computing = Compute(source, draw.random(), draw.randint(1, 4))
+        sending = Send(source, target, 1e6 * draw.random())
         after = draw.sample(steps, draw.randint(0, min(2, len(steps))))
         steps.append(Step(str(number), draw.choice((computing, sending, Rounds(3))), tuple(s.name for s in after)))
     one, factor = Service("random", hosts, Phase(tuple(steps)), rtt=0.1), draw.uniform(0.5, 2)

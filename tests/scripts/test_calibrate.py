@@ -8,6 +8,8 @@ import pytest
 
 from hummingbird import convert_model
 from hummingbird.capacity import load_profile, shipped
+from hummingbird.capacity.profile import Profile, Row
+from hummingbird.commands.program import machine
 from hummingbird.errors import HummingbirdError
 from models import get_model
 from scripts import calibrate, calibrate_crypten
@@ -30,6 +32,22 @@ def test_crypten_is_measured_and_sends_its_price(tmp_path: Path) -> None:
 def test_another_count_than_the_price_is_an_error() -> None:
     with pytest.raises(HummingbirdError, match=r"\(9, 1856\) rounds and bits, the price is \(9, 1855\)"):
         calibrate_crypten.check("it", (9, 1856), (9, 1855))
+
+
+@pytest.mark.parametrize(("busy", "above"), [((0.5, 2.0), "1 of 2 are above (a ReLU)"), ((1.0, 1.01), "")])
+def test_a_spread_that_is_no_measurement_is_named(busy: tuple[float, ...], above: str, tmp_path: Path) -> None:
+    """By the program that measures, and by every plan that rests on the samples; services vary by themselves."""
+    rows = [
+        Row("mpc masked", "a ReLU", "a", {"values": 1.0}, {"compute": (1.0, *busy, 1.0, *busy)}),
+        Row("mpc masked", "a layer", "b", {"values": 2.0}, {"compute": (2.0, 2.1, 2.0, 9.0, 2.0, 2.0)}),
+        Row("serve", "digits", "c", {"requests": 1.0}, {"alone": (1.0, 9.0, 1.0, 9.0)}),
+    ]
+    made = Profile(machine(), 1, tuple(rows))
+    assert above in calibrate.judged(made) and ("hint:" in calibrate.judged(made)) == bool(above)
+    note = made.origin(made.seconds("mpc masked", "compute", {"values": 1.0}, "a"))
+    assert ("which is no measurement" in note) == bool(above)
+    steady = made.origin(made.seconds("mpc masked", "compute", {"values": 2.0}, "b"))
+    assert "no measurement" not in steady  # one sample of six
 
 
 BAD = {
