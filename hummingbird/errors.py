@@ -106,6 +106,10 @@ class StoreError(HummingbirdError):
     """A store of slots is damaged, full, used up, in use, or belongs to another session."""
 
 
+class DiskError(StoreError):
+    """A file cannot be written: its disk is full, or refuses. No caller's mistake; a service may have room later."""
+
+
 class TrustError(HummingbirdError):
     """An option would give one party the power to see another's data."""
 

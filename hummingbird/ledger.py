@@ -19,7 +19,7 @@ import json
 import os
 from pathlib import Path
 
-from hummingbird.errors import DealerError, HummingbirdError
+from hummingbird.errors import DealerError, DiskError, HummingbirdError
 
 
 def beginning(set_id: str) -> bytes:
@@ -198,7 +198,8 @@ class Ledger:
 
     def _unwritten(self, what: str) -> HummingbirdError:
         hint = "nothing was handed out: make room, and run again"
-        return self._error(f"the ledger of used slots cannot be written: {what}", where=str(self.path), hint=hint)
+        error = DiskError if issubclass(DiskError, self._error) else self._error
+        return error(f"the ledger of used slots cannot be written: {what}", where=str(self.path), hint=hint)
 
     def _damaged(self, what: str) -> HummingbirdError:
         return self._error(

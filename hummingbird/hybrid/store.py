@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.poly1305 import Poly1305
 from torch import Tensor
 
 from hummingbird import ledger
-from hummingbird.errors import HummingbirdError, StoreError
+from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.ledger import Ledger
 from hummingbird.prg import SEED_BYTES, derive
 from hummingbird.version import VERSION
@@ -255,7 +255,7 @@ def _write(path: Path, parts: Sequence[bytes]) -> int:
 
 def _unwritable(error: OSError, folder: Path) -> HummingbirdError:
     hint = "make room, and run again" if error.errno == errno.ENOSPC else "name a folder that can be written"
-    return StoreError(f"the store cannot be written: {error.strerror}", where=str(folder), hint=hint)
+    return DiskError(f"the store cannot be written: {error.strerror}", where=str(folder), hint=hint)
 
 
 def _read_header(folder: Path) -> tuple[Header, bytes]:

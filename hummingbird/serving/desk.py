@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
-from hummingbird.mpc.dealer.kept_store import KeptStore
+from hummingbird.mpc.dealer.kept_store import STORES, KeptStore
 from hummingbird.mpc.session import Session
 from hummingbird.serving.control import Listener, Teller
 from hummingbird.serving.description import Description
@@ -85,12 +85,14 @@ class OwnDesk:
         self.failure: HummingbirdError | None = None
         self.counts, self._counting = Counts(), threading.Lock()
         self.slots = [math.nan] * session.lanes
-        patience = _PATIENCE if isinstance(session.dealer, KeptStore) else 0.0
+        store = "dealt" if isinstance(session.dealer, STORES) else ""
+        store = "kept" if isinstance(session.dealer, KeptStore) else store
+        patience = _PATIENCE if store == "kept" else 0.0
         self._order = Order(session.parties, service.most, wait, not service.rowwise, session.lanes, patience)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
         if figures is not None:
             figures.lives.inc()
-            figures.watch(lambda: self.inbox.waiting, lambda: sum(self.slots))
+            figures.watch(lambda: self.inbox.waiting, lambda: sum(self.slots), store)
         self._teller: Teller | None = None
         if self.rank:
             self._teller = Teller(control, beat, self._lost)

@@ -5,13 +5,12 @@ hummingbird_serving_images_total                      computed
 hummingbird_serving_padding_images_total              rows of a store's slots that were no client's
 hummingbird_serving_batch_images                      histogram of a batch's images
 hummingbird_serving_waiting_requests                  at this party, without an outcome
-hummingbird_serving_slices_left                       of material in the stores of all lanes, if there are any
+hummingbird_serving_slices_left{store}                of material in the stores of all lanes, "dealt" or "kept" full
 hummingbird_serving_lives_total                       sessions that this process has had
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,17 +36,20 @@ class Figures:
             "hummingbird_serving_batch_images", "Images of a batch.", buckets=_BUCKETS, registry=registry
         )
         self._waiting = gauge("waiting_requests", "Requests without an outcome.")
-        self._slices = gauge("slices_left", "Material in the stores of all lanes; NaN with a dealer.")
+        name, text = "hummingbird_serving_slices_left", "Material in the stores of all lanes."
+        self._slices = Gauge(name, text, ["store"], registry=registry)
         self.forget()
 
-    def watch(self, waiting: Callable[[], float], slices: Callable[[], float]) -> None:
-        """Ask these at each scrape from now on."""
+    def watch(self, waiting: Callable[[], float], slices: Callable[[], float], store: str) -> None:
+        """Ask these at each scrape from now on. store: "dealt", "kept", or "" with a dealer, who deals without end."""
         self._waiting.set_function(waiting)
-        self._slices.set_function(slices)
+        self._slices.clear()
+        if store:
+            self._slices.labels(store).set_function(slices)
 
     def forget(self) -> None:
         """Ask nobody: the party that was asked has left, and its net is not to be kept in memory."""
-        self.watch(lambda: 0, lambda: math.nan)
+        self.watch(lambda: 0, lambda: 0, "")
 
     def batch(self, lane: int, images: int, padding: int) -> None:
         """A batch that is computed."""

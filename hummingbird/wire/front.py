@@ -101,6 +101,7 @@ class Front:
         """Listen, at the first address of the configuration or at this one; NOT_SERVING until `ready`."""
         address = self.config.listen[0] if address is None else address
         health = (self._health_gate, self._health.handlers())
+        self.metrics.offer(handlers)
         self._servers.append(serve(handlers, address, self._certificates, gate=self.gate, health=health))
         self._say("listening", address=address)
 

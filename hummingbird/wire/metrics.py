@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from http.server import ThreadingHTTPServer
 
@@ -27,6 +27,7 @@ from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.trust import split
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
+_WATCHED = ("INTERNAL", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED")  # outcomes of deploy/alerts.yaml
 _PATIENCE = 10.0  # seconds for one scrape
 
 
@@ -56,6 +57,14 @@ class Metrics:
             expiry.labels(file).set_function(end)
 
         self._of = lru_cache(maxsize=None)(self._figures)
+
+    def offer(self, methods: Iterable[str]) -> None:
+        """Count from zero what these methods may come to. An alert on a series that begins with its first event would
+        not see that event: `increase` needs a value before it.
+        """
+        for method in methods:
+            for outcome in _WATCHED:
+                self._requests.labels(method, outcome)
 
     def _figures(self, method: str, outcome: str) -> tuple[Counter, Histogram, Counter, Counter]:
         """The figures of a call with these labels, by which to find them takes longer than to count."""

@@ -15,6 +15,7 @@ import grpc
 from hummingbird.errors import (
     AccessError,
     ConfigError,
+    DiskError,
     HummingbirdError,
     InputError,
     NotFoundError,
@@ -32,6 +33,7 @@ CODES: list[tuple[type[HummingbirdError], grpc.StatusCode]] = [
     (TrustError, Code.PERMISSION_DENIED),
     (AccessError, Code.PERMISSION_DENIED),
     (OverloadError, Code.RESOURCE_EXHAUSTED),
+    (DiskError, Code.RESOURCE_EXHAUSTED),
     (UnavailableError, Code.UNAVAILABLE),
     (NotFoundError, Code.NOT_FOUND),
 ]

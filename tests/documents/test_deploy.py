@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hummingbird import __main__ as command
 from tests.documents.test_operations import made_metrics
 from tests.support.pages import text_of
 from tests.support.paths import ROOT
+from tests.support.patience import HANG
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load(text_of(DEPLOY / "compose.yaml"))
@@ -134,3 +137,34 @@ def test_alerts_are_rules_about_figures_that_exist() -> None:
         assert names <= made and (names or "process_" in rule["expr"])
         assert all(hasattr(grpc.StatusCode, outcome) for outcome in re.findall(r'outcome="(\w+)"', rule["expr"]))
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) >= 6
+
+
+ANSWERED = 'hummingbird_requests_total{instance="a", job="hummingbird", method="Turn", outcome="INTERNAL"}'
+LEFT = 'hummingbird_serving_slices_left{instance="a", job="hummingbird", store="%s"}'
+# A minute between two values; the alert, and the minute at which it is looked for.
+SERIES = {
+    "the first call that fails": (ANSWERED, "0x20 1x20", "HummingbirdDefect", 25, True),
+    "no call that fails": (ANSWERED, "0x40", "HummingbirdDefect", 25, False),
+    "a store of a week": (LEFT % "dealt", "10000-1x180", "HummingbirdMaterial", 150, False),
+    "a store of half a day": (LEFT % "dealt", "900-1x180", "HummingbirdMaterial", 150, True),
+    "a store that is used up": (LEFT % "dealt", "0x180", "HummingbirdMaterial", 150, True),
+    "a kept store at work": (LEFT % "kept", "15 9 4 14 8 3 " * 30, "HummingbirdMaterial", 150, False),
+    "a kept store without its keeper": (LEFT % "kept", "9 6 3 0x170", "HummingbirdMaterial", 150, True),
+}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not installed")
+@pytest.mark.parametrize("case", SERIES)
+def test_alerts_fire_when_they_should_and_only_then(case: str, tmp_path: Path) -> None:
+    series, values, alert, minute, fires = SERIES[case]
+    (group,) = yaml.safe_load(text_of(DEPLOY / "alerts.yaml"))["groups"]
+    summary = next(rule["annotations"] for rule in group["rules"] if rule["alert"] == alert)
+    labels = dict(re.findall(r'(\w+)="(\w+)"', series))
+    found = [{"exp_labels": labels, "exp_annotations": summary}] if fires else []
+    asked = {"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": found}
+    inputs = [{"series": series, "values": values}]
+    test = {"interval": "1m", "input_series": inputs, "alert_rule_test": [asked]}
+    (tmp_path / "test.yaml").write_text(yaml.dump({"rule_files": [str(DEPLOY / "alerts.yaml")], "tests": [test]}))
+    command = ["promtool", "test", "rules", str(tmp_path / "test.yaml")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hummingbird.errors import HummingbirdError, StoreError
+from hummingbird.errors import DiskError, HummingbirdError, StoreError
 from hummingbird.hybrid import store
 from hummingbird.hybrid.store import Header, Store
 from tests.support.paths import ROOT
@@ -172,11 +172,11 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(folder: Path, monkeypatch: 
         before = sorted(folder.iterdir())
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            with pytest.raises(StoreError, match="No space left") as caught:
+            with pytest.raises(DiskError, match="No space left") as caught:
                 opened.keep(number, slot_of(number))
-            with pytest.raises(StoreError, match="No space left"):
+            with pytest.raises(DiskError, match="No space left"):
                 opened.deal()
-            with pytest.raises(StoreError, match="No space left"):
+            with pytest.raises(DiskError, match="No space left"):
                 opened.use()
         assert caught.value.hint == "make room, and run again"
         assert sorted(folder.iterdir()) == before

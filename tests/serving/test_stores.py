@@ -71,7 +71,8 @@ def test_a_lane_whose_store_is_used_up_leaves_the_batches_to_the_others(tmp_path
         with pytest.raises(OverloadError, match="too little"):
             client(torch.rand(8, 4))
         right(client, 4)  # 0 and 1
-        until(lambda: service.figures(0)["hummingbird_serving_slices_left"] == 1.0, "the lanes to tell what is left")
+        name = 'hummingbird_serving_slices_left{store="dealt"}'
+        until(lambda: service.figures(0)[name] == 1.0, "the lanes to tell what is left")
         figures = service.figures(1)
         assert sorted(figures[f'hummingbird_serving_batches_total{{lane="{lane}"}}'] for lane in range(2)) == [1, 2]
         assert served(service.stop()) == (20, 3)
@@ -118,7 +119,7 @@ def patiently(client: Client, x: torch.Tensor, refusals: list[float]) -> torch.T
 
 def left(port: int) -> float:
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG).read().decode()
-    found = re.search(r"^hummingbird_serving_slices_left (\S+)$", page, re.MULTILINE)
+    found = re.search(r'^hummingbird_serving_slices_left\{store="kept"\} (\S+)$', page, re.MULTILINE)
     assert found, page
     return float(found[1])
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, InputError
+from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir.messages import unpack_update
 from hummingbird.pir.serving.entries import MAGIC, MOST, Entries, Entry, packed, sync_folder, write
 from hummingbird.pir.table import Facts, State
@@ -99,14 +99,14 @@ class Journal:
             self._entries.cut(end)
 
     def append(self, update: bytes) -> None:
-        """Add an update, on the disk when this returns. EnvironmentProblem where the disk does not take it."""
+        """Add an update, on the disk when this returns. DiskError where the disk does not take it."""
         try:
             self._name()
             self._updates.append(self._entries.append(_UPDATE, update))
         except OSError as error:
             hint = "the table is as it was: make room at that server, and send the update again"
             what = f"the update cannot be written to the journal: {error.strerror}"
-            raise EnvironmentProblem(what, where=str(self.path), hint=hint) from None
+            raise DiskError(what, where=str(self.path), hint=hint) from None
 
     def update(self, number: int) -> bytes:
         """Update `number` of those that `count` counts, as the owner sent it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, InputError
+from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, HummingbirdError, InputError
 from hummingbird.pir import Client, Owner, Server, Source
 from hummingbird.pir.serving import entries, journal
 from hummingbird.pir.table import State
@@ -209,7 +209,7 @@ def test_a_full_disk_refuses_the_update_and_nothing_else(
     calls, real = iter([instead]), getattr(os, name)
     with monkeypatch.context() as patch:
         patch.setattr(os, name, lambda *arguments: next(calls, real)(*arguments))
-        with pytest.raises(EnvironmentProblem, match="cannot be written to the journal: No space left") as caught:
+        with pytest.raises(DiskError, match="cannot be written to the journal: No space left") as caught:
             server.update(message)
     assert "send the update again" in caught.value.hint
     assert server.state == state and torch.equal(contents(server), rows)
@@ -230,9 +230,9 @@ def test_a_part_that_cannot_be_taken_back_ends_the_updates_only(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", short(70))
         patch.setattr(os, "ftruncate", refusing)
-        with pytest.raises(EnvironmentProblem, match="No space left"):
+        with pytest.raises(DiskError, match="No space left"):
             server.update(update(server, 5))
-    with pytest.raises(EnvironmentProblem, match="an earlier piece was cut off"):
+    with pytest.raises(DiskError, match="an earlier piece was cut off"):
         server.update(update(server, 5))
     assert server.state == first and torch.equal(contents(server), TABLE)
     server.close()
