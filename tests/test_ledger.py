@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -107,3 +108,31 @@ def test_a_foreign_ledger_is_refused_unread_and_unchanged(folder: Path) -> None:
     with pytest.raises(DealerError, match="first line does not name this store") as caught:
         Ledger(folder / LEDGER, SET)
     assert "5ec2e7" not in str(caught.value) and path.read_text() == content
+
+
+def test_marks_out_of_order_forget_no_slot(folder: Path) -> None:
+    """Lanes that work at once mark slots as they come: the highest mark counts, not the last one."""
+    path = folder / LEDGER
+    opened = Ledger(path, SET)
+    for slot in (5, 2):
+        opened.use(slot)
+    opened.close()
+    assert reopened(folder) == 6 and ledger.looked_at(path) == 6
+
+
+def test_a_ledger_that_is_replaced_before_it_is_locked_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marks would go to a file that no name leads to, and the next process would not see them."""
+    real = fcntl.flock
+
+    def replaced(file: int, how: int) -> None:
+        (folder / "other").write_bytes(ledger.beginning(SET))
+        (folder / "other").replace(folder / LEDGER)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", replaced)
+    with pytest.raises(DealerError, match="another process is using this store"):
+        Ledger(folder / LEDGER, SET)
+    monkeypatch.undo()
+    assert reopened(folder) == 0

@@ -9,9 +9,13 @@ import torch
 
 from hummingbird import cost, hybrid
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.gc import cot
 from hummingbird.gc.relu import Circuit
 from hummingbird.hybrid import prices, report
+from hummingbird.hybrid.numbering import Numbering
 from hummingbird.hybrid.plan import GARBLERS
+from hummingbird.kernels.cot import BLOCK
+from hummingbird.kernels.garble import TILE
 from tests.support.hybrid_nets import NETS, exact, images
 
 BITS = BitConfig(BitWindow(19, 9), input_range=1.0)
@@ -67,3 +71,24 @@ def test_a_report_shows_windows_as_they_were_given() -> None:
     distances = [float(found[name][-1]) for name in ("0", "4", "total")]
     assert min(distances) == distances[2] > 30
     assert torch.isfinite(torch.tensor(distances)).all()
+
+
+@pytest.mark.parametrize("name", ["max pooling", "sums"])
+def test_no_transfer_and_no_tile_serves_two_gates_or_two_slots(name: str) -> None:
+    """Results would stay right; two labels under one number show the garbler's offset. A slot's transfers are made in
+    whole blocks, all of which are its own.
+    """
+    make, shape = NETS[name]
+    numbering = Numbering(hybrid.convert_model(exact(make()), shape, BITS).plan)
+    transfers, taken, tiles_taken = set[int](), set[int](), set[int]()
+    for slot in range(5):
+        made = range(numbering.first_ot(slot), numbering.first_ot(slot) + cot.numbers(numbering.bits))
+        assert made.start % BLOCK == 0 and transfers.isdisjoint(made)
+        transfers.update(made)
+        for place in numbering.places:
+            bits = range(made.start + place.bit, made.start + place.bit + place.bits)
+            first = numbering.first_tile(slot) + place.tile
+            own = range(first, first + -(-place.gate.count // TILE))
+            assert taken.isdisjoint(bits) and tiles_taken.isdisjoint(own) and set(bits) <= set(made)
+            taken.update(bits)
+            tiles_taken.update(own)

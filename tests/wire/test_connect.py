@@ -238,6 +238,10 @@ def intruder(kind: str, ours: Authority, theirs: Authority) -> Any:
         return ours.issue("party-7").contexts()
     if kind == "another party's name":
         return ours.issue("party-0").contexts()
+    if kind == "TLS 1.2":
+        for context in (pair := ours.issue("party-1").contexts()):
+            context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+        return pair
     if kind == "another authority":
         return theirs.issue("party-1").contexts()
     pair = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -253,7 +257,7 @@ def intruder(kind: str, ours: Authority, theirs: Authority) -> Any:
 
 @pytest.mark.parametrize(
     "kind",
-    ["another name", "another party's name", "another authority", "no certificate, no check", "plain text"],
+    ["another name", "another party's name", "another authority", "TLS 1.2", "no certificate, no check", "plain text"],
 )
 def test_without_the_right_certificate_nobody_is_a_party(authorities: tuple[Authority, Authority], kind: str) -> None:
     """The token alone, known to the intruder here, does not make a party 1; party 0 never exchanges a word with it."""

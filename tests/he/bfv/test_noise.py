@@ -49,7 +49,9 @@ def test_bounds_are_those_of_the_derivation() -> None:
     assert noise.before_flood(1, switched=True) - noise.before_flood(1) == 1 << 32
     for k in range(1, 33):
         assert noise.flood_bits(k) == math.floor(PARAMETERS.bits - k - 2) == 101 - k
-        assert noise.distance(1000, k, 50) == pytest.approx(float(50 * noise.before_flood(1000)) / 2 ** (102 - k))
+        assert noise.distance(1000, k, 50) == pytest.approx(
+            float(50 * noise.before_flood(1000)) / 2 ** (102 - k), rel=1e-12, abs=0
+        )
     assert noise.distance_bits(1000, 20, 1) - noise.distance_bits(1000, 21, 1) == pytest.approx(1)
 
 

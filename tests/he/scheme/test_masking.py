@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -160,3 +161,32 @@ def test_the_last_ciphertext_sent_encrypts_zero() -> None:
     ring = plan.public.parameters.ring
     last = torch.stack([sent.body, expand(ring, sent.seed, len(sent.body))], 1)[-1:]
     assert len(sent.body) == INPUTS + 1 and float(client._key.decrypt(last, "ntt").abs().max()) <= 21
+
+
+def test_every_part_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With r = 0 and no flood a mask of zero is f_0, f_1 + g_0, .., g_(k-1): without g the last part would be r a, from
+    which r follows. Errors are centred binomial, of variance 21/2, two of them of 21.
+    """
+    torch.manual_seed(2)
+    key, count, size = SecretKey(choose(4096, 4)), 4, 4
+    ring = key.ring
+    seed, body = key.encrypt(torch.zeros(1, 4096, dtype=torch.int32), Coins(ring, 1), "ntt")
+    zero = torch.stack([body, expand(ring, seed, 1)], 1)[0]
+    none = torch.zeros(count, 4, 4096, dtype=torch.int32)
+    monkeypatch.setattr(masking, "ternary", lambda stream, n: torch.zeros(n, dtype=torch.int32))
+    monkeypatch.setattr(masking, "wide", lambda ring, stream, n, bits: none)
+    made = masked(ring, torch.zeros(count, size, 4, 4096, dtype=torch.int32), zero, 70, "ntt")
+    for part, variance in zip(made.unbind(1), (10.5, 21.0, 21.0, 10.5), strict=True):
+        error = ring.intt(part.contiguous())[:, 0].long() % ring.primes[0]
+        error = torch.where(error > ring.primes[0] // 2, error - ring.primes[0], error).double()
+        assert float(error.abs().max()) <= 42
+        # The deviation of a variance over 16,384 values is sqrt(2 / 16384) = 1.1 % of it; six of them are 6.6 %.
+        assert float(error.square().mean()) == pytest.approx(variance, rel=0.066)
+
+
+def test_a_distance_is_that_of_every_coefficient_of_every_ciphertext() -> None:
+    """Shifting a uniform number of 2^B values by e changes e / 2^B of its distribution: N coefficients, n answers."""
+    for flood, degree, size, count in ((70, 4096, 2, 1), (90, 8192, 3, 5), (61, 4096, 2, 3)):
+        shift = Fraction(21 * (2 * degree + 1) * sum(degree**i for i in range(size - 1)))
+        distance = degree * count * shift / (1 << flood)
+        assert distance_bits(flood, degree, size, count) == pytest.approx(-math.log2(distance), abs=1e-9)

@@ -17,15 +17,23 @@ import pytest
 
 from hummingbird.__main__ import main
 from hummingbird.errors import DealerError, InputError
+from hummingbird.ledger import Ledger
 from hummingbird.mpc.dealer import keeper as keeping
-from hummingbird.mpc.dealer.folder import lane_folder
+from hummingbird.mpc.dealer.folder import CORRECTIONS, HEADER, LEDGER, SEED, lane_folder
 from hummingbird.mpc.dealer.keeper import keep
-from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, numbers, set_folder
+from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, erase, numbers, set_folder
+from tests.support.disk import Order
 from tests.support.keeping import SLOTS, Parties, dealt, keeper
 from tests.support.pages import shell_lines
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
+
+
+def set_id(root: Path, rank: int) -> str:
+    """The id of the first set, as a party's ledger begins with it."""
+    first = (lane_folder(set_folder(root, 1), rank, 0) / LEDGER).read_text().splitlines()[0]
+    return str(json.loads(first)["store"])
 
 
 class Enough(Exception):
@@ -179,3 +187,53 @@ def test_the_command_refuses_what_it_cannot_keep(
     assert main(["deal", *OPTIONS, *owner, "--keep", "4", "--out", str(out)]) == 1
     error = capsys.readouterr().err
     assert ("masks of private weights are not kept" if owner else "Not a directory") in error and "hint: " in error
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_party_that_has_used_most_counts(tmp_path: Path, ahead: int) -> None:
+    """A slot that one party has marked is used, whatever the other's ledger says."""
+    one = keeper(tmp_path)
+    one.add()
+    for rank, used in ((ahead, 2), (1 - ahead, 1)):
+        ledger = Ledger(lane_folder(set_folder(tmp_path, 1), rank, 0) / LEDGER, set_id(tmp_path, rank), DealerError)
+        for slot in range(used):
+            ledger.use(slot)
+        ledger.close()
+    assert one.unused() == SLOTS - 2
+    one.close()
+
+
+def test_a_set_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, then their folders from the inmost, then the name, then the folder that holds the name."""
+    one = keeper(tmp_path)
+    order = Order(monkeypatch, tmp_path)
+    one.add()
+    monkeypatch.undo()
+    one.close()
+    named = order.place("rename", DEALING, set_folder(tmp_path, 1).name)
+    for folder, _, files in os.walk(set_folder(tmp_path, 1)):
+        inside = os.path.relpath(folder, set_folder(tmp_path, 1))
+        where = os.path.normpath(f"{DEALING}/{inside}")
+        own = order.place("fsync", where)
+        assert own < named
+        for file in files:
+            under = f"{file}.new" if file == HEADER else file  # renamed when it is whole
+            assert order.place("fsync", f"{where}/{under}") < named, file
+    order.place("fsync", ".", after=named)
+
+
+def test_a_used_set_loses_its_header_then_its_seed_then_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash between leaves no part that is taken for one to use, and no seed beside its corrections."""
+    one = keeper(tmp_path)
+    one.add()
+    one.close()
+    folder = lane_folder(set_folder(tmp_path, 1), 0, 0)
+    order = Order(monkeypatch, folder)
+    erase(folder)
+    header = order.place("unlink", HEADER)
+    gone = order.place("fsync", ".", after=header)
+    overwritten = order.place("fsync", SEED, after=gone)
+    for name in (SEED, CORRECTIONS, LEDGER):
+        assert order.place("unlink", name) > overwritten

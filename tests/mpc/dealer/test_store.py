@@ -171,6 +171,8 @@ def test_a_slot_is_marked_at_its_first_take_and_not_before(tmp_path: Path) -> No
     closing(stores)
     again = StoreDealer(tmp_path, rank=0, parties=2)
     assert (again.next_slot, again.slots_left) == (1, 2)
+    again.skip_to(0)  # another party has used less: what this one has used stays used
+    assert (again.next_slot, again.slots_left) == (1, 2)
     again.skip_to(2)
     again.reserve(None).correlation(BATCH[0])
     again.close()

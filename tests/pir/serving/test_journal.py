@@ -17,6 +17,7 @@ from hummingbird.errors import AgreementError, DiskError, EnvironmentProblem, Hu
 from hummingbird.pir import Client, Owner, Server, Source
 from hummingbird.pir.serving import entries, journal
 from hummingbird.pir.table import State
+from tests.support.disk import Order
 
 OWNER = Owner()
 ROWS, DIM = 40, 2
@@ -351,3 +352,34 @@ def test_a_merged_journal_that_is_cut_or_changed_is_refused(tmp_path: Path) -> N
     server = opened(tmp_path)
     assert server.state in states
     server.close()
+
+
+def test_the_order_in_which_a_journal_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made: the file, then its name. An update: the file. Merged: the new file whole, its name, and only then the next
+    update.
+    """
+    order = Order(monkeypatch, tmp_path)
+    server = opened(tmp_path)
+    made = order.place("fsync", "0.journal")
+    named = order.place("fsync", ".", after=made)
+    server.update(update(server, 1))
+    added = order.place("fsync", "0.journal", after=named)
+    written = server.updates._journal
+    rows = written.merge(1, [server.state])
+    drafted = order.place("fsync", "0.journal.new", after=added)
+    server.update(update(server, 2))  # while it is merged
+    behind = order.place("fsync", "0.journal", after=drafted)
+    written.adopt(1, rows)
+    whole = order.place("fsync", "0.journal.new", after=behind)
+    taken = order.place("rename", "0.journal.new", "0.journal", after=whole)
+    assert ("fsync", ".") not in order.calls[taken:]
+    server.update(update(server, 3))
+    renamed = order.place("fsync", ".", after=taken)
+    order.place("fsync", "0.journal", after=renamed)
+    assert order.calls.index(("fsync", "0.journal"), taken) > renamed
+    state, rows_now = server.state, contents(server)
+    server.close()
+    monkeypatch.undo()
+    again = opened(tmp_path)
+    assert again.state == state and torch.equal(contents(again), rows_now)
+    again.close()
