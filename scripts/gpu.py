@@ -7,10 +7,12 @@
     python -m scripts.gpu --dry-run --out tried             # every step on a CPU, tiny: minutes
 
 What the machine needs: Linux on x86-64, one NVIDIA GPU (the sizes are for 80 GB), a C++ compiler, and Python 3.12 with
-torch 2.11 or newer, torchvision, triton, numpy, pyyaml, pandas, scipy, onnx, grpcio, prometheus-client, pytest,
-pytest-xdist, tqdm, scikit-learn, setuptools and pip. The wheels hold what else is imported: CrypTen, omegaconf,
-cryptography and cffi; they are installed for the Python that runs this. `compute-sanitizer`, and root for `tc`, are
-used where they are there. Nothing is fetched.
+these packages, torch 2.11 or newer among them:
+
+{present}
+
+The wheels hold what else is imported: {carried}. They are installed for the Python
+that runs this. `compute-sanitizer`, and root for `tc`, are used where they are there. Nothing is fetched.
 
 Steps run in the order of value, each in a process with a limit. One that is not expected to end in the minutes left is
 not started, and its line says so. `--only` names steps; one that has passed runs again when it is named.
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +71,8 @@ def run(args: argparse.Namespace) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; 0 on success, 1 if a step failed or after an `error:` line."""
     by_hand = "\n".join(f"    python {' '.join(words)}" for words in gpu_wheels.commands("wheels"))
-    text = str(__doc__).format(by_hand=by_hand)
+    present = textwrap.fill(", ".join(gpu_wheels.PRESENT), 116, initial_indent="    ", subsequent_indent="    ")
+    text = str(__doc__).format(by_hand=by_hand, present=present, carried=", ".join(gpu_wheels.CARRIED))
     p = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", nargs="?", choices=("run", "wheels", "page"), default="run", help="default: run")
     p.add_argument("--wheels", type=Path, metavar="DIR", help="folder of wheels, to be filled or installed from")

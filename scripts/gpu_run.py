@@ -93,7 +93,8 @@ def _run(step: Step, run: Run, out: Path, limit: float) -> State:
     with tempfile.TemporaryDirectory(dir=_roomy()) as folder:
         rows, log = Path(folder) / "rows.json", Path(folder) / "log.txt"
         command = [*step.before, sys.executable, *words, *(["--json", str(rows)] if step.writes else [])]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": folder, "OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
             process = subprocess.Popen(
                 command,

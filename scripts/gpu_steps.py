@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hummingbird.errors import EnvironmentProblem
+from scripts.gpu_wheels import CARRIED  # whose modules have the same names
 from scripts.party import ROOT
 
 NATIVE = ROOT / "hummingbird/kernels/cpu"
-_CARRIED = ("crypten", "omegaconf", "cryptography")  # modules that the carried wheels bring
 _RESNET = ["-m", "scripts.bench_resnet", "--weights", "random", "--windows", "20:12", "--contestants", "stored"]
 _BOTH = ["--links", "loopback", "10gbit"]
 
@@ -61,7 +61,7 @@ def _bench(common: list[str], full: list[str], tiny: list[str], device: bool = T
 
 def _wheels(run: Run) -> list[str] | None:
     """Install what is missing of the wheels; nothing is fetched."""
-    missing = [name for name in _CARRIED if importlib.util.find_spec(name) is None]
+    missing = [name for name in CARRIED if importlib.util.find_spec(name) is None]
     if not missing:
         return None
     found = sorted(map(str, run.wheels.glob("*.whl"))) if run.wheels else []

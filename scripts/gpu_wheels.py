@@ -11,8 +11,14 @@ from pathlib import Path
 from hummingbird.errors import EnvironmentProblem
 
 PYTHON = "3.12"
+PRESENT = (  # packages of that machine: with CARRIED, all that the steps import
+    *("torch", "torchvision", "triton", "numpy", "pyyaml", "pandas", "scipy", "onnx", "grpcio", "protobuf"),
+    *("prometheus-client", "cloudpickle", "safetensors", "pytest", "pytest-timeout", "pytest-xdist", "tqdm"),
+    *("scikit-learn", "setuptools", "pip"),
+)
 BINARY = ("omegaconf", "cryptography", "cffi")  # cryptography calls cffi's backend
 SOURCE = ("crypten==0.4.1",)  # the index has its source only
+CARRIED = (*BINARY, "crypten")
 MOST_BYTES = 32 << 20  # of wheels: they travel with the checkout
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 

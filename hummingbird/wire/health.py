@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 from google.protobuf import message
-from grpc_health.v1 import health_pb2
 
 from hummingbird.errors import InputError, NotFoundError, OverloadError, PeerError
 from hummingbird.wire.gate import Limits
@@ -62,6 +62,13 @@ class Health:
             self._watchers.release()
 
 
+def _messages() -> Any:
+    """The messages of gRPC's health service, imported when the first one is read or made: few programs need them."""
+    from grpc_health.v1 import health_pb2
+
+    return health_pb2
+
+
 def ask(address: str, tls: Tls | None = None, timeout: float = 10.0) -> str:
     """The word of the health service at an address: SERVING or NOT_SERVING.
 
@@ -70,22 +77,22 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0) -> str:
     with dial(address, tls) as channel:
         try:
             answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=timeout)
-            status = health_pb2.HealthCheckResponse.FromString(answer).status
+            status = _messages().HealthCheckResponse.FromString(answer).status
         except grpc.RpcError as error:
             raise explain(error, address) from None
         except message.DecodeError:
             raise PeerError("no answer of a health service", where=address) from None
-    return "SERVING" if status == health_pb2.HealthCheckResponse.SERVING else "NOT_SERVING"
+    return "SERVING" if status == _messages().HealthCheckResponse.SERVING else "NOT_SERVING"
 
 
 def _ours(request: bytes) -> bool:
     """Whether a request for health asks for this server."""
     try:
-        return health_pb2.HealthCheckRequest.FromString(request).service in ("", "hummingbird")
+        return _messages().HealthCheckRequest.FromString(request).service in ("", "hummingbird")
     except message.DecodeError:
         raise InputError("malformed message: no request for health") from None
 
 
 def _status(name: str) -> bytes:
-    data: bytes = health_pb2.HealthCheckResponse(status=name).SerializeToString()
+    data: bytes = _messages().HealthCheckResponse(status=name).SerializeToString()
     return data

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +122,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, text: str) -> Non
 def test_wheels_are_installed_where_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheels = next(s for s in STEPS if s.name == "wheels")
     assert wheels.words(TINY) is None  # all is here
-    monkeypatch.setattr(gpu_steps, "_CARRIED", ("torch", "no_such_module"))
+    monkeypatch.setattr(gpu_steps, "CARRIED", ("torch", "no_such_module"))
     for run in (REAL, Run(tmp_path, "cuda")):
         with pytest.raises(EnvironmentProblem, match="not installed here: no_such_module"):
             wheels.words(run)
@@ -164,6 +167,74 @@ def test_what_cannot_be_done_is_one_error(
     assert said in capsys.readouterr().err
 
 
+# The machine's packages -----------------------------------------------------------------------------------------------
+
+# As Python's `sitecustomize`: this program and all that it starts find no module of these names.
+BARRED = """
+import sys
+
+class Barred:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {barred!r}:
+            raise ModuleNotFoundError(f"that machine has no {{name}}", name=name)
+
+sys.meta_path.insert(0, Barred)
+"""
+IMPORTED = """
+import importlib, pkgutil, sys, hummingbird
+for found in pkgutil.walk_packages(hummingbird.__path__, "hummingbird."):
+    if not found.name.endswith("._native"):  # no module of Python
+        importlib.import_module(found.name)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(*[name for name in ("crypten", "grpc_health", "matplotlib") if name in sys.modules])
+"""
+
+
+def _named(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def barred() -> set[str]:
+    """Modules of packages that are installed here, and neither there nor carried."""
+    there, waiting = {"hummingbird-mpc", *map(_named, gpu_wheels.CARRIED)}, [*map(_named, gpu_wheels.PRESENT)]
+    while waiting:  # what the packages there need is there
+        if (package := waiting.pop()) not in there:
+            there.add(package)
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                needed = [line for line in metadata.requires(package) or [] if "extra ==" not in line]
+                waiting += [_named(re.match(r"[\w.-]+", line)[0]) for line in needed]  # type: ignore[index]
+    modules = metadata.packages_distributions().items()
+    return {module for module, packages in modules if there.isdisjoint(map(_named, packages))}
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> dict[str, str]:
+    """The environment of programs that find that machine's packages only."""
+    folder = tmp_path / "barred"
+    folder.mkdir()
+    names = barred()
+    assert {"grpc_health", "matplotlib", "timm"} <= names and names.isdisjoint(["torch", "grpc", "crypten", "google"])
+    (folder / "sitecustomize.py").write_text(BARRED.format(barred=names))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+
+
+def test_every_step_s_program_is_imported_with_that_machine_s_packages(there: dict[str, str]) -> None:
+    """The programs of steps, every module of the package, which they import as they run, and the tests marked gpu."""
+    words = [step.words(REAL) or [] for step in STEPS]
+    programs = {line[1] for line in words if line[:1] == ["-m"]} - {"pytest", "pip"}
+    assert {"scripts.bench_resnet", "scripts.bench_kernels", "scripts.bench_relu"} <= programs
+    (tests,) = [line for line in words if line[:2] == ["-m", "pytest"]]
+    collect = [*tests[:2], "--collect-only", "-q", *(word for word in tests[2:] if word.startswith("/"))]
+    for command in (["-c", IMPORTED, *sorted(programs)], collect):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=there, capture_output=True, text=True, timeout=PROGRAM
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if command is not collect:
+            assert done.stdout.split() == ["crypten"]
+
+
 # The page -------------------------------------------------------------------------------------------------------------
 
 
@@ -206,15 +277,18 @@ def test_only_a_gpu_s_figures_are_published(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_every_step_runs_on_the_cpu(tmp_path: Path) -> None:
-    """A stand-in for compute-sanitizer passes the program on. All figures of the page have a place to come from."""
+def test_every_step_runs_on_the_cpu(tmp_path: Path, there: dict[str, str]) -> None:
+    """A stand-in for compute-sanitizer passes the program on. All figures of the page have a place to come from.
+
+    No program finds a package which that machine lacks.
+    """
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "compute-sanitizer").write_text('#!/bin/sh\nwhile [ "$1" != 20 ]; do shift; done\nshift\nexec "$@"\n')
     (tools / "compute-sanitizer").chmod(0o755)
     command = [sys.executable, "-m", "scripts.gpu", "--dry-run", "--out", str(tmp_path / "out")]
     command += ["--minutes", str(LONGEST / 60)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tools}:{os.environ['PATH']}"}
+    environment = {**there, "PATH": f"{tools}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST)
     assert done.returncode == 0, done.stdout + done.stderr
     state = json.loads((tmp_path / "out" / gpu_run.STATE).read_text())
