@@ -33,7 +33,7 @@ class CutTwin(nn.Module):
 
     def __init__(self, net: nn.Module, config: BitConfig, seed: int | None) -> None:
         super().__init__()
-        self.net, self.training = net, net.training
+        self.net, self.training = net, False
         self._generator = None if seed is None else seeded(seed)
         self._traced: TracedNet | None = None
         self._traced_of: list[Any] = []

@@ -8,13 +8,16 @@ with them in place: Maeng and Suh, "HummingBird", 2023, sections 4 and 5.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from hummingbird import convert, graph, inputs
 from hummingbird.bits import BitConfig, BitWindow
@@ -48,6 +51,9 @@ def simulate(
 ) -> nn.Module:
     """A module on plain tensors that computes what private inference of `net` with these windows computes.
 
+    The twin begins in eval mode, as private inference is, and leaves the net as it is: batch norms keep their
+    statistics. `twin.train()` and `twin.eval()` set the mode of the twin and of the net.
+
     bits, protocol: as for `convert_model`. parties: 2 or more.
     mode: "fast" runs the net in its own floating point, about as fast as the net, on any device, in training too: its
         parameters are the net's, gradients pass where values passed. Comparisons follow the protocol, and where no
@@ -62,7 +68,7 @@ def simulate(
     example: as for `convert_model`; the twin then takes the net's arguments, and gives what forward() gives.
 
     Raises what `convert_model` raises for the net, its bits and its protocol, and ConfigError for the other arguments.
-    Warns as it does, and once of inputs beyond the bits' `input_range`.
+    Warns as it does, of batch norms and dropout in training mode, and once of inputs beyond the bits' `input_range`.
 
         twin = hummingbird.simulate(net, "bits.json")
         accuracy = (twin(images).argmax(1) == labels).float().mean()
@@ -79,13 +85,37 @@ def simulate(
         raise ConfigError("clamp with mode='exact'", where="simulate", hint="clamping is for training: mode='fast'")
     config = BitConfig.of(bits)
     if cut:
+        _tell_mode(net)
         return CutTwin(net, config, seed)
     private = convert.build(net, config, protocol=protocol, parties=parties, example=example)
+    _tell_mode(net)
     if mode == "exact":
         return ExactTwin(net, config, protocol, parties, seed, example)
     twin = FastTwin(net, private.plan, protocol, parties, Compare(seed, clamp), example)
     twin.inputs = InputRange(config.input_range)
     return twin
+
+
+def _tell_mode(net: nn.Module) -> None:
+    """Warn of layers in training mode that compute otherwise in eval mode."""
+    kinds = (_NormBase, _DropoutNd)
+    if found := [name or "net" for name, layer in net.named_modules() if isinstance(layer, kinds) and layer.training]:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        what = f"{found[0]}{more} in training mode: the twin begins in eval mode, as private inference is"
+        warnings.warn(f"{what}; call net.eval() first, or twin.train() to train", stacklevel=3)
+
+
+@contextmanager
+def _in_eval(net: nn.Module) -> Iterator[None]:
+    """The net in eval mode for a call, every layer's own mode afterwards."""
+    layers = [layer for layer in net.modules() if layer.training]
+    for layer in layers:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = True
 
 
 class InputRange:
@@ -107,8 +137,9 @@ class InputRange:
 
 
 class FastTwin(nn.Module):
-    """The net with the laws of its comparisons in place; `net` is a child, with its parameters and its mode.
+    """The net with the laws of its comparisons in place; `net` is a child, with its parameters.
 
+    In eval mode it computes as if every layer of the net were in eval mode; in training mode each layer has its own.
     plan: of its private form.
     """
 
@@ -123,7 +154,7 @@ class FastTwin(nn.Module):
     ) -> None:
         super().__init__()
         self.net = net
-        self.training = net.training
+        self.training = False
         self._protocol, self._parties, self._compare = protocol, parties, compare
         self._example = example
         self._calls = live(net, tuple(builders.CUSTOM), example)
@@ -174,9 +205,12 @@ class FastTwin(nn.Module):
         given = calls.inputs(self._calls.steps, inputs, named, is_private)
         x = given.packed()
         self.inputs.see(x)
-        self._compare.training = self.net.training
-        if self.net.training or torch.is_grad_enabled() or not self._single(x):
+        self._compare.training = self.training
+        if self.training:
             return self._calls.result(self._calls.run(self.net, given, self._live))
+        if torch.is_grad_enabled() or not self._single(x):
+            with _in_eval(self.net):
+                return self._calls.result(self._calls.run(self.net, given, self._live))
         folded = self._as_converted()
         return folded.result(folded.finish(folded.start(x, *given.public), self._layers), x.shape)
 
@@ -211,7 +245,7 @@ class ExactTwin(nn.Module):
     ) -> None:
         super().__init__()
         self.net, self._example = net, example
-        self.training = net.training
+        self.training = False
         self.inputs = InputRange(config.input_range)
         self._bits, self._protocol = config.windows, protocol
         self._parties, self._seed = parties, seed

@@ -130,8 +130,10 @@ def test_the_net_itself_runs_and_trains() -> None:
     torch.manual_seed(0)
     net, x = Awkward(), torch.randn(6, 3, 8, 8)
     other = copy.deepcopy(net)
-    twin = hummingbird.simulate(net)
-    assert twin.training and [id(p) for p in twin.parameters()] == [id(p) for p in net.parameters()]
+    with pytest.warns(UserWarning, match="norm in training mode"):
+        twin = hummingbird.simulate(net)
+    assert not twin.training and net.training
+    assert [id(p) for p in twin.parameters()] == [id(p) for p in net.parameters()]
     for training in (True, False, True):
         for module in (twin, other):
             module.train(training)
@@ -146,6 +148,32 @@ def test_the_net_itself_runs_and_trains() -> None:
     with torch.no_grad():
         net.mix.zero_()  # parameters are shared, not copied
     assert not bool(twin.eval()(x).any())
+
+
+def test_a_net_in_training_mode_is_used_as_in_eval_mode_and_left_as_it_is() -> None:
+    """By every twin, with gradients and without; one layer's own mode is what it was."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten()
+    net, x = nn.Sequential(*layers, nn.Linear(144, 2)), torch.rand(6, 3, 8, 8)
+    net[3].eval()
+    state, modes = copy.deepcopy(net.state_dict()), [layer.training for layer in net.modules()]
+    frozen, options = copy.deepcopy(net).eval(), dict[str, Any]()
+    for options in ({}, {"mode": "exact"}, {"cut": True}):
+        with pytest.warns(UserWarning, match="1 and 1 more in training mode: the twin begins in eval mode"):
+            twin = hummingbird.simulate(net, BitWindow(20, 12), seed=1, **options)
+        other = hummingbird.simulate(frozen, BitWindow(20, 12), seed=1, **options)
+        assert not twin.training
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                assert torch.equal(twin(x), other(x)), options
+    assert [layer.training for layer in net.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    twin = hummingbird.simulate(net.eval()).train()  # of a net in eval mode nothing is told
+    twin(x).sum().backward()
+    assert net.training and int(net[1].num_batches_tracked) == 1
+    net[1].eval()  # a layer that is frozen while the others train
+    twin(x).sum().backward()
+    assert int(net[1].num_batches_tracked) == 1 and int(net[3].num_batches_tracked) == 2
 
 
 def test_names_are_those_of_the_private_net() -> None:
@@ -167,7 +195,7 @@ def test_a_net_that_trains_otherwise_is_refused_in_training_only() -> None:
 
     twin, x = hummingbird.simulate(Branching()), torch.randn(3)
     with pytest.raises(InputError, match="training mode"):
-        twin(x)
+        twin.train()(x)
     assert torch.equal(twin.eval()(x), F.relu(x))
 
 
