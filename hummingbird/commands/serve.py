@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> None:
     config, options = service_of(args, MAX_BYTES), session_options(args)
     if place.lane:  # no client reaches it
         config = replace(config, metrics=None, log=None)
-    limits = Limits(requests=config.limits.requests, requests_each=config.limits.per_client)
+    most = config.limits
+    limits = Limits(requests=most.requests, requests_each=most.per_client, named=most.named)
     with Front("serve", config) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
 

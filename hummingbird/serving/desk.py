@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from hummingbird.errors import AgreementError, HummingbirdError, UnavailableError
@@ -22,12 +23,17 @@ from hummingbird.serving.control import Listener, Teller
 from hummingbird.serving.description import Description
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.inbox import Entry, Inbox, Limits
-from hummingbird.serving.message import Request
+from hummingbird.serving.message import Request, body_bytes
 from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.front import GRACE
+from hummingbird.wire.gate import Limits as WireLimits
 
 _PATIENCE = 1.0  # seconds for which a request waits for a set of a kept store
+# A client sends all parties their parts at once, over connections that it has. What one has before the others is the
+# time that the largest part is on a slow link, and a lost packet or a new connection.
+_SENDING, _SLOWEST = 10.0, 1 << 16  # seconds; bytes a second
+_LONGEST = WireLimits.stall  # the gate waits no longer for a message
 
 
 class Desk(Protocol):
@@ -88,7 +94,8 @@ class OwnDesk:
         store = "dealt" if isinstance(session.dealer, STORES) else ""
         store = "kept" if isinstance(session.dealer, KeptStore) else store
         patience = _PATIENCE if store == "kept" else 0.0
-        self._order = Order(session.parties, service.most, wait, not service.rowwise, session.lanes, patience)
+        alone, sending = not service.rowwise, partial(seconds_to_send, service)
+        self._order = Order(session.parties, service.most, wait, alone, session.lanes, patience, sending)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
         if figures is not None:
             figures.lives.inc()
@@ -201,6 +208,11 @@ class OwnDesk:
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
+
+
+def seconds_to_send(service: Description, images: int) -> float:
+    """Seconds that a client may take to send all parties their parts of a request, the largest over a slow link."""
+    return min(_SENDING + body_bytes(service, service.parties - 1, images) / _SLOWEST, _LONGEST)
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:

@@ -12,20 +12,21 @@ import hashlib
 import heapq
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hummingbird.errors import AccessError, HummingbirdError, InputError, OverloadError, PeerError
+from hummingbird.errors import AccessError, HummingbirdError, InputError, PeerError
 from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request
+from hummingbird.wire.room import Room
 
 _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on what waits at a party; bytes are those of messages. answers, answer_bytes: kept for repeats. ids, and
-    ids_each of one client: known at a time, each until its deadline.
+    """Bounds on what waits at a party; bytes are those of messages. named: requests of clients with limits of their
+    own. answers, answer_bytes: kept for repeats. ids, and ids_each of one client: known at a time, each until its
+    deadline. The last quarter of each is for clients with little (wire/room.py).
     """
 
     requests: int = 512
@@ -36,6 +37,7 @@ class Limits:
     answer_bytes: int = 256 << 20
     ids: int = 1 << 18
     ids_each: int = 1 << 16
+    named: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False, repr=False)
@@ -62,10 +64,9 @@ class Inbox:
         self._ends: list[tuple[float, bytes]] = []
         self._answered: dict[bytes, int] = {}  # bytes of the answers that are kept, by id, the oldest first
         self._answer_bytes = 0  # of all of them
-        self._ids: Counter[str] = Counter()  # that are known, by owner
-        self._requests: Counter[str] = Counter()  # that wait, by owner
-        self._bytes: Counter[str] = Counter()
-        self._requests_all = self._bytes_all = 0  # that wait, of all owners
+        self._ids = Room("ids", "known", limits.ids, limits.ids_each)
+        self._requests = Room("requests", "waiting", limits.requests, limits.requests_each, limits.named)
+        self._bytes = Room("bytes", "waiting", limits.bytes, limits.bytes_each)
         self._shut: HummingbirdError | None = None
 
     def put(self, owner: str, message: bytes, request: Request, now: float | None = None) -> Entry:
@@ -87,17 +88,11 @@ class Inbox:
             entry = Entry(owner, digest, len(message), time.monotonic() + left, request)
             self._entries[request.id] = entry
             heapq.heappush(self._ends, (entry.ends + _LINGER, request.id))
-            self._ids[owner] += 1
-            self._waits(owner, 1, entry.size)
+            self._ids.take(owner)
+            self._requests.take(owner)
+            self._bytes.take(owner, entry.size)
         self._arrived(request.id, entry)
         return entry
-
-    def _waits(self, owner: str, requests: int, size: int) -> None:
-        """Count so many more of an owner's."""
-        self._requests[owner] += requests
-        self._bytes[owner] += size
-        self._requests_all += requests
-        self._bytes_all += size
 
     def _again(self, known: Entry, owner: str, digest: bytes) -> Entry:
         if known.owner != owner:
@@ -110,24 +105,15 @@ class Inbox:
         return known
 
     def _check(self, owner: str, size: int, left: float) -> None:
-        limits, clocks = self.limits, "is this host's clock right? Describe tells the party's"
+        clocks = "is this host's clock right? Describe tells the party's"
         if left <= 0:
             raise PeerError(f"its deadline passed {-left:.1f} s ago", where="request", hint=clocks)
         if left > MOST_SECONDS:
             what = f"its deadline is in {left:.0f} s, and at most {MOST_SECONDS:.0f} s are allowed"
             raise InputError(what, where="request", hint=clocks)
-        full = (
-            (self._requests[owner] + 1, limits.requests_each, "requests of this client wait"),
-            (self._requests_all + 1, limits.requests, "requests wait"),
-            (self._bytes[owner] + size, limits.bytes_each, "bytes of this client wait"),
-            (self._bytes_all + size, limits.bytes, "bytes wait"),
-            (self._ids[owner] + 1, limits.ids_each, "ids of this client are known"),
-            (len(self._entries) + 1, limits.ids, "ids are known"),
-        )
-        for count, most, what in full:
-            if count > most:
-                hint = "wait for answers before asking more"
-                raise OverloadError(f"{most} {what} already", where="request", hint=hint)
+        self._requests.check(owner)
+        self._bytes.check(owner, size)
+        self._ids.check(owner)
 
     # The thread that runs batches -----------------------------------------------------------------------------------
 
@@ -144,9 +130,8 @@ class Inbox:
             if entry is None or entry.outcome is not None:
                 return None
             entry.outcome, entry.request = outcome, None
-            self._waits(entry.owner, -1, -entry.size)
-            if not self._requests[entry.owner]:
-                del self._requests[entry.owner], self._bytes[entry.owner]
+            self._requests.take(entry.owner, -1)
+            self._bytes.take(entry.owner, -entry.size)
             if isinstance(outcome, bytes):
                 self._answered[id] = len(outcome)
                 self._answer_bytes += len(outcome)
@@ -177,7 +162,7 @@ class Inbox:
     def waiting(self) -> int:
         """Number of requests without an outcome."""
         with self._lock:
-            return self._requests_all
+            return self._requests.total
 
     def _forget(self) -> None:
         """Drop ids whose deadline has passed, of requests that have their outcome."""
@@ -187,10 +172,7 @@ class Inbox:
             if self._entries[id].outcome is None:  # party 0 has still to decide on it
                 kept.append((now + _LINGER, id))
                 continue
-            owner = self._entries.pop(id).owner
-            self._ids[owner] -= 1
-            if not self._ids[owner]:
-                del self._ids[owner]
+            self._ids.take(self._entries.pop(id).owner, -1)
             self._answer_bytes -= self._answered.pop(id, 0)
         for item in kept:
             heapq.heappush(self._ends, item)

@@ -9,7 +9,7 @@ import grpc
 
 from hummingbird.errors import UnavailableError
 from hummingbird.serving.party import Lane, Party
-from hummingbird.wire.service import Method
+from hummingbird.wire.service import Brief, Method
 
 _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
@@ -38,11 +38,11 @@ class Methods:
         if self.party is not None:
             self.party.end()
 
-    def handlers(self) -> dict[str, Method]:
+    def handlers(self) -> dict[str, Method | Brief]:
         """The methods that `wire.front.Front` serves."""
-        return {"Describe": self._by(_describe), "Ask": self._by(Party.ask)}
+        return {"Describe": Brief(self._by(_describe)), "Ask": self._by(Party.ask)}
 
-    def _by(self, method: _Asked) -> Method:
+    def _by(self, method: _Asked) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def call(message: bytes, context: grpc.ServicerContext) -> bytes:
             party = self.party
             if not isinstance(party, Party):

@@ -5,7 +5,7 @@ in line, where clients take turns: who has many images waiting does not keep oth
 once on a lane that is idle, else as soon as `most` images are there or the first has waited `wait` seconds, on the lane
 that asks first. A lane has material for so many images only, its *room*: it leaves what does not fit to the others, and
 what fits nowhere is dropped, at once or when it has waited for a keeper to deal more. A request that some parties only
-hold delays nobody, and is dropped at its deadline.
+hold delays nobody, and is dropped as soon as its client has had the time to send it to all.
 
 A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
 such a word gets the same decision again, and makes no request complete that its party has refused already.
@@ -18,6 +18,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class Action(enum.IntEnum):
     """The outcome of a request."""
 
     RUN = 0
-    MISSING = 1  # its deadline has passed, and party `detail` never got it
+    MISSING = 1  # party `detail` has not got it in time
     LATE = 2  # its deadline has passed while it waited
     UNLIKE = 3  # party `detail` got it with another number of images, or from another client
     LOW = 4  # there is too little material; detail: milliseconds after which to try again, which a store knows
@@ -59,24 +60,38 @@ class _Held:
     images: int
     owner: int
     ends: float
+    whole_by: float  # when all parties must hold it
     holders: set[int] = field(default_factory=set)
     unlike: int | None = None  # a party that holds something else
     complete: float = 0.0  # when it became so
     turn: int = 0  # its place in line is by this
+
+    @property
+    def until(self) -> float:
+        """When it is dropped if nothing happens to it."""
+        return self.ends if self.complete else min(self.ends, self.whole_by)
 
 
 class Order:
     """The requests of all parties, at party 0. Every method may be called from any thread, `next` by one for each lane.
 
     most: images of a batch. wait: seconds. alone: one request at a time (nets that compute images together).
-    patience: seconds for which a request waits for material, where a keeper deals more.
+    patience: seconds for which a request waits for material, where a keeper deals more. sending: seconds that a client
+    may take to send a request of so many images to all parties.
     """
 
     def __init__(
-        self, parties: int, most: int, wait: float, alone: bool = False, lanes: int = 1, patience: float = 0.0
+        self,
+        parties: int,
+        most: int,
+        wait: float,
+        alone: bool = False,
+        lanes: int = 1,
+        patience: float = 0.0,
+        sending: Callable[[int], float] = lambda images: math.inf,
     ) -> None:
         self._parties, self._most, self._wait, self._alone = parties, most, wait, alone
-        self._patience = patience
+        self._patience, self._sending = patience, sending
         self._changed = threading.Condition()
         self._held: dict[bytes, _Held] = {}
         self._dropped: dict[bytes, tuple[float, Decision]] = {}  # and when, the oldest first
@@ -92,7 +107,8 @@ class Order:
         """Party `rank` holds a request."""
         now = time.monotonic()
         with self._changed:
-            held = self._held.setdefault(id, _Held(claim.images, claim.owner, now + claim.left))
+            first = _Held(claim.images, claim.owner, now + claim.left, now + self._sending(claim.images))
+            held = self._held.setdefault(id, first)
             held.ends = min(held.ends, now + claim.left)
             if (held.images, held.owner) != claim[:2]:
                 held.unlike = rank
@@ -203,7 +219,7 @@ class Order:
                 out.append(Decision(id, Action.UNLIKE, held.unlike))
             elif held.ends == 0.0:
                 out.append(Decision(id, Action.GIVEN_UP))
-            elif now >= held.ends:
+            elif now >= held.until:
                 missing = sorted(set(range(self._parties)) - held.holders)
                 out.append(Decision(id, Action.MISSING, missing[0]) if missing else Decision(id, Action.LATE))
             elif held.complete and self._lacks_material(held, now):
@@ -231,13 +247,13 @@ class Order:
         """When something is to be decided though nothing happens."""
         due = [self._held[fitting[0]].complete + self._wait] if fitting else []
         due += [self._said[lane] + self._next_look] if self._lacking() else []
-        return min([*due, *(held.ends for held in self._held.values())], default=time.monotonic() + 3600)
+        return min([*due, *(held.until for held in self._held.values())], default=time.monotonic() + 3600)
 
 
 def error_of(action: Action, detail: int) -> HummingbirdError:
     """A dropped request, in words for its client."""
     if action == Action.MISSING:
-        hint = "send every party its part; are all their addresses right?"
+        hint = "send every party its part at once; are all their addresses right, and is the way to each fast enough?"
         return PeerError(f"party {detail} never got its part of this request", where="request", hint=hint)
     if action == Action.LATE:
         hint = "the parties are busy, or the timeout is too short"

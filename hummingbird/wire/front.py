@@ -26,12 +26,11 @@ import grpc
 from hummingbird.errors import TrustError
 from hummingbird.wire.flag import Flag
 from hummingbird.wire.gate import Gate, Limits, Record
-from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
 from hummingbird.wire.health import Health
 from hummingbird.wire.log import Log
 from hummingbird.wire.metrics import Metrics, Page
 from hummingbird.wire.renewal import Certificates
-from hummingbird.wire.service import Exchange, Method, serve
+from hummingbird.wire.service import Brief, Exchange, Method, serve
 from hummingbird.wire.tokens import Tokens
 from hummingbird.wire.trust import Tls
 
@@ -89,18 +88,17 @@ class Front:
                 self._certificates = Certificates(config.tls, lambda: self._say("certificates renewed"))
             self.metrics = Metrics(self._certificates, lambda: self.gate.in_flight)
             self.gate = Gate(limits, tokens, self._ended)
-            self._health_gate = Gate(HEALTH_LIMITS)
-            for gate in (self.gate, self._health_gate):
+            for gate in (self.gate, self._health.gate):
                 gate.watch()
                 ends.callback(gate.close)
             if config.metrics is not None:
                 ends.callback(Page(self.metrics.registry, config.metrics).close)
             self._ends = ends.pop_all()
 
-    def serve(self, handlers: Mapping[str, Method | Exchange], address: str | None = None) -> None:
+    def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
         """Listen, at the first address of the configuration or at this one; NOT_SERVING until `ready`."""
         address = self.config.listen[0] if address is None else address
-        health = (self._health_gate, self._health.handlers())
+        health = (self._health.gate, self._health.handlers())
         self.metrics.offer(handlers)
         self._servers.append(serve(handlers, address, self._certificates, gate=self.gate, health=health))
         self._say("listening", address=address)

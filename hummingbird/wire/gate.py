@@ -3,6 +3,8 @@
 A call has a thread of its own from its first byte, so that nobody waits behind others' calls: where limits are reached
 it is refused at once, with a time to retry. A caller that leaves an answer unread, or a request unsent, holds its own
 call only, and that for `stall` seconds. Callers without a name (plain text on this host) share the limits of all alone.
+Brief calls, which compute nothing, have room of their own: who is to be told of a service finds out also when it is
+full.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,12 +23,15 @@ import grpc
 
 from hummingbird.errors import ConfigError, OverloadError, UnavailableError
 from hummingbird.wire.refusal import code_of, refuse
+from hummingbird.wire.room import Room
 from hummingbird.wire.tokens import Tokens
 
 MAX_MESSAGE = 4 << 20  # bytes, gRPC's own default; the most where nothing else is said
 STOPPING = "this server is stopping"
 _LOOK = 1.0  # seconds between looks at calls that stand still
 _RETRY = 1.0  # seconds after which a caller may try again
+BRIEF = 128  # brief calls at a time
+_BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # those of one name; seconds that they may be unread, or unsent
 _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
 
 
@@ -34,10 +39,11 @@ _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary(
 class Limits:
     """The most that callers may take of a service.
 
-    requests: calls at work at a time; per_client: those of one name. message: bytes of one message, either way.
-    client_bytes: messages of one name's calls that are in memory. connections: open at a time; others are closed at
-    once. stall: seconds that a caller may leave a message unread, or a request unsent. seconds: of a whole call.
-    ConfigError for a number that is not above 0.
+    requests: calls at work at a time; per_client: those of one name; named: of names with limits of their own. The
+    last quarter is for names with few (room.py). message: bytes of one message, either way. client_bytes: messages of
+    one name's calls that are in memory. connections: open at a time; others are closed at once. stall: seconds that a
+    caller may leave a message unread, or a request unsent. seconds: of a whole call. ConfigError for a number that is
+    not above 0.
     """
 
     requests: int = 256
@@ -47,9 +53,12 @@ class Limits:
     connections: int = 16_000
     stall: float = 120.0
     seconds: float = 86_400.0
+    named: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        numbers = {**vars(self), **{f"named[{name!r}]": value for name, value in self.named.items()}}
+        del numbers["named"]
+        for name, value in numbers.items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}", where="Limits", hint="more than 0")
 
@@ -70,8 +79,9 @@ class Call:
     writes.
     """
 
-    def __init__(self, method: str, client: str | None, context: grpc.ServicerContext) -> None:
-        self.method, self.client, self.context = method, client, context
+    def __init__(self, method: str, brief: bool, context: grpc.ServicerContext) -> None:
+        self.method, self.brief, self.context = method, brief, context
+        self.client: str | None = None
         self.started = time.monotonic()
         self.waiting: float | None = None  # since when its caller is awaited
         self.received = self.sent = self.held = 0
@@ -96,8 +106,8 @@ class Call:
 class Gate:
     """All calls of the servers of a program.
 
-    tokens: who may call; without, callers have the names of their certificates. ended: told of every call that has
-    ended, those that were refused among them.
+    tokens: who may call; without, callers have the names of their certificates, or those that `names` gives them.
+    ended: told of every call that has ended, those that were refused among them.
     """
 
     def __init__(
@@ -105,11 +115,14 @@ class Gate:
         limits: Limits | None = None,
         tokens: Tokens | None = None,
         ended: Callable[[Record], object] = lambda record: None,
+        names: Callable[[grpc.ServicerContext], str | None] | None = None,
     ) -> None:
-        self.limits = Limits() if limits is None else limits
+        self.limits = limits = Limits() if limits is None else limits
         self.tokens, self._ended = tokens, ended
+        self._name = names or (certified_name if tokens is None else tokens.name_of)
         self._calls: set[Call] = set()
-        self._by_client: Counter[str] = Counter()
+        self._room = Room("calls", "at work", limits.requests, limits.per_client, limits.named)
+        self._brief_room = Room("brief calls", "at work", BRIEF, _BRIEF_EACH)
         self._held: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._stopping = False
@@ -124,7 +137,7 @@ class Gate:
         """Refuse new calls, and wait for those at work; whether all have ended in time (seconds)."""
         with self._changed:
             self._stopping = True
-            return self._changed.wait_for(lambda: not self._calls, timeout)
+            return self._changed.wait_for(lambda: all(call.brief for call in self._calls), timeout)
 
     def watch(self) -> None:
         """From now until `close`, cancel calls that stand still or take too long, from a thread."""
@@ -135,12 +148,12 @@ class Gate:
         self._closed.set()
 
     @contextmanager
-    def call(self, method: str, context: grpc.ServicerContext) -> Iterator[Call]:
+    def call(self, method: str, context: grpc.ServicerContext, brief: bool = False) -> Iterator[Call]:
         """A method from its beginning to its end; an error within, or one of the gate's own, becomes the call's status.
 
-        The call counts, with the bytes that it holds, until its caller has taken the answer.
+        The call counts, with the bytes that it holds, until its caller has taken the answer. brief: among brief calls.
         """
-        call, outcome = Call(method, None, context), "OK"
+        call, outcome = Call(method, brief, context), "OK"
         try:
             call.client = _names[context] = self._name(context)
             self._enter(call)
@@ -175,21 +188,16 @@ class Gate:
             self._held[call.client] += size
             call.held += size
 
-    def _name(self, context: grpc.ServicerContext) -> str | None:
-        return certified_name(context) if self.tokens is None else self.tokens.name_of(context)
+    def _room_of(self, call: Call) -> Room:
+        return self._brief_room if call.brief else self._room
 
     def _enter(self, call: Call) -> None:
         with self._changed:
             if self._stopping:
                 raise UnavailableError(STOPPING, hint="try again when it is back, or another one")
-            if len(self._calls) >= self.limits.requests:
-                raise OverloadError(f"{self.limits.requests} calls are at work, the most", retry_after=_RETRY)
-            if call.client is not None and self._by_client[call.client] >= self.limits.per_client:
-                what = f"{self.limits.per_client} calls of yours are at work, the most"
-                raise OverloadError(what, retry_after=_RETRY)
+            self._room_of(call).check(call.client)
+            self._room_of(call).take(call.client)
             self._calls.add(call)
-            if call.client is not None:
-                self._by_client[call.client] += 1
 
     def _leave(self, call: Call) -> None:
         """One end of a call; it has left with the second."""
@@ -198,11 +206,11 @@ class Gate:
             if call.ends:
                 return
             self._calls.discard(call)
+            self._room_of(call).take(call.client, -1)
             if call.client is not None:
-                for counts, amount in ((self._by_client, 1), (self._held, call.held)):
-                    counts[call.client] -= amount
-                    if not counts[call.client]:
-                        del counts[call.client]
+                self._held[call.client] -= call.held
+                if not self._held[call.client]:
+                    del self._held[call.client]
             self._changed.notify_all()
 
     def _watch(self) -> None:
@@ -211,8 +219,10 @@ class Gate:
             with self._changed:
                 calls = list(self._calls)
             for call in calls:
-                waiting = call.waiting
-                stalled = waiting is not None and now - waiting > self.limits.stall
+                waiting, stall = call.waiting, self.limits.stall
+                if call.brief:
+                    stall = min(stall, _BRIEF_STALL)
+                stalled = waiting is not None and now - waiting > stall
                 if stalled or now - call.started > self.limits.seconds:
                     call.context.cancel()
 

@@ -1,6 +1,8 @@
 """gRPC's standard health service: SERVING or not, for load balancers and probes, without a token.
 
-Its own limits keep it apart from the service's calls: who asks for health takes no room of those.
+Its own limits keep it apart from the service's calls: who asks for health takes no room of those. Connections share
+its room as names share that of a service (room.py), for a probe needs no name: one connection that leaves answers
+unread has no more than its own part of it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from typing import Any
 import grpc
 from google.protobuf import message
 
-from hummingbird.errors import InputError, NotFoundError, OverloadError, PeerError
-from hummingbird.wire.gate import Limits
+from hummingbird.errors import InputError, NotFoundError, PeerError
+from hummingbird.wire.gate import Gate, Limits
+from hummingbird.wire.room import Room
 from hummingbird.wire.service import Method, dial, explain
 from hummingbird.wire.trust import Tls
 
-_WATCHERS = 16
-LIMITS = Limits(requests=2 * _WATCHERS, stall=5.0)  # as many calls may ask once
+_WATCHERS, _WATCHERS_EACH = 32, 2  # that watch at a time, and those of one connection
+_LIMITS = Limits(requests=128, per_client=8, stall=5.0)  # watchers and those who ask once
 _POLL = 0.2  # seconds between looks at whether a watcher is there
 
 
@@ -27,8 +30,9 @@ class Health:
 
     def __init__(self) -> None:
         self.serving = False
+        self.gate = Gate(_LIMITS, names=connection)
         self._changed = threading.Condition()
-        self._watchers = threading.Semaphore(_WATCHERS)
+        self._watchers = Room("watchers", "there", _WATCHERS, _WATCHERS_EACH)
 
     def set(self, serving: bool) -> bool:
         """Whether this is a change."""
@@ -47,8 +51,10 @@ class Health:
         return _status("SERVING" if self.serving else "NOT_SERVING")
 
     def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        if not self._watchers.acquire(blocking=False):
-            raise OverloadError(f"{_WATCHERS} callers watch already")
+        name = connection(context)
+        with self._changed:
+            self._watchers.check(name)
+            self._watchers.take(name)
         try:
             told = ""
             while context.is_active():
@@ -59,7 +65,14 @@ class Health:
                 with self._changed:
                     self._changed.wait(_POLL)
         finally:
-            self._watchers.release()
+            with self._changed:
+                self._watchers.take(name, -1)
+
+
+def connection(context: grpc.ServicerContext) -> str | None:
+    """The name of a call's connection: the caller's address and port; None on a unix socket, where it has none."""
+    peer: str = context.peer()
+    return None if peer.startswith("unix") else peer
 
 
 def _messages() -> Any:

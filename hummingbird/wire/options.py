@@ -39,6 +39,14 @@ def count(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> tuple[str | None, int]:
+    """A number for every name, or for one: N or NAME=N, as (None, N) or (NAME, N)."""
+    name, equals, number = text.rpartition("=")
+    if equals and not name:
+        raise argparse.ArgumentTypeError(f"{text!r} has no name; expected N or NAME=N")
+    return name or None, count(number)
+
+
 def shape(text: str) -> tuple[int, ...]:
     """Sizes from 1, written as in 3x32x32."""
     try:
@@ -102,12 +110,13 @@ def add_service(parser: argparse._ActionsContainer, *, addresses: str | int | No
     text = "append a line of JSON for each call, without values; - is standard error"
     group.add_argument("--log", metavar="FILE", help=text)
     most, default = Limits(), "(default: %(default)s)"
-    for name, value, text in (
-        ("--max-requests", most.requests, "calls at work at a time"),
-        ("--max-per-client", most.per_client, "those of one caller"),
-        ("--max-connections", most.connections, "open connections"),
-    ):
-        group.add_argument(name, type=count, default=value, metavar="N", help=f"{text} {default}")
+    text = f"calls at work at a time; the last quarter is for callers with few {default}"
+    group.add_argument("--max-requests", type=count, default=most.requests, metavar="N", help=text)
+    text = f"those of each caller, and of callers by name (default: {most.per_client})"
+    metavar = ("N", "NAME=N")
+    group.add_argument("--max-per-client", type=share, nargs="+", default=[], metavar=metavar, help=text)
+    text = f"open connections {default}"
+    group.add_argument("--max-connections", type=count, default=most.connections, metavar="N", help=text)
     text = f"after SIGTERM, calls at work may take so long to end {default}"
     group.add_argument("--grace", type=positive, default=GRACE, metavar="SECONDS", help=text)
 
@@ -116,7 +125,11 @@ def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceC
     """The configuration that the options of `add_service` name; InputError and TrustError for what does not go
     together. message: bytes of one message, either way.
     """
-    most = Limits(args.max_requests, args.max_per_client, message, connections=args.max_connections)
+    shares = dict(args.max_per_client)
+    if len(shares) < len(args.max_per_client):
+        raise InputError("a name has two limits", where="--max-per-client", hint="one N for all, and one for each NAME")
+    each = shares.pop(None, Limits.per_client)
+    most = Limits(args.max_requests, each, message, connections=args.max_connections, named=shares)
     return ServiceConfig(
         listen=tuple(args.listen),
         tls=_tls_with_tokens(args, "cert", "key", tokens=args.tokens is not None),

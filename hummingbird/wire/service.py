@@ -23,7 +23,7 @@ import grpc
 import grpc.experimental
 
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
-from hummingbird.wire.gate import MAX_MESSAGE, STOPPING, Call, Gate
+from hummingbird.wire.gate import BRIEF, MAX_MESSAGE, STOPPING, Call, Gate
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.tokens import HEADER
@@ -33,7 +33,7 @@ from hummingbird.wire.trust import Tls, check_address
 # 50 ms at 256 KiB, 42 ms at 1 MiB and 47 ms above.
 CHUNK = 1 << 20
 WORKERS = 32  # a service's own bounds on what works or waits at a time are shares of this
-_SPARE = 64  # threads beyond the calls at work: for health, and for refusals
+_SPARE = 64  # threads beyond the calls at work: for refusals
 _IDLE = 10.0  # seconds after which a thread without work ends
 _STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and that a caller is sent ahead
 _HEALTH = "grpc.health.v1.Health"
@@ -50,18 +50,25 @@ class Exchange(NamedTuple):
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 
+class Brief(NamedTuple):
+    """A method that computes nothing and holds nothing: its calls have room of their own beside those at work."""
+
+    function: Callable[[bytes, grpc.ServicerContext], bytes]
+
+
 # Server ---------------------------------------------------------------------------------------------------------------
 
 
 def serve(
-    handlers: Mapping[str, Method | Exchange],
+    handlers: Mapping[str, Method | Exchange | Brief],
     address: str,
     tls: Tls | Certificates | None = None,
     *,
     gate: Gate | None = None,
     health: tuple[Gate, Mapping[str, Method]] | None = None,
 ) -> grpc.Server:
-    """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams.
+    """Start a server of the named methods; a generator function makes a streaming one, an `Exchange` two streams, and
+    `Brief` one that is asked of a full service too.
 
     Keep the result: a server that is garbage collected stops. With `tls`, clients without a certificate of its
     authority are refused, or those without a token where it names no authority. Its files are read again when they
@@ -75,7 +82,7 @@ def serve(
     credentials = _credentials(address, tls, gate)
     if address.startswith("unix:"):
         _claim(address[5:])
-    calls = gate.limits.requests + _SPARE
+    calls = gate.limits.requests + BRIEF + (health[0].limits.requests if health else 0) + _SPARE
     server = grpc.server(
         _Pool(),
         options=[
@@ -88,7 +95,7 @@ def serve(
         ],
         maximum_concurrent_rpcs=calls,
     )
-    methods: dict[str, Method | Exchange] = {"Ping": lambda request, context: b"", **handlers}
+    methods: dict[str, Method | Exchange | Brief] = {"Ping": Brief(lambda request, context: b""), **handlers}
     services = {PREFIX.strip("/"): (gate, methods), **({} if health is None else {_HEALTH: health})}
     for service, (door, offered) in services.items():
         made = {name: _handler(name, function, door) for name, function in offered.items()}
@@ -186,16 +193,16 @@ def _claim(path: str) -> None:
     raise EnvironmentProblem("cannot listen: the path is in use", where=f"unix:{path}", hint="choose another path")
 
 
-def _handler(name: str, function: Method | Exchange, gate: Gate) -> grpc.RpcMethodHandler:
+def _handler(name: str, function: Method | Exchange | Brief, gate: Gate) -> grpc.RpcMethodHandler:
     """A method for gRPC, where callers always send a stream, which they cannot tell.
 
     So a call is at the gate before its request is read: gRPC itself would give a thread to a request of one message,
     and keep it until the message has come.
     """
     exchange = isinstance(function, Exchange)
-    run: Any = function.function if isinstance(function, Exchange) else function
+    run: Any = function.function if isinstance(function, (Exchange, Brief)) else function
     if not exchange and not inspect.isgeneratorfunction(run):
-        return grpc.stream_unary_rpc_method_handler(_single(name, run, gate))
+        return grpc.stream_unary_rpc_method_handler(_single(name, run, gate, isinstance(function, Brief)))
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with gate.call(name, context) as call:
@@ -210,12 +217,12 @@ def _handler(name: str, function: Method | Exchange, gate: Gate) -> grpc.RpcMeth
 
 
 def _single(
-    name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Gate
+    name: str, run: Callable[[bytes, grpc.ServicerContext], bytes], gate: Gate, brief: bool
 ) -> Callable[[Iterator[bytes], grpc.ServicerContext], bytes]:
     """A method of one answer, which gRPC sends with the call's status while this thread goes on."""
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with gate.call(name, context) as call:
+        with gate.call(name, context, brief) as call:
             message = run(_message(name, call, requests, gate), context)
             gate.hold(call, len(message))
             call.sent += len(message)

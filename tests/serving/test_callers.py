@@ -1,8 +1,12 @@
-"""Clients by certificate, over mutual TLS between all: an id belongs to the name in the certificate."""
+"""Clients with names: an id belongs to the name in a certificate, over mutual TLS between all, and names with many
+requests that some parties never get keep nobody else out.
+"""
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import grpc
@@ -17,7 +21,8 @@ from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
 from tests.support.parties import finish, free_port, start
 from tests.support.patience import HANG, until
-from tests.support.serving import served
+from tests.support.services import file_of
+from tests.support.serving import Service, served
 from tests.support.serving_nets import doubled
 
 
@@ -72,3 +77,31 @@ def answers(addresses: list[str], tls: wire.Tls) -> bool:
     except PeerError:
         return False
     return True
+
+
+def test_half_requests_of_eight_names_lock_nobody_out(tmp_path: Path) -> None:
+    """256 calls that wait for a part which never comes, where 256 may be at work: others are answered, and these are
+    dropped after seconds, though their deadline is far.
+    """
+    path, tokens = file_of(tmp_path, *map(str, range(9)))
+    net = ["--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0", "--tokens", str(path)]
+    with Service(*net, token=tokens[8]) as service:
+        with service.client() as client:
+            first, known = client.addresses[0], client.service
+        channels = [wire.connect(first, timeout=HANG, token=token) for token in tokens[:8]]
+        deadline = int(1e3 * (time.time() + HANG))
+        body = split(torch.zeros(1, 4, dtype=torch.int64), known.bits, 2)[0]
+        calls = []
+        for channel in channels:
+            for _ in range(64):
+                message = Request(new_seed(), new_seed(), deadline, 1, body).to_bytes(known, 0)
+                calls.append(wire.begin(channel, "Ask", message, timeout=HANG))
+        x = torch.rand(2, 4)
+        with service.client(5.0) as client, torch.no_grad():  # who has just begun, too
+            assert (client(x) - doubled()(x)).abs().max() < 1e-3
+        found = Counter(str(call.exception().details()).partition(" (at")[0] for call in calls)
+        assert found["party 1 never got its part of this request"] >= 192
+        assert all(re.search("never got|are at work|are waiting", text) for text in found), found
+        for channel in channels:
+            channel.close()
+        assert served(service.stop()) == (2, 1)

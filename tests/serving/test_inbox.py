@@ -76,8 +76,8 @@ def test_deadlines_are_in_the_near_future(seconds: float, error: type[Hummingbir
 
 def test_what_waits_is_bounded_by_client_and_in_all() -> None:
     for limits, words in (
-        ({"requests_each": 2}, "2 requests of this client wait"),
-        ({"bytes_each": 12}, "12 bytes of this client"),
+        ({"requests_each": 2}, "2 requests of yours are waiting"),
+        ({"bytes_each": 12}, "12 bytes of yours"),
     ):
         kept = Kept(**limits)
         ids = [new_seed(), new_seed()]
@@ -88,13 +88,20 @@ def test_what_waits_is_bounded_by_client_and_in_all() -> None:
         kept.put(new_seed(), owner="bob")  # another client is not concerned
         kept.inbox.finish(ids[0], b"answer")
         kept.put(new_seed())
-    for limits, words in (({"requests": 2}, "2 requests wait"), ({"bytes": 12}, "12 bytes wait")):
+    for limits, words in (
+        ({"requests": 2}, "2 requests are waiting, the most"),
+        ({"requests": 4}, "3 requests are waiting; the room that is left is for callers with few"),
+        ({"bytes": 28}, "18 bytes are waiting; the room that is left is for callers with few"),
+        ({"bytes": 17}, "17 bytes are waiting, the most"),
+    ):
         kept = Kept(**limits)
-        kept.put(new_seed())
-        kept.put(new_seed(), owner="bob")
         with pytest.raises(OverloadError, match=words):
-            kept.put(new_seed(), owner="carol")
-        assert len(kept.arrived) == 2 == kept.inbox.waiting
+            for owner in ("alice", "bob", "alice", "bob", "alice"):
+                kept.put(new_seed(), owner=owner)
+        assert len(kept.arrived) == kept.inbox.waiting
+    kept = Kept(requests=4)
+    for owner in ("alice", "alice", "alice", "bob"):
+        kept.put(new_seed(), owner=owner)
 
 
 def test_old_answers_are_let_go_and_their_ids_are_not() -> None:
@@ -129,7 +136,7 @@ def test_one_client_cannot_use_up_all_ids(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(2):
         kept.put(new_seed(), seconds=10.0)
         kept.inbox.finish(kept.arrived[-1], PeerError("its client has left"))
-    with pytest.raises(OverloadError, match="2 ids of this client are known"):
+    with pytest.raises(OverloadError, match="2 ids of yours are known"):
         kept.put(new_seed())
     for owner in ("bob", "bob", "carol"):
         kept.put(new_seed(), owner=owner)

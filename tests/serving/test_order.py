@@ -8,7 +8,11 @@ import time
 
 import pytest
 
+from hummingbird.serving.description import Description, Part
+from hummingbird.serving.desk import seconds_to_send
 from hummingbird.serving.order import Action, Claim, Decision, Order, error_of
+from hummingbird.structure import TENSOR
+from hummingbird.version import VERSION
 from tests.support.patience import HANG, NEVER
 
 
@@ -86,6 +90,39 @@ def test_a_request_that_some_hold_delays_nobody_and_says_who_never_got_it() -> N
     order.hold(2, half, claim(left=NEVER))  # the earliest deadline counts
     assert order.next(NEVER) == run(others)
     assert order.next(NEVER) == [Decision(half, Action.MISSING, 1)] and order.empty
+
+
+def test_a_half_request_is_dropped_when_its_client_has_had_time_to_send_it() -> None:
+    """Also where it may wait long for its answer once it is whole."""
+    asked: list[int] = []
+
+    def sending(images: int) -> float:
+        asked.append(images)
+        return 0.05 if images == 1 else NEVER
+
+    order, half, slow = Order(2, most=8, wait=NEVER, sending=sending), os.urandom(16), os.urandom(16)
+    held(order, 1)
+    order.next(NEVER)
+    order.hold(1, half, claim())
+    order.hold(0, slow, claim(2))  # a large one takes longer
+    whole = held(order, 1)
+    time.sleep(0.1)
+    assert order.next(0) == [Decision(half, Action.MISSING, 0)]
+    order.hold(1, slow, claim(2))
+    assert order.next(0) == [] and len(order._ready) == 2 and set(asked) == {1, 2}
+    order.give_up(whole[0])
+    assert order.next(NEVER) == [Decision(whole[0], Action.GIVEN_UP)]
+
+
+def test_the_time_to_send_a_request_is_that_of_a_slow_link() -> None:
+    def seconds(size: int, images: int) -> float:
+        parts = (Part("x", (size,)),), (Part("y", (10,)),)
+        service = Description(VERSION, "ab", "cd", *parts, TENSOR, None, 16, 64, 16, 64, 2, 1 << 20, True)
+        return seconds_to_send(service, images)
+
+    assert seconds(64, 1) == pytest.approx(10, abs=0.1)
+    assert seconds(3072, 64) == pytest.approx(10 + 3072 * 64 * 8 / 65536, abs=0.1)  # 34 s
+    assert seconds(1 << 16, 64) == 120.0  # the gate waits no longer for a message
 
 
 def test_requests_that_differ_between_parties_are_dropped_at_once() -> None:

@@ -32,12 +32,19 @@ DIGITS = ("--model", "models:get_model", "digits", "10", "--weights", "checkpoin
 class Service:
     """Parties of `serve` on unix sockets, from the first answer until the end of the block.
 
-    metrics: whether every party offers figures, which `figures` reads.
+    metrics: whether every party offers figures, which `figures` reads. token: of a caller, where they show tokens.
     """
 
     def __init__(
-        self, *options: str, parties: int = 2, lanes: int = 1, metrics: bool = False, module: str = "hummingbird"
+        self,
+        *options: str,
+        parties: int = 2,
+        lanes: int = 1,
+        metrics: bool = False,
+        module: str = "hummingbird",
+        token: str | None = None,
     ) -> None:
+        self._token = token
         self.folder = Path(tempfile.mkdtemp())  # pytest's own may be too long for a socket's path
         self.addresses = [f"unix:{self.folder}/{rank}.sock" for rank in range(parties)]
         self._ports = [free_port() for _ in range(parties)] if metrics else []
@@ -56,7 +63,7 @@ class Service:
     def _ready(self) -> bool:
         assert all(process.poll() is None for process in self.processes), self.stop()
         try:
-            Client(self.addresses, timeout=2.0).close()
+            Client(self.addresses, timeout=2.0, token=self._token).close()
         except Exception:  # noqa: BLE001 - not yet; what it says at last is the tests' matter
             time.sleep(0.2)
             return False
@@ -64,7 +71,7 @@ class Service:
 
     def client(self, timeout: float = HANG) -> Client:
         """A client of its own."""
-        return Client(self.addresses, timeout=timeout)
+        return Client(self.addresses, timeout=timeout, token=self._token)
 
     def figures(self, party: int) -> dict[str, float]:
         """The figures of a party, by name and labels."""

@@ -19,6 +19,7 @@ from hummingbird.errors import (
 from hummingbird.wire import service
 from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.gate import Limits
+from hummingbird.wire.room import Room
 from tests.support.patience import HANG, until
 from tests.support.services import HANDLERS, asked, file_of, free_port, health, started
 
@@ -50,7 +51,7 @@ def begun(held: Held, channel: grpc.Channel, count: int) -> list[threading.Threa
 def test_a_caller_with_many_calls_is_told_to_wait_and_others_are_served(tmp_path: Path) -> None:
     path, (alice, bob) = file_of(tmp_path, "alice", "bob")
     address, held = f"unix:{tmp_path}/s", Held()
-    limits = Limits(requests=5, per_client=3, client_bytes=9 << 20)
+    limits = Limits(requests=5, per_client=4, client_bytes=9 << 20, named={"alice": 3})
     with Front("test", ServiceConfig((address,), tokens=path, limits=limits)) as front:
         front.serve({**HANDLERS, "Held": held})
         hers, his = (service.connect(address, timeout=HANG, token=token) for token in (alice, bob))
@@ -60,10 +61,10 @@ def test_a_caller_with_many_calls_is_told_to_wait_and_others_are_served(tmp_path
         told = service.explain(caught.value, "x")
         assert isinstance(told, OverloadError) and "3 calls of yours" in told.what and told.retry_after > 0
         assert service.call(his, "Echo", b"x", timeout=HANG) == b"x"
-        threads += begun(held, his, 2)
+        threads += begun(held, his, 1)
         with pytest.raises(grpc.RpcError) as caught:
             service.call(his, "Echo", b"", timeout=HANG)
-        assert "5 calls are at work" in str(caught.value.details())
+        assert "4 calls are at work; the room that is left is for callers with few" in str(caught.value.details())
         assert health(address) == "NOT_SERVING"  # which is asked for all the same
         held.go.set()
         for thread in threads:
@@ -71,6 +72,52 @@ def test_a_caller_with_many_calls_is_told_to_wait_and_others_are_served(tmp_path
         assert service.call(hers, "Echo", b"x", timeout=HANG) == b"x"
         for channel in (hers, his):
             channel.close()
+
+
+def test_the_last_room_is_for_names_that_hold_little() -> None:
+    """However many names take as much as each may have, another one finds room."""
+    room = Room("calls", "at work", most=256, each=64)
+    for name in range(24):
+        with pytest.raises(OverloadError):
+            while True:
+                room.check(str(name))
+                room.take(str(name))
+    assert room.total < 256
+    room.check("another")
+    room.take("0", -64)
+    room.check("another", 9)
+    with pytest.raises(OverloadError, match="the room that is left is for callers with few"):
+        room.check("another", 10)
+    with pytest.raises(OverloadError, match="64 calls of yours are at work, the most"):
+        room.check("another", 65)
+    nameless = Room("calls", "at work", most=4, each=1)
+    nameless.check(None, 4)
+    nameless.take(None, 4)
+    with pytest.raises(OverloadError, match="4 calls are at work, the most"):
+        nameless.check(None)
+
+
+def test_a_full_service_says_what_it_is_to_who_asks(tmp_path: Path) -> None:
+    """Brief calls have room of their own, which silent callers do not fill either."""
+    path, (alice, bob) = file_of(tmp_path, "alice", "bob")
+    address, held = f"unix:{tmp_path}/s", Held()
+    with Front("test", ServiceConfig((address,), tokens=path, limits=Limits(requests=3))) as front:
+        front.serve({"Held": held, "Who": service.Brief(HANDLERS["Name"])})
+        hers = service.connect(address, timeout=HANG, token=alice)
+        threads = begun(held, hers, 3)
+        silent = threading.Event()
+        unsent = [
+            service.exchange(hers, "Who", iter(lambda: silent.wait() or b"", b""), timeout=HANG) for _ in range(20)
+        ]
+        until(lambda: front.gate.in_flight == 3 + 16)
+        assert asked(address, "Who", token=bob) == b"'bob'"
+        silent.set()
+        for call in unsent:
+            call.cancel()
+        held.go.set()
+        for thread in threads:
+            thread.join(HANG)
+        hers.close()
 
 
 def test_bytes_of_a_caller_are_bounded(tmp_path: Path) -> None:
@@ -120,6 +167,56 @@ def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
         assert list(service.stream(other, "Much", b"", timeout=HANG))[-1] == bytes(service.CHUNK)
         for each in (channel, other):
             each.close()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def unread_checks(address: str, count: int, method: str = "Check") -> socket.socket:
+    """A connection that asks for health so many times, and that lets no byte of an answer come."""
+    host, _, port = address.rpartition(":")
+    headers = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": f"/grpc.health.v1.Health/{method}",
+        ":authority": "x",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    block = b"".join(  # as literals (RFC 7541, 6.2.2)
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in headers.items()
+    )
+    window = (4).to_bytes(2, "big") + (0).to_bytes(4, "big")  # SETTINGS_INITIAL_WINDOW_SIZE
+    data = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, window)
+    for number in range(count):
+        stream = 2 * number + 1
+        data += frame(1, 4, stream, block) + frame(0, 1, stream, bytes(5))
+    connection = socket.create_connection((host, int(port)), timeout=HANG)
+    connection.sendall(data)
+    return connection
+
+
+@pytest.mark.parametrize("method, each, connections", [("Check", 8, 1), ("Check", 8, 10), ("Watch", 2, 10)])
+def test_connections_that_leave_answers_unread_do_not_turn_health_off(
+    tmp_path: Path, method: str, each: int, connections: int
+) -> None:
+    with Front("test", ServiceConfig((address := f"127.0.0.1:{free_port()}",))) as front:
+        front.serve(HANDLERS)
+        front.ready()
+        gate = front._health.gate
+        attackers = [unread_checks(address, 60, method) for _ in range(connections)]
+        until(lambda: gate.in_flight >= min(each * connections, 70))
+        for _ in range(5):
+            assert health(address) == "SERVING"
+        with grpc.insecure_channel(address) as channel:
+            watched = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=HANG)
+            assert next(watched)
+        for each_one in attackers:
+            each_one.close()
+        until(lambda: gate.in_flight == 0)
 
 
 def idle(address: str, count: int) -> list[socket.socket]:

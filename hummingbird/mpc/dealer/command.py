@@ -29,8 +29,6 @@ from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device, processors
 from hummingbird.mpc.dealer.server import Dealer, handlers
 from hummingbird.wire.flag import Flag
-from hummingbird.wire.gate import Gate
-from hummingbird.wire.health import LIMITS as HEALTH_LIMITS
 from hummingbird.wire.health import Health
 from hummingbird.wire.options import add_tls, count, tls_of
 from hummingbird.wire.service import check_address, serve
@@ -80,7 +78,8 @@ def main(args: argparse.Namespace) -> int:
     dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
     health = Health()
     health.set(True)  # a dealer that answers can deal
-    server = serve(handlers(dealer), args.listen, tls, health=(Gate(HEALTH_LIMITS), health.handlers()))
+    health.gate.watch()
+    server = serve(handlers(dealer), args.listen, tls, health=(health.gate, health.handlers()))
     try:
         print(f"{_READY}{args.listen}", flush=True)
     except BrokenPipeError:  # who started this dealer is gone
