@@ -16,7 +16,7 @@ from hummingbird.wire.service import Tls
 
 
 def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool = True) -> None:
-    """--lanes, --device, --dealer, --store, --tls-*, --timeout. certificates: whether it adds --tls-*."""
+    """--lanes, --device, --dealer, --store, --tls-*, --peer-*, --timeout. certificates: whether it adds --tls-*."""
     group = parser.add_argument_group("session")
     group.add_argument(
         "--lanes",
@@ -49,6 +49,18 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
             "certificate of the authority that signed all parties' and the dealer's (PEM)",
         )
     group.add_argument(
+        "--peer-listen",
+        metavar="HOST:PORT",
+        help="where this party takes the connections of the other parties, all on this port; 0.0.0.0 and [::] are all "
+        "addresses of the host ({rank} is replaced). Default: the address that leads to MASTER_ADDR, a free port. One "
+        "direction is enough: a party that others cannot reach reaches them",
+    )
+    group.add_argument(
+        "--peer-address",
+        metavar="HOST:PORT",
+        help="the address that the other parties are told, if it is another one: of a NAT or a Kubernetes Service",
+    )
+    group.add_argument(
         "--timeout", type=float, default=120.0, help="longest silence of another party, seconds (default 120)"
     )
 
@@ -59,6 +71,9 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
     if tls is not None:
         tls = Tls(*(Path(str(path).replace("{rank}", party)) for path in (tls.cert, tls.key, tls.ca)))
     options = {name: getattr(args, name) for name in ("lanes", "device", "dealer", "store", "timeout")}
+    for name in ("peer_listen", "peer_address"):
+        value = getattr(args, name)
+        options[name] = None if value is None else value.replace("{rank}", party)
     return {**options, "tls": tls}
 
 

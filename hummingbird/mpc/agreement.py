@@ -8,8 +8,10 @@ import os
 from hummingbird.errors import AgreementError
 from hummingbird.wire.channel import Channel
 
+_SAME = "all parties must run the same program with the same arguments and files"
 
-def agree(channel: Channel, what: str, facts: dict[str, str]) -> None:
+
+def agree(channel: Channel, what: str, facts: dict[str, str], hint: str = _SAME) -> None:
     """Compare facts with all parties (1 round); AgreementError, at every party, names both sides."""
     for peer, text in sorted(channel.exchange_text(json.dumps(facts)).items()):
         theirs = _facts(text)
@@ -24,7 +26,7 @@ def agree(channel: Channel, what: str, facts: dict[str, str]) -> None:
             raise AgreementError(
                 f"the parties disagree on {'; on '.join(differences)}",
                 where=what,
-                hint="all parties must run the same program with the same arguments and files",
+                hint=hint,
             )
 
 

@@ -114,7 +114,8 @@ def refuse_other_group(place: Place) -> None:
 def open_group(store: dist.Store, place: Place, timeout: float) -> None:
     """Make the default process group of this party's lanes: rank = lane; Gloo, and NCCL beside it for CUDA.
 
-    What goes over it is in clear: the lanes are on one host, and Gloo listens on its loopback interface.
+    store: of these lanes alone (corridor.py). What goes over the group is in clear: the lanes are on one host, and Gloo
+    listens on its loopback interface.
     """
     global _opened
     for _, interface in socket.if_nameindex():
@@ -122,7 +123,7 @@ def open_group(store: dist.Store, place: Place, timeout: float) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-        store=dist.PrefixStore(f"party/{place.party}", store),
+        store=store,
         rank=place.lane,
         world_size=place.lanes,
         timeout=datetime.timedelta(seconds=timeout),

@@ -30,10 +30,19 @@ from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.board import Board
 from hummingbird.mpc.dealer.local import LocalDealer
 from hummingbird.mpc.division import divide
+from hummingbird.mpc.door import Door
 from hummingbird.mpc.lanes import Place, close_group, environment, refuse_other_group, variable
 from hummingbird.mpc.protocols.truncation import truncate
 from hummingbird.mpc.provider import DealerProvider
-from hummingbird.mpc.rendezvous import check_dealer, connect, join_dealer, meet, open_store, zero_sharing_seeds
+from hummingbird.mpc.rendezvous import (
+    agree_on_roll,
+    check_dealer,
+    connect,
+    join_dealer,
+    meet,
+    open_store,
+    zero_sharing_seeds,
+)
 from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
 from hummingbird.mpc.sharing import cryptensor
 from hummingbird.prg import CIPHERS, SEED_BYTES, cipher_of, derive, new_seed
@@ -52,6 +61,8 @@ def init(
     dealer: str | None = None,
     store: str | os.PathLike[str] | None = None,
     tls: Tls | None = None,
+    peer_listen: str | None = None,
+    peer_address: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> Session:
@@ -69,6 +80,11 @@ def init(
         parties' folders can read their secrets.
     tls: certificates for the parties' channel and the dealer (mutual TLS; names `party-RANK`). Without it the channel
         is plain: use it on one host or on a network that encrypts.
+    peer_listen: HOST:PORT or [IPV6]:PORT where this party takes the connections of all others, for all of its lanes;
+        0.0.0.0 and [::] are all addresses of the host. None: the address that leads to MASTER_ADDR, a free port. One
+        direction is enough: a party that others cannot reach reaches them.
+    peer_address: HOST:PORT that the others are told, where that is another one: of an address translation, or a
+        service. None: what this party listens at.
     timeout: the longest silence of another party or the dealer, seconds; every wait ends by then, with an error.
     device: where this party's shares are, "cpu" or "cuda"; of one type at all parties, for it decides how seeds are
         expanded (prg.py). "cuda" is card LOCAL_RANK of this host, or that number modulo the cards.
@@ -90,7 +106,7 @@ def init(
     refusals.refuse_foreign_session()
     _crypten.refuse_validation()
     _here = here = environment(lanes)
-    device = check_options(dealer, tls, timeout, device)
+    device, door = check_options(dealer, tls, timeout, device), Door.of(peer_listen, peer_address)
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
     refuse_other_group(here)
@@ -106,10 +122,11 @@ def init(
     channel, meeting = Channel(0, 1, {}, {}, timeout), None
     try:
         if here.world > 1:
-            meeting, server = meet(here, timeout, starting)
+            meeting, ends = meet(here, door, timeout, starting)
             _board = Board(meeting.store, here, timeout) if here.lanes > 1 else None
             _watch()
-            channel = connect(meeting, server, here, tls, timeout)
+            channel = connect(meeting, ends, here, tls, timeout)
+            agree_on_roll(channel, meeting, here)
         if here.parties == 1 or meeting is None:
             warnings.warn(f"one party: nothing is sent and nothing is hidden; {_START}", stacklevel=2)
             own = new_seed(size)
@@ -128,7 +145,7 @@ def init(
     except BaseException as error:
         _leave(error, channel)
         raise
-    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes)
+    made = Session(here.party, here.parties, channel, client, device, here.lane, here.lanes, door)
     if _board is not None:
         made.failure = partial(_board.first_failure, 0)
     _leaving = _told_to_stop = False

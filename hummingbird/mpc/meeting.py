@@ -11,6 +11,7 @@ Waiting is asking again and again: a wait inside the store would hear no signal.
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import socket
@@ -21,8 +22,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hummingbird.errors import AgreementError
+from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.wire.connect import serve_store
+from hummingbird.wire.trust import split
 
 _POLL = 0.03  # seconds between two looks into the store
 _REACH = 2.0  # seconds for a connection to the store
@@ -31,17 +34,19 @@ _TEXT = 256  # longest text of a card
 
 @dataclass(frozen=True)
 class Card:
-    """One process at a meeting: where it listens, into how many lanes it thinks a party is divided, and its nonce."""
+    """One process at a meeting: where its party listens, into how many lanes it thinks a party is divided, a nonce, and
+    where the other lanes of its party find it. Address and corridor are those of a party's lane 0, and "" at others.
+    """
 
     address: str
     lanes: int
+    corridor: str = ""
     nonce: str = field(default_factory=lambda: new_seed().hex())
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port."""
-        host, _, port = self.address.rpartition(":")
-        return host, int(port)
+        """Host and port; InputError without."""
+        return split(self.address)
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,9 @@ def serves_store(rank: int) -> bool:
 
 
 def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.Store:
-    """torchrun's store, newly connected. Raises RuntimeError, ValueError or OSError where it cannot be reached.
+    """torchrun's store, newly connected; one that is a part of this process listens at MASTER_ADDR alone.
+
+    Raises RuntimeError, ValueError or OSError where it cannot be reached, EnvironmentProblem where it cannot listen.
 
     deadline: of time.monotonic, until when its server must be there. timeout: seconds for a question to it.
     """
@@ -81,13 +88,28 @@ def run_store(rank: int, world: int, deadline: float, timeout: float) -> dist.St
             raise ValueError(f"environment variable {name} expected, but not set")
     host, port, wait = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), datetime.timedelta(seconds=timeout)
     if serves_store(rank):
-        # Without a wait for the others: `attend` waits, and hears signals.
-        store = dist.TCPStore(host, port, is_master=True, timeout=wait, wait_for_workers=False, multi_tenant=True)
+        store = _serve(host, port, wait)
     else:
         _listening(host, port, deadline)
         store, _, _ = next(iter(dist.rendezvous("env://", rank, world, timeout=wait)))
     store.set_timeout(wait)
     return dist.PrefixStore("hummingbird", store)
+
+
+def _serve(host: str, port: int, wait: datetime.timedelta) -> dist.Store:
+    """The run's store, at MASTER_ADDR alone. A program's own process group may have made one there already."""
+    try:
+        return serve_store(host, port, wait)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and dist.is_initialized():
+            return dist.TCPStore(host, port, timeout=wait, multi_tenant=True)
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise EnvironmentProblem(
+                f"MASTER_ADDR={host} is no address of this host, where party 0 has the store by which the parties meet",
+                hint="at party 0 give an address of its own, or 0.0.0.0 for all of them; at the others the one by "
+                "which they reach it",
+            ) from None
+        raise
 
 
 def _listening(host: str, port: int, deadline: float) -> None:
@@ -113,9 +135,10 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
         address, waiting = dealer(), list(range(world))
         while waiting := [other for other in waiting if not here.check([f"card/{other}"])]:
             _pause(deadline, waiting)
-        cards = [json.loads(here.get(f"card/{other}")) for other in range(world)]
-        here.set("roll", json.dumps({"cards": cards, "token": new_seed().hex(), "dealer": address}))
-        return read_roll(here, world)
+        cards = [asdict(card), *(json.loads(here.get(f"card/{other}")) for other in range(1, world))]
+        roll = json.dumps({"cards": cards, "token": new_seed().hex(), "dealer": address})
+        here.set("roll", roll)
+        return _read(roll, here, world)  # its own: what is in the store may be another's by now
     answered = 0
     while True:
         number = store.add("meeting", 0)
@@ -126,6 +149,7 @@ def attend(store: dist.Store, rank: int, world: int, card: Card, deadline: float
         if number and here.check(["roll"]):
             meeting = read_roll(here, world)
             if meeting.cards[rank].nonce == card.nonce:
+                _check_own(meeting.cards[rank], card, rank)
                 return meeting
             _pause(deadline, [0])  # for it to call another meeting
         else:
@@ -142,26 +166,44 @@ def _pause(deadline: float, missing: list[int]) -> None:
     time.sleep(_POLL)
 
 
+def _check_own(told: Card, card: Card, rank: int) -> None:
+    """AgreementError unless the roll has a process's own card as it was written."""
+    if told != card:
+        raise AgreementError(
+            f"the roll of rank 0 says {_words(told)} of rank {rank}, which itself says {_words(card)}",
+            where="init",
+            hint="somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?",
+        )
+
+
+def _words(card: Card) -> str:
+    return f"{card.address or 'no address'}, lanes={card.lanes}"
+
+
 def read_roll(here: dist.Store, world: int) -> Meeting:
     """The roll of a meeting; AgreementError if it is none of `world` processes."""
+    return _read(here.get("roll"), here, world)
+
+
+def _read(text: str | bytes, here: dist.Store, world: int) -> Meeting:
     try:
-        roll: Any = json.loads(here.get("roll"))
+        roll: Any = json.loads(text)
         cards = [_card(fields) for fields in roll["cards"]]
         token, dealer = bytes.fromhex(roll["token"]), roll["dealer"]
         if len(cards) != world or len(token) != SEED_BYTES or not _is_text(dealer):
             raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InputError):
         what = f"rank 0 has ended the meeting with something else than a list of {world} processes"
         raise AgreementError(what, where="init", hint="install the same release everywhere") from None
     return Meeting(here, cards, token, dealer)
 
 
 def _card(fields: dict[str, Any]) -> Card:
-    card = Card(fields["address"], fields["lanes"], fields["nonce"])
-    if type(card.lanes) is not int or not (_is_text(card.address) and _is_text(card.nonce)):
+    card = Card(**{name: fields[name] for name in ("address", "lanes", "corridor", "nonce")})
+    if type(card.lanes) is not int or not all(map(_is_text, (card.address, card.corridor, card.nonce))):
         raise ValueError
-    if not 0 < card.endpoint[1] < 1 << 16:  # a ValueError without a port
-        raise ValueError
+    if card.address:
+        split(card.address)
     return card
 
 

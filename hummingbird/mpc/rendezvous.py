@@ -1,68 +1,112 @@
 """How the parties of a run come together, and agree on seeds and on a dealer.
 
 torchrun's variables name a store (env://); addresses, a token for the run, and the address of a dealer on this host go
-through it (meeting.py). Everything else goes through sockets between all pairs of parties, for each lane its own.
+through it (meeting.py). Everything else goes through sockets between all pairs of parties, for each lane its own: first
+of all, whether all were told the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError
+from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, InputError, PeerError, TrustError
 from hummingbird.mpc.agreement import agree
+from hummingbird.mpc.corridor import Corridor
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
 from hummingbird.mpc.dealer.kept import is_kept
 from hummingbird.mpc.dealer.kept_store import KeptStore
 from hummingbird.mpc.dealer.store import StoreDealer
+from hummingbird.mpc.door import Door, several_hosts
 from hummingbird.mpc.lanes import Place, open_group
 from hummingbird.mpc.meeting import Card, Late, Meeting, attend, run_store, serves_store
+from hummingbird.mpc.session import Session
 from hummingbird.prg import derive, new_seed
 from hummingbird.wire import connect as wire
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
+from hummingbird.wire.trust import check_own_folder, split
 
 _DIGITS = 20  # of a slot's number
 _served: list[dist.Store] = []  # the run's store, where this process is its server: it must outlive a session
 
 
-def meet(place: Place, timeout: float, dealing: bool) -> tuple[Meeting, socket.socket]:
-    """Meet all processes of the run in torchrun's store (env://); returns where this one listens, too.
+class Ends(NamedTuple):
+    """Where the others call this process: a listening socket, or lane 0 of its party, and the other lanes by number."""
 
-    dealing: rank 0 starts a dealer on this host, for all lanes. Raises PeerError, AgreementError, DealerError and
-    EnvironmentProblem.
+    server: socket.socket | None
+    links: dict[int, wire.Link]
+
+    def close(self) -> None:
+        """Close them all."""
+        for end in (self.server, *(link for _, link in self.links.values())):
+            if end is not None:
+                end.close()
+
+
+def meet(place: Place, door: Door, timeout: float, dealing: bool) -> tuple[Meeting, Ends]:
+    """Meet all processes of the run in torchrun's store (env://); returns where this one is called, too.
+
+    dealing: rank 0 starts a dealer on this host, for all lanes. Raises PeerError, AgreementError, DealerError,
+    TrustError and EnvironmentProblem.
     """
     deadline = time.monotonic() + timeout
-    try:
-        store = _open_store(place, deadline, timeout)
-        host = _own_address(place.world)
-        server = wire.listen(host)
-        card = Card(f"{host}:{server.getsockname()[1]}", place.lanes)
-        start = partial(_start_dealer, place, timeout) if dealing else str
-        meeting = attend(store, place.rank, place.world, card, deadline, start)
-        _agree_on_lanes(meeting, place)
-        if place.lanes > 1:
-            open_group(meeting.store, place, timeout)
-    except (Late, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, Late):
-            reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"
-        late = isinstance(error, Late) or time.monotonic() > deadline
-        raise PeerError(
-            f"the {place.parties} parties did not meet{f' within {timeout:g} s' if late else ''}: {reason}",
-            where=place.name,
-            hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
-        ) from None
-    return replace(meeting, token=derive(meeting.token, "lane", place.lane)), server
+    with contextlib.ExitStack() as failed:
+        try:
+            store = _open_store(place, deadline, timeout)
+            server, address = (None, "") if place.lane else door.open(place.world)
+            if server is not None:
+                failed.callback(server.close)
+            corridor = Corridor.open(place)
+            failed.callback(corridor.close)
+            card = Card(address, place.lanes, corridor.path)
+            start = partial(_start_dealer, place, timeout) if dealing else str
+            meeting = attend(store, place.rank, place.world, card, deadline, start)
+            _agree_on_lanes(meeting, place)
+            if dealing and meeting.dealer:
+                _check_own_dealer(meeting.dealer, place)
+            if place.lanes > 1:
+                path = meeting.cards[place.party * place.lanes].corridor
+                open_group(corridor.join(path, deadline, timeout), place, timeout)
+                corridor.shut()
+        except (Late, RuntimeError, ValueError, OSError) as error:
+            raise _not_met(error, place, deadline, timeout) from None
+        failed.pop_all()
+    tokens = [derive(meeting.token, "lane", lane) for lane in range(place.lanes)]
+    links = {lane: (tokens[lane], link) for lane, link in corridor.links.items()}
+    return replace(meeting, token=tokens[place.lane]), Ends(server, links)
+
+
+def _check_own_dealer(address: str, place: Place) -> None:
+    """TrustError unless the dealer that party 0 has started is one of this user's: another one could read the run."""
+    if not address.startswith("unix:/"):
+        what = f"the roll of rank 0 names a dealer at {address!r}, and not one that party 0 has started on this host"
+        hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
+        raise TrustError(what, where=place.name, hint=hint)
+    check_own_folder(address.removeprefix("unix:"), place.name)
+
+
+def _not_met(error: Exception, place: Place, deadline: float, timeout: float) -> PeerError:
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    if isinstance(error, Late):
+        reason = f"nothing was heard of {' and '.join(map(place.name_of, error.missing))}"
+    late = isinstance(error, Late) or time.monotonic() > deadline
+    return PeerError(
+        f"the {place.parties} parties did not meet{f' within {timeout:g} s' if late else ''}: {reason}",
+        where=place.name,
+        hint="start as many parties as torchrun was told; MASTER_ADDR and MASTER_PORT must be reachable from all",
+    )
 
 
 def _open_store(place: Place, deadline: float, timeout: float) -> dist.Store:
@@ -75,34 +119,50 @@ def _open_store(place: Place, deadline: float, timeout: float) -> dist.Store:
     return store
 
 
-def connect(meeting: Meeting, server: socket.socket, place: Place, tls: Tls | None, timeout: float) -> Channel:
-    """Connect this lane of all parties. Raises PeerError, and InputError for certificates."""
-    mates = [card.endpoint for card in meeting.cards[place.lane :: place.lanes]]
-    contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
-    return wire.connect(place.party, mates, server, meeting.token, timeout, contexts, lane)
+def connect(meeting: Meeting, ends: Ends, place: Place, tls: Tls | None, timeout: float) -> Channel:
+    """Connect this lane of all parties. Raises PeerError, AgreementError, and InputError for certificates."""
+    try:
+        mates = [card.endpoint for card in meeting.cards[:: place.lanes]]
+        contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
+    except InputError:
+        ends.close()
+        raise AgreementError("the roll of rank 0 has no address for a party", where=place.name) from None
+    except BaseException:
+        ends.close()
+        raise
+    return wire.connect(place.party, mates, ends.server, meeting.token, timeout, contexts, lane, ends.links)
 
 
-def beside(channel: Channel, place: Place, tls: Tls | None) -> Channel:
+def agree_on_roll(channel: Channel, meeting: Meeting, place: Place) -> None:
+    """Compare what the parties were told of each other, and of a dealer that party 0 has started: 1 round.
+
+    Over the parties' own channel: what others write into torchrun's store is found, unless they sit in a plain channel
+    as well. AgreementError names both sides.
+    """
+    told = {f"the address of {place.name_of(rank)}": card.address for rank, card in enumerate(meeting.cards)}
+    hint = "somebody else writes into the store at MASTER_ADDR and MASTER_PORT: who can reach that port?"
+    agree(channel, "init", {"the dealer that party 0 has started": meeting.dealer, **told}, hint)
+
+
+def beside(session: Session, tls: Tls | None) -> Channel:
     """Another channel of the same parties, with the same proof, for threads of their own: 1 round over the first.
 
-    Raises PeerError, AgreementError, and InputError for certificates.
+    For lane 0 of each party. Raises PeerError, AgreementError, EnvironmentProblem, and InputError for certificates.
     """
-    host = _own_address(place.world)
-    server = wire.listen(host)
-    said = {channel.rank: f"{host} {server.getsockname()[1]} {new_seed().hex()}"}
+    channel, place = session.channel, session.place
+    server, address = session.door.open(place.world)
+    said = {channel.rank: f"{address} {new_seed().hex()}"}
     try:
         said |= channel.exchange_text(said[channel.rank])
         cards = [said[rank].split(" ") for rank in range(channel.parties)]
-        mates = [(mate, int(port)) for mate, port, _ in cards]
-        if not all(0 < port < 1 << 16 for _, port in mates):
-            raise ValueError
-        token = derive(bytes.fromhex(cards[0][2]), "beside")
+        mates = [split(where) for where, _ in cards]
+        token = derive(bytes.fromhex(cards[0][1]), "beside")
+        contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
     except (ValueError, HummingbirdError) as error:
         server.close()
-        if isinstance(error, HummingbirdError):
+        if isinstance(error, HummingbirdError) and not isinstance(error, InputError):
             raise
         raise AgreementError("a party sent no address", where=channel.name) from None
-    contexts, lane = tls.contexts() if tls else None, place.lane if place.lanes > 1 else None
     return wire.connect(place.party, mates, server, token, channel.timeout, contexts, lane)
 
 
@@ -121,28 +181,9 @@ def _start_dealer(place: Place, timeout: float) -> str:
     return spawn_local(place.parties, timeout, place.lanes)[0]
 
 
-def _own_address(world: int) -> str:
-    """The address of the interface that leads to MASTER_ADDR; EnvironmentProblem if other hosts cannot reach it."""
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master, 9))  # no packet is sent: this only chooses a route
-        address = str(probe.getsockname()[0])
-    if address.startswith("127.") and _several_hosts(world):
-        raise EnvironmentProblem(
-            f"MASTER_ADDR={master} is loopback on this host, so that parties on others cannot connect to it",
-            hint="give an address of the network's interface; some hosts map their own name to 127.0.1.1",
-        )
-    return address
-
-
-def _several_hosts(world: int) -> bool:
-    """Whether torchrun has started some of the processes on other hosts."""
-    return os.environ.get("LOCAL_WORLD_SIZE", str(world)) != str(world)
-
-
 def check_dealer(place: Place) -> None:
     """EnvironmentProblem if a dealer on this host would have to serve parties on others."""
-    if _several_hosts(place.world):
+    if several_hosts(place.world):
         raise EnvironmentProblem(
             "the parties run on several hosts and no dealer is named",
             hint="start one on a host of its own, `python -m hummingbird dealer --listen ...`, and give its address",

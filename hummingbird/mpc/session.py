@@ -18,6 +18,7 @@ from hummingbird.mpc import gathering
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, Shares
+from hummingbird.mpc.door import Door
 from hummingbird.mpc.lanes import Place
 from hummingbird.wire import meter
 from hummingbird.wire.channel import Channel
@@ -76,6 +77,7 @@ class Session:
     device: torch.device = torch.device("cpu")  # where this party's shares are
     lane: int = 0
     lanes: int = 1
+    door: Door = Door()  # where other parties connect
     # Asks for the reason of the first lane that has failed.
     failure: Callable[[], str | None] = field(default=lambda: None)
     fixed_keys: Iterator[int] = field(default_factory=itertools.count)  # one for each private weight

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
-import stat
 import struct
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError, TrustError
+from hummingbird.errors import AgreementError, HummingbirdError, PeerError
 from hummingbird.mpc.launch import reason_of
+from hummingbird.wire.trust import check_own_folder
 
 _LENGTH = struct.Struct("!I")
 _MOST = 1 << 30  # bytes of a head, and of a body
@@ -111,29 +109,13 @@ class Link:
         return PeerError(what, where=self._mine, hint=_ASK)
 
 
-def listen(folder: str) -> tuple[str, socket.socket]:
-    """The path of a socket in a folder that `tempfile.mkdtemp` has made, and the socket; EnvironmentProblem if there
-    can be none.
-    """
-    path, server = f"{folder}/desk", socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        server.bind(path)
-        server.listen()
-    except OSError as error:
-        server.close()
-        hint = "TMPDIR names a folder for such things: is it there, and its path short?"
-        raise EnvironmentProblem(f"cannot listen at {path}: {error.strerror or error}", hint=hint) from None
-    return path, server
-
-
 def reach(path: str, mine: str, other: str, timeout: float) -> Link:
-    """Connect to a socket of `listen`, made by this user. PeerError, and TrustError for a folder of somebody else."""
+    """Connect to a socket of `mpc.corridor.listen`, made by this user. PeerError, and TrustError for a folder of
+    somebody else.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        folder = Path(path).parent.lstat()
-        if folder.st_uid != os.geteuid() or stat.S_IMODE(folder.st_mode) & 0o077:
-            what = f"{Path(path).parent} is not a folder of this user alone"
-            raise TrustError(what, where=mine, hint="all lanes of a party run as one user")
+        check_own_folder(path, mine)
         connection.settimeout(timeout)
         connection.connect(path)
     except OSError as error:

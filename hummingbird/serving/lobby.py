@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hummingbird.errors import AgreementError, HummingbirdError, PeerError
+from hummingbird.mpc.corridor import listen
 from hummingbird.mpc.gathering import PATIENCE
 from hummingbird.mpc.session import Session
 from hummingbird.serving.description import Description
 from hummingbird.serving.desk import OwnDesk
-from hummingbird.serving.link import Link, Message, listen, reach
+from hummingbird.serving.link import Link, Message, reach
 from hummingbird.serving.message import Request
 from hummingbird.serving.order import Action, Decision
 from hummingbird.wire.trust import check_address
@@ -41,7 +42,7 @@ class Lobby:
             return
         folder = tempfile.mkdtemp(prefix="hummingbird-lanes-")  # mode 0700
         try:
-            path, server = listen(folder)
+            path, server = listen(folder, "desk")
             with server:
                 session.gathering.told("desk", json.dumps([path, service.session]))
                 self._gather(server)

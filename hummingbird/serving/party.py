@@ -67,7 +67,7 @@ def join(
     name = ({session.rank: own} | channel.exchange_text(own))[0]
     service = describe(private, shape, most, session, name, rows)
     worker = Worker(private, service, session, rows)
-    control = beside(channel, session.place, tls)
+    control = beside(session, tls)
     desk = OwnDesk(service, session, control, wait=wait, beat=worker.beat, limits=limits, grace=grace, figures=figures)
     desk.slots[0] = worker.slots
     try:

@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -155,6 +156,19 @@ def check_address(address: str, tls: Tls | None) -> None:
         )
 
 
+def check_own_folder(path: PathLike, where: str) -> None:
+    """TrustError unless the folder of this unix socket is this user's, and no other user can enter it.
+
+    For a path that was heard from others: whoever listens there is then this user. where: who asks. OSError where
+    there is no such folder.
+    """
+    folder = Path(path).parent
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        hint = "all of them run as one user; if they do, somebody else has named this path"
+        raise TrustError(f"{folder} is not a folder of this user alone", where=where, hint=hint)
+
+
 def split(address: str) -> tuple[str, int]:
     """Host, without the brackets of IPv6, and port of HOST:PORT or [IPV6]:PORT; InputError for anything else."""
     host, _, port = address.rpartition(":")
@@ -162,6 +176,11 @@ def split(address: str) -> tuple[str, int]:
     if not host or (":" in host and not bracketed) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise InputError(f"not an address: {address!r}", hint="use unix:PATH, HOST:PORT or [IPV6]:PORT")
     return host.strip("[]"), int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """What `split` reads as this host and port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def loopback(host: str) -> bool:

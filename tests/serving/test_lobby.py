@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from hummingbird.errors import AgreementError, EnvironmentProblem, HummingbirdError, PeerError, TrustError
+from hummingbird.mpc.corridor import listen
 from hummingbird.mpc.gathering import Gathering
 from hummingbird.prg import new_seed
 from hummingbird.serving.desk import Counts, OwnDesk
 from hummingbird.serving.inbox import Entry
-from hummingbird.serving.link import Link, listen, reach
+from hummingbird.serving.link import Link, reach
 from hummingbird.serving.lobby import FarDesk, Invitation, Lobby
 from hummingbird.serving.message import Request
 from hummingbird.serving.order import Action, Decision
@@ -160,14 +161,14 @@ def test_lanes_must_have_one_net(made: Callable[..., Lanes]) -> None:
 
 def test_a_desk_is_sought_in_a_folder_of_this_user_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    _, server = listen(str(tmp_path))
+    _, server = listen(str(tmp_path), "desk")
     with server, pytest.raises(TrustError, match="is not a folder of this user alone"):
         reach(f"{tmp_path}/desk", "party 0, lane 1", "party 0, lane 0", HANG)
     tmp_path.chmod(0o700)
     with pytest.raises(PeerError, match="cannot connect to party 0, lane 0"):
         reach(f"{tmp_path}/none", "party 0, lane 1", "party 0, lane 0", HANG)
     with pytest.raises(EnvironmentProblem, match="cannot listen"):
-        listen(f"{tmp_path}/{'long' * 40}")
+        listen(f"{tmp_path}/{'long' * 40}", "desk")
 
 
 @pytest.mark.parametrize(

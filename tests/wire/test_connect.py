@@ -24,6 +24,7 @@ from cryptography.x509.oid import NameOID
 from hummingbird.errors import HummingbirdError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.wire import connect as connecting
+from hummingbird.wire.greeting import HELLO_BYTES, Call
 from hummingbird.wire.service import Tls
 from tests.support.patience import HANG, NEVER
 from tests.wire.test_channel import BIG, payload, run
@@ -40,15 +41,22 @@ def meet(
     tls: Sequence[Any] | None = None,
     tokens: Sequence[bytes] | None = None,
     before: Callable[[list[tuple[str, int]]], Any] | None = None,
+    late: dict[int, Callable[[], object]] | None = None,
+    host: str = "127.0.0.1",
+    told: dict[int, tuple[str, int]] | None = None,
 ) -> list[Any]:
-    """`connect` at every party, then one exchange; results or errors."""
-    servers = [connecting.listen("127.0.0.1") for _ in range(parties)]
+    """`connect` at every party, then one exchange; results or errors. late: what a party does first. told: addresses
+    that the others are told in place of true ones.
+    """
+    servers = [connecting.listen(host) for _ in range(parties)]
     addresses = [server.getsockname()[:2] for server in servers]
     token = new_seed()
     kept = before(addresses) if before else None
+    addresses = [(told or {}).get(rank, address) for rank, address in enumerate(addresses)]
 
     def join(rank: int) -> Any:
         contexts = tls[rank] if tls else None
+        (late or {}).get(rank, bool)()
         made = connecting.connect(rank, addresses, servers[rank], tokens[rank] if tokens else token, timeout, contexts)
         try:
             return {peer: int(got[0]) for peer, got in made.exchange(torch.tensor(rank)).items()}
@@ -96,42 +104,53 @@ def test_strangers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meet(2, before=strangers) == [{1: 1}, {0: 0}]
 
 
-def dripping(addresses: list[tuple[str, int]]) -> list[socket.socket]:
-    """A connection to party 0 that sends a byte now and then, each of them in time: of a proof, or a TLS record."""
-    connection = socket.create_connection(addresses[0])
-
-    def drip() -> None:
-        with contextlib.suppress(OSError):
-            for byte in itertools.chain(b"\x16\x03\x01\x40\x00", itertools.repeat(1)):
-                connection.sendall(bytes([byte]))
-                time.sleep(0.4)
-
-    threading.Thread(target=drip, daemon=True).start()
-    return [connection]
-
-
 @pytest.mark.parametrize("secure", [False, True])
 def test_one_deadline_for_setting_up_a_connection(
     authorities: tuple[Authority, Authority], monkeypatch: pytest.MonkeyPatch, secure: bool
 ) -> None:
-    """A deadline for each byte gave this stranger 20 times as long in plain text."""
+    """A stranger sends a byte now and then, each of them in time: of a hello, or of a TLS record behind a true one."""
     monkeypatch.setattr(connecting, "_HELLO", HELLO)
-    outcomes: list[Any] = []
-    real = connecting._prove
+    token, dropped = new_seed(), threading.Event()
+    head = Call(1, 0, True).hello(token) if secure else b""
 
-    def noted(*arguments: Any) -> Any:
-        try:
-            outcomes.append(real(*arguments))
-        except OSError as error:
-            outcomes.append(error)
-            raise
-        return outcomes[-1]
+    def dripping(addresses: list[tuple[str, int]]) -> list[socket.socket]:
+        connection = socket.create_connection(addresses[0])
 
-    monkeypatch.setattr(connecting, "_prove", noted)
+        def drip() -> None:
+            with contextlib.suppress(OSError):
+                connection.sendall(head)
+                for byte in itertools.chain(b"\x16\x03\x01\x40\x00", itertools.repeat(1)):
+                    connection.sendall(bytes([byte]))
+                    time.sleep(HELLO / 8)
+            dropped.set()
+
+        threading.Thread(target=drip, daemon=True).start()
+        return [connection]
+
     tls = secured(2, authorities[0]) if secure else None
-    assert meet(2, tls=tls, before=dripping) == [{1: 1}, {0: 0}]
-    late = [outcome for outcome in outcomes if isinstance(outcome, TimeoutError)]
-    assert len(outcomes) == 3 and len(late) == 1, outcomes  # not one that was read to its end, and found wrong
+    late = {1: lambda: dropped.wait(HANG)}
+    assert meet(2, tls=tls, tokens=[token] * 2, before=dripping, late=late) == [{1: 1}, {0: 0}]
+    assert dropped.is_set()
+
+
+def test_silent_strangers_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other they would take as long as they like."""
+    monkeypatch.setattr(connecting, "_HELLO", NEVER)
+
+    def crowd(addresses: list[tuple[str, int]]) -> list[socket.socket]:
+        return [socket.create_connection(addresses[0]) for _ in range(connecting._STRANGERS - 8)]
+
+    assert meet(2, before=crowd) == [{1: 1}, {0: 0}]
+
+
+def test_more_strangers_than_there_is_room_for_are_dropped_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "_HELLO", HELLO)
+    monkeypatch.setattr(connecting, "_STRANGERS", 4)
+
+    def crowd(addresses: list[tuple[str, int]]) -> list[socket.socket]:
+        return [socket.create_connection(addresses[0]) for _ in range(9)]
+
+    assert meet(2, before=crowd) == [{1: 1}, {0: 0}]
 
 
 def test_another_token_is_no_party() -> None:
@@ -166,7 +185,7 @@ def test_a_party_that_dies_while_they_meet_is_not_waited_for(how: str) -> None:
     def die() -> None:
         connection, _ = other.accept()
         if how == "ends":
-            connection.recv(20, socket.MSG_WAITALL)
+            connection.recv(HELLO_BYTES, socket.MSG_WAITALL)
         connection.close()
 
     dying = threading.Thread(target=die)
@@ -276,8 +295,8 @@ def test_a_party_cannot_take_the_place_of_another(authorities: tuple[Authority, 
 
         def speak() -> None:
             with contextlib.suppress(OSError):
+                plain.sendall(Call(1, 0, True).hello(token))
                 connection = client.wrap_socket(plain, server_hostname="party-0")
-                connection.sendall(connecting._secret(token, 1))
                 connection.recv(1)
 
         threading.Thread(target=speak, daemon=True).start()
@@ -308,10 +327,10 @@ def test_big_messages_over_tls(authorities: tuple[Authority, Authority]) -> None
 
 def test_an_address_that_other_hosts_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from hummingbird.errors import EnvironmentProblem
-    from hummingbird.mpc import rendezvous
+    from hummingbird.mpc import door
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert rendezvous._own_address(2) == "127.0.0.1"  # all on this host
+    assert door.own_address(2) == "127.0.0.1"  # all on this host
     with pytest.raises(EnvironmentProblem, match="loopback"):
-        rendezvous._own_address(3)
+        door.own_address(3)
