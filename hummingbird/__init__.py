@@ -2,7 +2,7 @@
 
     import hummingbird
 
-    hummingbird.init()                                        # under torchrun: one process per party
+    hummingbird.init()                                        # one process per party
     private = hummingbird.convert_model(net, bits="bits.json")
     logits = private(hummingbird.cryptensor(images, src=0))   # party 0 owns the images
     logits.get_plain_text(dst=0)                              # only party 0 learns the result

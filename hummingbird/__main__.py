@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hummingbird.errors import HummingbirdError
 
 COMMANDS = (
-    *("info", "check", "estimate", "save", "infer", "deal", "dealer"),
+    *("info", "check", "run", "estimate", "save", "infer", "deal", "dealer"),
     *("serve", "ask", "plan"),
     *("find-bits", "frontier", "finetune", "validate"),
     *("he-server", "he-client", "pir-server", "pir-owner"),

@@ -1,1 +1,1 @@
-"""Programs run from the repository root: training, private inference under torchrun, benchmarks."""
+"""Programs run from the repository root: training, private inference between parties, benchmarks."""

@@ -44,7 +44,7 @@ from hummingbird.errors import InputError
 from hummingbird.table import text_table
 from hummingbird.wire.options import count, positive
 from scripts import serve_reality
-from scripts.party import torchrun
+from scripts.party import on_this_host
 from scripts.serve_load import Load, Served, lone_seconds, offer, saturate
 from scripts.serve_net import NETS, Net, batch_of_one, running
 
@@ -131,7 +131,7 @@ def _fullest(
 def _inferred(net: Net, args: argparse.Namespace, bar: Any) -> float:
     """Images a second of `infer`, beside the idle service."""
     bar.set_description(f"{net.name}: infer")
-    seconds: float = torchrun(2, "hummingbird infer", net.infer(args.max_batch))["seconds"]
+    seconds: float = on_this_host(2, "hummingbird infer", net.infer(args.max_batch))["seconds"]
     bar.update()
     return net.inferred / seconds
 

@@ -72,7 +72,7 @@ def _watch() -> None:
 
 
 def start() -> int:
-    """CrypTen's own init under torchrun, with the meter watching; returns the rank."""
+    """CrypTen's own init, with the meter watching; returns the rank."""
     os.environ["RENDEZVOUS"] = "env://"  # its default is a file of its own at every rank
     crypten.init()
     atexit.register(torch.distributed.destroy_process_group)  # else Gloo's threads may abort the process as it ends

@@ -18,7 +18,7 @@ if not __package__:  # run as a file: the project's folder must be importable
 from hummingbird.commands.files import check_outputs
 from hummingbird.errors import HummingbirdError
 from hummingbird.table import text_table
-from scripts.party import ROOT, torchrun
+from scripts.party import ROOT, on_this_host
 
 WEIGHTS = str(ROOT / "checkpoints" / "digits.pt")
 BITS = str(ROOT / "checkpoints" / "digits.bits.json")
@@ -52,7 +52,7 @@ def main() -> None:
     programs = runs(args.images)
     for number, (label, program, options) in enumerate(programs, 1):
         print(f"{number}/{len(programs)}  {label}", flush=True)
-        rows.append({"run": label, **torchrun(2, program, options)})
+        rows.append({"run": label, **on_this_host(2, program, options)})
     exact = rows[0]
     cells = [
         (

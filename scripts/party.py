@@ -1,4 +1,4 @@
-"""Starting parties from a script: as torchrun does on this host, or each in a place of its own."""
+"""Starting parties from a script: all on this host, or each in a place of its own."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 _GRACE = 10.0  # seconds for the other parties to end when one has failed
 
 
-def torchrun(parties: int, program: str, arguments: Sequence[str], timeout: float = 1800.0) -> Any:
+def on_this_host(parties: int, program: str, arguments: Sequence[str], timeout: float = 1800.0) -> Any:
     """Run `python -m program arguments --json FILE` as N parties on this host; returns what party 0 wrote to FILE.
 
     program: a module, or a module and the name of a command, "hummingbird infer".
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={parties}"]
-        # torchrun sets OMP_NUM_THREADS=1 and says so; one thread per party is what a 2-core machine wants.
+        launcher = [sys.executable, "-m", "hummingbird", "run", "--parties", str(parties), "--"]
+        # One thread per party, whatever the machine: figures are compared between machines.
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": str(ROOT)}
         command = [*launcher, "-m", *program.split(), *arguments, "--json", str(result)]
         ended = subprocess.run(

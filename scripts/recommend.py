@@ -30,7 +30,7 @@ MOVIES = 9742  # of ml-latest-small
 BAGS = (1, HISTORY)  # a question: the candidate's row, and the weighted sum of the history's
 _SYNTHETIC = 500  # movies
 _CHECKPOINT = ROOT / "checkpoints" / "movielens-mlp.pt"
-_SERVE = "torchrun --standalone --nproc_per_node=2 -m hummingbird serve --listen 127.0.0.1:910{rank}"
+_SERVE = "python -m hummingbird run --parties 2 -- -m hummingbird serve --listen 127.0.0.1:910{rank}"
 
 _EPILOG = f"""examples:
   both parties on this host, then a user in another terminal:

@@ -5,7 +5,7 @@
     Table 2     how long the search took
     Table 3     6/64 before and after fine-tuning
     Figure 12   the windows
-    and test images through two parties under torchrun with each of them, and through CrypTen
+    and test images through two parties on this host with each of them, and through CrypTen
 
 and, with --lookup, a section on private lookups as in Lam et al. (`scripts.results_lookup`).
 
@@ -51,7 +51,7 @@ from hummingbird.window_search.study import Study
 from models import MODELS, get_model, load_checkpoint
 from scripts import results_lookup, results_page
 from scripts.data import DATASETS, load
-from scripts.party import torchrun
+from scripts.party import on_this_host
 
 Row = dict[str, Any]
 
@@ -191,7 +191,7 @@ def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
     """
     (weights, windows), count = SETTINGS[setting], args.images
     bits = ["--bits", str(case.file(windows))] if windows else []
-    figures = torchrun(2, "hummingbird infer", [*infer_options(case, weights, count, args.data), *bits])
+    figures = on_this_host(2, "hummingbird infer", [*infer_options(case, weights, count, args.data), *bits])
     found = repeated(case.net(setting), case.bits(setting), case.images[:count], 2 * args.repeats)
     twin = [percent(each, case.labels[:count]) for each in found]
     mean, deviation = statistics.mean(twin), statistics.stdev(twin)
@@ -212,7 +212,7 @@ def private_row(case: Case, setting: str, args: argparse.Namespace) -> Row:
 def crypten_row(case: Case, args: argparse.Namespace) -> Row:
     """CrypTen as it is shipped on the exact net, on fewer images: its time per image is the same for every batch."""
     count = min(args.images, CRYPTEN_IMAGES)
-    figures = torchrun(2, "scripts.crypten_baseline", baseline_options(case, count, args.data))
+    figures = on_this_host(2, "scripts.crypten_baseline", baseline_options(case, count, args.data))
     per_image = 1e3 * figures["seconds"] / count
     return {"kind": "private", "net": case.stem, "setting": "CrypTen", **figures, "milliseconds_per_image": per_image}
 

@@ -147,7 +147,7 @@ def _window(text: str) -> str:
 
 def _private(rows: Sequence[Row], nets: Sequence[str]) -> str:
     parts = [
-        "## Private inference (`torchrun`, two parties and a dealer on this machine)\n\n"
+        "## Private inference (two parties and a dealer on this machine)\n\n"
         "The first test images in batches of 50. Private accuracy must lie within three deviations of the twin's mean\n"
         "over its seeds, with one image for rounding. kB are sent online by one party, and dealt to party 0; in\n"
         "all: by both parties and the dealer. CrypTen has no windows, and draws its triples at every party: its\n"

@@ -113,16 +113,15 @@ def running(net: Net, most: int) -> Iterator[tuple[list[str], str]]:
 
     HummingbirdError if it does not answer within five minutes.
     """
-    ports = _free_ports(4)
+    ports = _free_ports(3)
     addresses = [f"127.0.0.1:{port}" for port in ports[:2]]
     shape = "x".join(map(str, DATASETS[net.dataset].shape))
     words = ["serve", *net.words, "--input", shape, "--max-batch", str(most), "--listen", *addresses]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
-    # The metrics of each party have a port of their own.
-    script = f'exec "$0" -m hummingbird "$@" --metrics $(({ports[2]} + (({ports[3]} - {ports[2]}) * $RANK)))'
+    launcher = [sys.executable, "-m", "hummingbird", "run", "--parties", "2", "--"]
+    metrics = f"127.0.{{rank}}.1:{ports[2]}"  # loopback at both parties
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile("w+") as said:
-        command = [*launcher, "bash", "-c", script, sys.executable, *words]
+        command = [*launcher, "-m", "hummingbird", *words, "--metrics", metrics]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
         try:
             _wait(addresses, process, said)

@@ -80,8 +80,8 @@ def test_every_command_runs_from_the_wheel_alone(site: Path, tmp_path: Path) -> 
     tuned = ["--model", "my_net:net", "--weights", "tuned.pt", "--bits", "tuned.bits.json", "--data", *test]
     assert "with windows" in command("validate", *tuned, "--repeat", "2")
 
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    run([*torchrun, "-m", "hummingbird", "infer", *tuned, "--json", "figures.json"], tmp_path, **python)
+    parties = [sys.executable, "-m", "hummingbird", "run", "--parties", "2", "--"]
+    run([*parties, "-m", "hummingbird", "infer", *tuned, "--json", "figures.json"], tmp_path, **python)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["images"] == 48 and figures["parties"] == 2 and figures["bits_predicted_equal_bits_sent"]
     assert figures["accuracy_private_percent"] > 90 and figures["agreement_percent"] > 90

@@ -39,14 +39,14 @@ of the images takes: the images are split evenly, and each lane's part is rounde
 _EPILOG = """example:
   python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 20x1x8x8 \\
       --bits checkpoints/digits.bits.json --images 200 --out store
-  torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model models:get_model digits 10 \\
+  python -m hummingbird run --parties 2 -- -m hummingbird infer --model models:get_model digits 10 \\
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --data scripts.data:load digits test \\
       --samples 200 --store store
 
   a service that never runs out, on one host; ^C ends the first line, and the same line goes on with the folder:
   python -m hummingbird deal --model models:get_model digits 10 --weights checkpoints/digits.pt --input 8x1x8x8 \\
       --bits checkpoints/digits.bits.json --images 160 --keep 60 --out kept
-  torchrun --standalone --nproc_per_node=2 -m hummingbird serve --model models:get_model digits 10 \\
+  python -m hummingbird run --parties 2 -- -m hummingbird serve --model models:get_model digits 10 \\
       --weights checkpoints/digits.pt --bits checkpoints/digits.bits.json --input 1x8x8 --listen 127.0.0.1:910{rank} \\
       --store kept
 """

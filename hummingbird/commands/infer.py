@@ -1,4 +1,4 @@
-"""`infer`: private inference under torchrun; party 0 owns the images, and only it learns the results.
+"""`infer`: private inference as one of the parties; party 0 owns the images, and only it learns the results.
 
 The net is the same at every party: with public weights all have them, with --owner only that party does. Party 0 calls
 the function of --data; the others learn how many images there are, and their shape. With --lanes, every lane of party 0
@@ -31,22 +31,22 @@ from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
 
-HELP = "Run a net on images that no other party reads, under torchrun."
+HELP = "Run a net on images that no other party reads: as one party of `run`, or of torchrun on several hosts."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
   two parties on this host, and a dealer that party 0 starts:
-    torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model my_net:net --weights net.pt \\
+    python -m hummingbird run --parties 2 -- -m hummingbird infer --model my_net:net --weights net.pt \\
         --data my_data:images test --bits bits.json
 
   the weights are party 1's secret, and it alone needs their file:
-    torchrun --standalone --nproc_per_node=2 -m hummingbird infer --model my_net:net --weights net.pt --owner 1 \\
+    python -m hummingbird run --parties 2 -- -m hummingbird infer --model my_net:net --weights net.pt --owner 1 \\
         --data my_data:images test --json result.json
 
   two parties of two lanes each, for parties with several GPUs (processors do as well):
-    torchrun --standalone --nproc_per_node=4 -m hummingbird infer --lanes 2 --model my_net:net --weights net.pt \\
+    python -m hummingbird run --parties 2 --lanes 2 -- -m hummingbird infer --model my_net:net --weights net.pt \\
         --data my_data:images test
 
   a net that was saved, with its windows, at parties without its code (`python -m hummingbird save`):
-    torchrun --standalone --nproc_per_node=2 -m hummingbird infer --saved saved --data my_data:images test
+    python -m hummingbird run --parties 2 -- -m hummingbird infer --saved saved --data my_data:images test
 
 my_net.net() returns the net, my_data.images("test") images (N, ...), or a pair of images and labels (N,); a data
 set or a DataLoader will do.

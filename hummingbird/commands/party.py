@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.errors import HummingbirdError
+from hummingbird.launching.run import may_speak
 from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.wire.options import add_tls, tls_of
@@ -22,8 +23,7 @@ def add_session_arguments(parser: argparse.ArgumentParser, *, certificates: bool
         "--lanes",
         type=int,
         metavar="N",
-        help="processes of each party, one for each of its GPUs; torchrun starts parties x N "
-        "(default: HUMMINGBIRD_LANES, else 1)",
+        help="processes of each party, one for each of its GPUs (default: HUMMINGBIRD_LANES, else 1)",
     )
     group.add_argument(
         "--device", default="cpu", metavar="NAME", help="where the shares are, of one type at all parties: cpu, or cuda"
@@ -87,8 +87,9 @@ def run_party(main: Callable[[], None]) -> None:
     except (HummingbirdError, ValueError, OSError) as error:
         # First of all: a launcher may end this process as soon as another party has heard of it. And in one write, so
         # that parties on one terminal do not write into each other's lines.
-        sys.stderr.write(f"[{launch.name()}] error: {_words(error)}\n")
-        sys.stderr.flush()
+        if may_speak():
+            sys.stderr.write(f"[{launch.name()}] error: {_words(error)}\n")
+            sys.stderr.flush()
         launch.abort(error)
         sys.exit(1)
 

@@ -20,8 +20,8 @@ from hummingbird.errors import HummingbirdError
 from hummingbird.version import VERSION
 
 NOTES = """
-On several devices: torchrun --standalone --nproc_per_node=4 -m PROGRAM ... runs one process for each, GPU i for process
-i. They split the images, and find what one process finds (docs/commands.md, "Several devices").
+On several devices: torchrun --nproc_per_node=4 --master_port=29500 -m PROGRAM ... runs one process for each, GPU i for
+process i. They split the images, and find what one process finds (docs/commands.md, "Several devices").
 """
 
 

@@ -18,7 +18,7 @@ parties that have the folder need no code of the net. net.json is for every part
 weights.safetensors, for every party, too; with --owner they are in party-RANK.safetensors, for that party alone."""
 _EPILOG = """example, with my_net.py in the current folder:
   python -m hummingbird save --model my_net:net --weights net.pt --bits bits.json --out saved
-  torchrun --standalone --nproc_per_node=2 -m hummingbird infer --saved saved --data my_data:images test
+  python -m hummingbird run --parties 2 -- -m hummingbird infer --saved saved --data my_data:images test
 """
 
 

@@ -1,4 +1,4 @@
-"""`serve`: a party of a service for owners of data who are not parties, under torchrun."""
+"""`serve`: a party of a service for owners of data who are not parties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
-from hummingbird.mpc import launch
+from hummingbird.mpc import elastic, launch
 from hummingbird.mpc.lanes import environment
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.inbox import Limits
@@ -25,7 +25,7 @@ from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Party, join
 from hummingbird.wire.front import Front
 from hummingbird.wire.options import add_service, count, positive, service_of, shape
 
-HELP = "Run a net for clients that are not parties, under torchrun."
+HELP = "Run a net for clients that are not parties: as one party of `run`, or of torchrun on several hosts."
 _DESCRIPTION = """Run a net for clients that are not parties, until SIGTERM: each client sends shares of its images to
 all parties, and adds up shares of the results. No party sees an image or a result, all of them together could; the
 clients need no weights, and do not see them. Requests of several clients are computed together where the net computes
@@ -36,7 +36,7 @@ for the common name party-RANK, and for the host name under which clients know i
 names, and in --metrics); --tls-ca is the authority of all parties and clients, or of the parties alone where clients
 show tokens."""
 _EPILOG = """example, with my_net.py in the current folder, and a client beside it:
-  torchrun --standalone --nproc_per_node=2 -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
+  python -m hummingbird run --parties 2 -- -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
       --input 3x32x32 --listen 127.0.0.1:910{rank}
   python -m hummingbird ask --parties 127.0.0.1:9100 127.0.0.1:9101 --images images.npy --out logits.npy
 """
@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
     if args.metrics is not None:
         args.metrics = args.metrics.replace("{rank}", str(place.party))
     args.listen = [address_of(args.listen, place.party, place.parties)]
+    elastic.refuse_dynamic(args.listen[0])
     config, options = service_of(args, MAX_BYTES), session_options(args)
     if place.lane:  # no client reaches it
         config = replace(config, metrics=None, log=None)

@@ -1,5 +1,7 @@
-"""Parties as processes of this host, started by one call from a notebook or a script (`hummingbird.launch`).
+"""Parties as processes of this host, started by one call from a notebook (`hummingbird.launch`) or by one command.
 
+run.py        a program as all parties (`python -m hummingbird run`)
+host.py       the store in which parties of one host meet, and torchrun's variables
 launch.py     the call: what it refuses, and how failures are told
 processes.py  the processes: what they print, how they end, and that none is left
 party.py      the program of each process

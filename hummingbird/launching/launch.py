@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import os
-import signal
-import socket
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from hummingbird.errors import ConfigError, EnvironmentProblem, InputError, LaunchError
-from hummingbird.kernels.devices import processors
-from hummingbird.launching import sending
+from hummingbird.errors import EnvironmentProblem, InputError, LaunchError
+from hummingbird.launching import host, sending
 from hummingbird.launching.processes import Process, Processes
-from hummingbird.mpc.lanes import Place
 from hummingbird.mpc.launch import DEFAULT_TIMEOUT, check_options
 from hummingbird.mpc.session import current, is_initialized
 
-_HOST = "127.0.0.1"
-_KILLED = "the system may have ended it, for memory or from outside: look at this host's log"
 _LEFT = "the function, or a library that it calls, has ended the process (os._exit); what it printed may say why"
 
 
@@ -46,7 +36,7 @@ def launch(
 
     For notebooks, scripts and tests. Every process belongs to the same user, and each gets `fn` with all that it uses
     and all arguments, images too: nothing is hidden from who calls this. Parties that do not trust each other start on
-    hosts of their own (torchrun).
+    hosts of their own.
 
     Each process is a fresh interpreter that calls `hummingbird.init`, with a dealer on this host, and then `fn` with
     the session: `fn` calls no `init`. It may be defined in a notebook's cell, and may use nets, classes and tensors
@@ -67,70 +57,31 @@ def launch(
     which names each party that failed, the first cause first, with its error, or the signal that ended it. Whatever
     happens, no process is left, also if this one is killed: what `fn` has started ends with its party.
     """
-    _check(fn, parties, lanes)
+    if not callable(fn):
+        hint = "launch(fn, *args) calls fn(session, *args) at each party"
+        raise InputError(f"expected a function, got {type(fn).__name__}", where="launch", hint=hint)
+    host.check(parties, lanes, "launch")
     check_options(None, None, timeout, device, where="launch")
     _refuse_inside_a_run()
     call = sending.packed(fn, args, {"lanes": lanes, "timeout": timeout, "device": str(device)})
-    places = [Place(rank // lanes, parties, rank % lanes, lanes) for rank in range(parties * lanes)]
+    places = host.places(parties, lanes)
     names = [place.name for place in places]
-    with _store(timeout) as port, Processes(names, call, lambda rank: _environment(places[rank], port)) as started:
+    with (
+        host.store(timeout) as port,
+        Processes(names, call, lambda rank: host.variables(places[rank], port)) as started,
+    ):
         started.follow(timeout)
     if failed := [process for process in started.all if process.failed]:
         raise _failure(failed, parties * lanes, timeout)
     return [process.report["result"] for process in started.all[::lanes]]
 
 
-def _check(fn: object, parties: object, lanes: object) -> None:
-    if not callable(fn):
-        hint = "launch(fn, *args) calls fn(session, *args) at each party"
-        raise InputError(f"expected a function, got {type(fn).__name__}", where="launch", hint=hint)
-    for name, value, least, hint in (
-        ("parties", parties, 2, "a whole number from 2; one party alone needs no launch: call hummingbird.init()"),
-        ("lanes", lanes, 1, "processes of each party, one for each of its GPUs: a whole number from 1"),
-    ):
-        if type(value) is not int or value < least:
-            raise ConfigError(f"{name}={value!r}", where="launch", hint=hint)
-
-
 def _refuse_inside_a_run() -> None:
     """EnvironmentProblem in a process that is a party, or has a session."""
-    if "RANK" in os.environ:
-        what = f"RANK={os.environ['RANK']}: this process is a party of a run already, by torchrun or by launch"
-        hint = "call launch in a notebook or a script that `python` runs; in a party, call hummingbird.init()"
-        raise EnvironmentProblem(what, where="launch", hint=hint)
+    host.refuse_inside_a_run("launch", "call launch in a notebook or a script that `python` runs")
     if is_initialized():
         what = f"this process has a session of its own, {current()!r}, which the launched parties cannot use"
         raise EnvironmentProblem(what, where="launch", hint="call hummingbird.uninit() first")
-
-
-@contextlib.contextmanager
-def _store(timeout: float) -> Iterator[int]:
-    """The port of the store in which the processes meet, as torchrun's agent has one; on this host's loopback only."""
-    server = socket.create_server((_HOST, 0))
-    port = server.getsockname()[1]
-    wait = datetime.timedelta(seconds=timeout)
-    store = dist.TCPStore(
-        _HOST, port, is_master=True, wait_for_workers=False, timeout=wait, master_listen_fd=server.detach()
-    )
-    try:
-        yield port
-    finally:
-        del store  # it listens while anybody knows it, and a notebook keeps the last error's frames
-
-
-def _environment(place: Place, port: int) -> dict[str, str]:
-    """torchrun's variables for one process."""
-    return {
-        "OMP_NUM_THREADS": str(max(1, processors() // place.world)),
-        **os.environ,
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world),
-        "LOCAL_RANK": str(place.rank),
-        "LOCAL_WORLD_SIZE": str(place.world),
-        "MASTER_ADDR": _HOST,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # it is there: rank 0 must not open one
-    }
 
 
 # What is told of processes that failed ------------------------------------------------------------------------------
@@ -144,7 +95,9 @@ def _failure(failed: list[Process], count: int, timeout: float) -> LaunchError:
     error = failed[0].report.get("error", {})
     lines = [f"{first[0]} failed: {first[1]}", _trace(error)]
     lines += [f"then {name}: {text.splitlines()[0]}" for name, text in others]
-    hint = error.get("hint", "") if error or failed[0].late else _KILLED if failed[0].popen.returncode < 0 else _LEFT
+    hint = (
+        error.get("hint", "") if error or failed[0].late else host.KILLED if failed[0].popen.returncode < 0 else _LEFT
+    )
     return LaunchError("\n".join(filter(None, lines)), told, hint=hint)
 
 
@@ -167,7 +120,7 @@ def _told(process: Process, timeout: float) -> str:
         return "it was stopped, because another one had failed"
     code = process.popen.returncode
     if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}" if code >= -64 else f"it was killed by signal {-code}"
+        return f"it was killed by {host.signal_name(-code)}"
     return f"it ended with exit status {code} before the function had returned"
 
 

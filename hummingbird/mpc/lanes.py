@@ -58,7 +58,7 @@ def environment(lanes: int | None = None) -> Place:
     Raises ConfigError for lanes that are no positive number or do not divide the world, EnvironmentProblem for
     variables that are no numbers, and for lanes of a party on several hosts.
     """
-    count = _count(lanes)
+    count = lanes_of(lanes)
     rank = variable("RANK", 0)
     world = variable("WORLD_SIZE", None if "RANK" in os.environ else 1)
     if not 0 <= rank < world:
@@ -74,13 +74,13 @@ def environment(lanes: int | None = None) -> Place:
         raise EnvironmentProblem(
             f"LOCAL_WORLD_SIZE={local} is no multiple of lanes={count}",
             where="lanes",
-            hint="the lanes of a party are on one host: torchrun --nproc_per_node=LANES",
+            hint="the lanes of a party are on one host: --lanes of `run`, or --nproc_per_node of torchrun",
         )
     return Place(rank // count, world // count, rank % count, count)
 
 
-def _count(lanes: Any) -> int:
-    """How many lanes a party has."""
+def lanes_of(lanes: Any = None) -> int:
+    """How many lanes a party has; None: HUMMINGBIRD_LANES, else 1. ConfigError for no positive number."""
     where, value = "lanes", lanes
     if lanes is None:
         where, value = VARIABLE, os.environ.get(VARIABLE, "1")
@@ -97,7 +97,8 @@ def variable(name: str, default: int | None) -> int:
         return int(os.environ.get(name, "" if default is None else str(default)))
     except ValueError:
         raise EnvironmentProblem(
-            f"{name} is {os.environ.get(name, 'not set')}, and not a number", hint="start the parties with torchrun"
+            f"{name} is {os.environ.get(name, 'not set')}, and not a number",
+            hint="start the parties with `python -m hummingbird run`, or with torchrun",
         ) from None
 
 

@@ -1,8 +1,8 @@
 """How a party joins a run of the parties, and every way in which it leaves.
 
-`init()` reads torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
+`init()` reads the launcher's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT), meets the other parties (where a
 party has several lanes, the same lane of each), agrees pairwise on seeds for zero sharings (X25519, so that a listener
-on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without torchrun's
+on the wire cannot derive them), joins the dealer, and puts our parts in place of CrypTen's. Without these
 variables it makes a session of one party, which computes the same and hides nothing.
 """
 
@@ -25,7 +25,7 @@ import torch
 
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
-from hummingbird.mpc import _crypten, fixed_point, functions, refusals
+from hummingbird.mpc import _crypten, elastic, fixed_point, functions, refusals
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.board import Board
 from hummingbird.mpc.dealer.local import LocalDealer
@@ -52,7 +52,7 @@ from hummingbird.wire.service import Tls
 
 DEFAULT_TIMEOUT = 120.0
 _GRACE = 5.0  # seconds for another lane to find out why this one is told to stop; torchrun kills after 30
-_START = "for a run between parties: torchrun --standalone --nproc_per_node=2 SCRIPT.py, or hummingbird.launch(fn)"
+_START = "for a run between parties: python -m hummingbird run --parties 2 -- SCRIPT.py, or hummingbird.launch(fn)"
 
 
 def init(
@@ -66,9 +66,9 @@ def init(
     timeout: float = DEFAULT_TIMEOUT,
     device: torch.device | str = "cpu",
 ) -> Session:
-    """Join the run that torchrun describes, or, with a warning, make a session of one party.
+    """Join the run that the launcher describes, or, with a warning, make a session of one party.
 
-    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. torchrun then starts
+    lanes: processes of each party, one for each of its GPUs; None: HUMMINGBIRD_LANES, else 1. There are then
         parties x lanes processes, party = RANK // lanes, and the lanes of a party are on one host. Lane g of all
         parties is a session of its own; `session.rank` is the party. With several lanes, torch.distributed's default
         process group is that of the party's lanes.
@@ -110,6 +110,8 @@ def init(
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
     refuse_other_group(here)
+    if variable("LOCAL_RANK", 0) == 0 and elastic.dynamic():
+        warnings.warn(f"{elastic.WHAT}: {elastic.HINT}", stacklevel=2)
     starting = here.parties > 1 and dealer is None and store is None
     if starting:
         check_dealer(here)

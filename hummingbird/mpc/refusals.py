@@ -15,7 +15,7 @@ _make = crypten.cryptensor
 _REFUSED: dict[tuple[Any, str], HummingbirdError] = {
     (crypten, "init_thread"): EnvironmentProblem(
         "CrypTen is started by hummingbird.init(), not by crypten.init_thread()",
-        hint="a process for each party: torchrun",
+        hint="a process for each party: python -m hummingbird run --parties 2 -- SCRIPT.py",
     ),
     (crypten, "manual_seed"): TrustError(
         "seeds that are chosen make shares and masks predictable",

@@ -1,6 +1,6 @@
 """Ranks: the processes that torchrun has started for one job, which split the work of one process.
 
-    torchrun --standalone --nproc_per_node=4 -m hummingbird find-bits ...
+    torchrun --nproc_per_node=4 --master_port=29500 -m hummingbird find-bits ...
 
 They are not parties: all of them read the same net and the same data. Every rank runs the whole program and takes every
 decision itself, from the same numbers. Only batches are split: number i is run by rank i mod size, whole, as a single

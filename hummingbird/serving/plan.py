@@ -38,7 +38,11 @@ def describe(
     cannot take, ConfigError for what cannot be served.
     """
     if session.parties < 2:
-        raise ConfigError("one party hides nothing", where="serve", hint="start two or more with torchrun")
+        raise ConfigError(
+            "one party hides nothing",
+            where="serve",
+            hint="start two or more: python -m hummingbird run --parties 2 -- ...",
+        )
     if public := [step.name for step in private.plan if step.op == "public"]:
         what = f"the net takes public inputs, {', '.join(public)}, which all parties would see"
         hint = "serve a net of floating-point inputs, or one that looks its numbers up privately (docs/lookup.md)"

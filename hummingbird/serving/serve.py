@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, UnavailableError
+from hummingbird.mpc.elastic import refuse_dynamic
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import current
 from hummingbird.serving.desk import unavailable
@@ -50,9 +51,10 @@ def serve(
         waits for others to share its batch; none while the parties are idle.
 
     Raises what `party.join` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a
-    session.
+    session, TrustError for other hosts under torchrun's dynamic rendezvous (mpc/elastic.py).
     """
     session = current()
+    refuse_dynamic(listen)
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
     with Front("serve", config) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)

@@ -230,7 +230,10 @@ def test_arguments_that_make_no_sense_are_refused_with_the_usage(
             "estimate",
             ["--model", "--input", "--bits", "--parties", "--bandwidth", "--rtt", "--private-weights", "examples"],
         ),
-        ("infer", ["--model", "--weights", "--data", "--owner", "--bits", "--store", "--dealer", "--json", "torchrun"]),
+        (
+            "infer",
+            ["--model", "--weights", "--data", "--owner", "--bits", "--store", "--dealer", "--json", "run --parties 2"],
+        ),
         ("find-bits", ["--model", "--weights", "--data", "--budget", "--group", "--out", "--resume", "convert_model"]),
         ("frontier", ["--model", "--weights", "--data", "--budgets", "--out-folder", "--plot", "6-64.json"]),
         ("finetune", ["--model", "--weights", "--data", "--validation", "--test", "--bits", "X.bits.json"]),

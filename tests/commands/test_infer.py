@@ -1,4 +1,4 @@
-"""The programs a user runs: inference under torchrun with every kind of dealer, and the demo."""
+"""The programs a user runs: inference between parties with every kind of dealer, and the demo."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(*command: str) -> str:
     return ended.stdout
 
 
-def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
+def test_infer_under_run_with_its_own_dealer(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     options = [
         "--bits",
@@ -42,7 +42,7 @@ def test_infer_under_torchrun_with_its_own_dealer(tmp_path: Path) -> None:
         "--json",
         str(result),
     ]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    launcher = ["-m", "hummingbird", "run", "--parties", "2", "--"]
     printed = call(*launcher, *DIGITS, *options)
     figures = json.loads(result.read_text())
     assert figures["images"] == 200 and figures["parties"] == 2

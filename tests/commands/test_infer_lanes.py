@@ -80,12 +80,12 @@ def test_images_that_a_net_computes_together_are_not_split(nursery: Nursery) -> 
         assert "this net computes images together" in text, text
 
 
-def test_an_error_of_one_lane_ends_the_run_under_torchrun(tmp_path: Path) -> None:
+def test_an_error_of_one_lane_ends_the_run(tmp_path: Path) -> None:
     """Lane 1 of party 0 finds no store, while lane 0 of both parties waits for its images to be done."""
     write_store(tmp_path / "store", 2, protocol="masked", lanes=2)
     (tmp_path / "store" / "party-0" / "lane-1" / "header.json").unlink()
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4", "-m", "hummingbird", "infer"]
-    words = [*NET, "--data", "tests.jobs.stores:rows", "8", "--lanes", "2", "--store", str(tmp_path / "store")]
+    launcher = ["-m", "hummingbird", "run", "--parties", "2", "--lanes", "2", "--", "-m", "hummingbird", "infer"]
+    words = [*NET, "--data", "tests.jobs.stores:rows", "8", "--store", str(tmp_path / "store")]
     command = [sys.executable, *launcher, *words]
     ended = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, text=True, capture_output=True, timeout=PROGRAM)
     assert ended.returncode == 1

@@ -124,12 +124,15 @@ HELP: dict[str, Callable[[], str]] = {
 }
 
 
-TORCHRUN = {"--standalone", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
-TORCHRUN |= {"--max-restarts", "--monitor-interval"}
+TORCHRUN = {"--rdzv-backend", "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port"}
+TORCHRUN |= {"--max-restarts"}
+RUN = ["python", "-m", "hummingbird", "run"]
 
 
 def program(words: list[str]) -> tuple[str, list[str]]:
-    """The key in HELP of a command line, and the words after the program's name."""
+    """The key in HELP of a command line, and the words after the program's name; of `run`, what it runs."""
+    if words[:4] == RUN:
+        return program(words[words.index("--") + 1 :])
     if "-m" in words:
         at = words.index("-m") + 1
         name, rest = words[at], words[at + 1 :]
@@ -175,7 +178,8 @@ def test_the_index_lists_every_page() -> None:
 
 
 def test_the_commands_page_has_every_program() -> None:
-    shown = {program(shlex.split(line))[0] for line in shell_lines([COMMAND_PAGE]) if not line.startswith("make ")}
+    lines = [shlex.split(line) for line in shell_lines([COMMAND_PAGE]) if not line.startswith("make ")]
+    shown = {program(words)[0] for words in lines} | {"hummingbird run" for words in lines if words[:4] == RUN}
     files = [*(ROOT / "scripts").glob("*.py"), *(ROOT / "search").glob("*.py")]
     programs = {f"{path.parent.name}.{path.stem}" for path in files if '__name__ == "__main__"' in text_of(path)}
     assert shown == set(HELP) and programs <= shown
@@ -202,6 +206,8 @@ def test_every_flag_is_accepted(line: str) -> None:
     if words[0] == "torchrun":
         at = next(i for i, word in enumerate(words) if word == "-m" or word.endswith(".py"))
         assert flags(words[:at]) <= TORCHRUN
+    if words[:4] == RUN:
+        assert flags(words[: words.index("--")]) <= set(re.findall(r"--[a-z][\w-]*", HELP["hummingbird run"]()))
     if any(re.fullmatch(r"\w+\.py", word) for word in words):  # a file of the reader's own, which the pages show
         return
     name, rest = program(words)
@@ -209,8 +215,27 @@ def test_every_flag_is_accepted(line: str) -> None:
     assert flags(rest) <= known
 
 
+def test_no_line_starts_a_dynamic_rendezvous() -> None:
+    """SECURITY.md says why. torchrun's lines have a port; CHANGELOG.md tells of the past."""
+    folders = ("docs", "deploy", "scripts", "search", "models", "hummingbird", "checkpoints")
+    kinds = {".md", ".py", ".ipynb", ".yaml", ".sh", ".svg", ""}
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    lines = [
+        line
+        for path in [*DOCUMENTS, ROOT / "Makefile", *paths]
+        if path.is_file() and path.name != "CHANGELOG.md"
+        for line in text_of(path).splitlines()
+        if re.search(r"(torchrun|torch\.distributed\.run\b.*) -{1,2}\w", line)
+    ]
+    assert lines and not [line for line in lines if "--master_port" not in line and "--master-port" not in line]
+
+
 def test_flags_in_the_text_exist() -> None:
-    known = TORCHRUN | {flag for text in HELP.values() for flag in re.findall(r"--[a-z][\w-]*", text())}
+    known = (
+        TORCHRUN
+        | {"--standalone", "--rdzv-id"}
+        | {flag for text in HELP.values() for flag in re.findall(r"--[a-z][\w-]*", text())}
+    )
     spans = [span for path in DOCUMENTS for span in code_spans(path)]
     named = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", span)}
     assert named and named <= known
@@ -220,8 +245,8 @@ def test_lines_parse() -> None:
     """Values too, not only names."""
     seen = 0
     for line in shell_lines():
-        if " -m hummingbird " in line:
-            command.parser().parse_args(shlex.split(line.partition(" -m hummingbird ")[2]))
+        for words in line.split(" -m hummingbird ")[1:]:
+            command.parser().parse_args(shlex.split(words))
             seen += 1
         for program_ in (
             scripts.train,

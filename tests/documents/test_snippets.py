@@ -24,37 +24,34 @@ from tests.support.paths import ROOT
 from tests.support.patience import HANG
 
 
-@pytest.mark.slow
-def test_the_ten_line_example_runs_under_torchrun(tmp_path: Path) -> None:
+def test_the_ten_line_example_runs(tmp_path: Path) -> None:
     script = blocks(README, "python")[0]
     assert sum(bool(line) for line in script.splitlines()) == 10
     (tmp_path / "example.py").write_text(script)
-    launcher = next(line for line in shell_lines() if line.startswith("torchrun") and line.endswith(" example.py"))
-    out = run([sys.executable, "-m", "torch.distributed.run", *shlex.split(launcher)[1:]], tmp_path)
+    launcher = blocks(README, "sh")[0].strip()
+    out = run([sys.executable, *shlex.split(launcher)[1:]], tmp_path)
     private, plain = re.findall(r"\[[\d, ]+\]", out)
     assert private == plain and len(json.loads(plain)) == 8
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quickstart_runs(tmp_path: Path) -> None:
     """Its three files and its commands. The search lets one answer in twenty change; by chance one in ten is right."""
     for script in blocks(QUICKSTART, "python"):
         if name := FILE.match(script):
             (tmp_path / name[1]).write_text(script)
     prepare, launch = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[0].splitlines())
     assert "150 images chose the windows; accuracy is of 150 others" in run([sys.executable, *prepare[1:]], tmp_path)
-    out = run([sys.executable, "-m", "torch.distributed.run", *launch[1:]], tmp_path)
+    out = run([sys.executable, *launch[1:]], tmp_path)
     images, right, agree = map(int, re.findall(r"(\d+) images: (\d+) right, (\d+) as in the clear", out)[0])
     told = run([sys.executable, "notebook.py"], tmp_path)
     assert int(re.findall(r"(\d+) of 497 right\n", told)[0]) >= right - 0.05 * 497
     find, infer = (shlex.split(line) for line in blocks(QUICKSTART, "sh")[1].splitlines())
     run([sys.executable, *find[1:]], tmp_path)
-    told = run([sys.executable, "-m", "torch.distributed.run", *infer[1:]], tmp_path)
+    told = run([sys.executable, *infer[1:]], tmp_path)
     assert float(re.findall(r"agreement percent\s+([\d.]+)", told)[0]) >= 95
     by_lanes = next(block for block in blocks(QUICKSTART, "sh") if " lanes.py" in block)
-    words = shlex.split(by_lanes)
-    monkeypatch.setenv(*words[0].split("="))
-    told = run([sys.executable, "-m", "torch.distributed.run", *words[2:]], tmp_path)
+    told = run([sys.executable, *shlex.split(by_lanes)[1:]], tmp_path)
     assert (found := re.findall(r"(\d+) images, (\d+) as in the clear\n2 lanes: ", told)), told
     assert int(found[0][0]) == 497 and int(found[0][1]) >= 0.95 * 497
     assert images == 497 and right > images / 2 and agree >= 0.95 * images and "predicted kB" in out

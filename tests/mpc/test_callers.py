@@ -52,14 +52,14 @@ def test_a_lone_party_is_told_once_that_nothing_is_hidden(
             hummingbird.init()
             hummingbird.uninit()
     (warning,) = caught
-    assert "nothing is hidden" in str(warning.message) and "torchrun --standalone" in str(warning.message)
+    assert "nothing is hidden" in str(warning.message) and "hummingbird run --parties 2" in str(warning.message)
     assert warning.filename == __file__  # the caller's line, not ours
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"dealer": "127.0.0.1:9000"}, "the only party.*torchrun"),
+        ({"dealer": "127.0.0.1:9000"}, "the only party.*hummingbird run"),
         ({"dealer": 9000}, "host:port"),
         ({"tls": "party-0.pem"}, "Tls"),
         ({"timeout": -1}, "positive number"),
@@ -333,5 +333,5 @@ def test_a_user_without_a_service_is_told_what_to_start(capsys: pytest.CaptureFi
     servers = [f"unix:{tmp_path}/0", f"unix:{tmp_path}/1"]
     assert recommend.main(["--synthetic", "--parties", *servers, "--timeout", "1"]) == 1
     told = capsys.readouterr().err
-    assert "nothing answers" in told and "start both parties first: torchrun" in told
+    assert "nothing answers" in told and "start both parties first: python -m hummingbird run --parties 2 -- " in told
     assert "--model scripts.recommend:synthetic" in told

@@ -206,7 +206,7 @@ def test_wrong_arguments(nursery: Nursery, dealer: str, tmp_path: Path):
 @pytest.mark.slow
 def test_under_torchrun(dealer: str, tmp_path: Path):
     """The launcher sees the failure and ends; each party has said what it knows."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
     script = ["-m", "hummingbird", "infer", *DIGITS, "--timeout", f"{HANG:g}"]
     wrong = {
         "cannot read /nowhere/x.pt: No such file or directory": ["--weights", "/nowhere/x.pt", "--dealer", dealer],

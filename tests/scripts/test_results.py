@@ -81,14 +81,14 @@ def test_private_accuracy_must_be_that_of_the_twin(
     plain = results.percent(results.predict(case.net("exact"), case.images[:100]), case.labels[:100])
     asked: list[str] = []
 
-    def torchrun(parties: int, module: str, options: list[str]) -> dict[str, Any]:
+    def on_this_host(parties: int, module: str, options: list[str]) -> dict[str, Any]:
         asked.append(module)
         wrong = off if any("-6-64" in word for word in options) else 0.0
         slow = {"milliseconds_per_image": 300.0, "seconds": 30.0, "online_kilobytes_per_image": 600.0}
         other = slow if module.endswith("crypten_baseline") else {}
         return {**FIGURES, **other, "accuracy_private_percent": plain - wrong}
 
-    monkeypatch.setattr(results, "torchrun", torchrun)
+    monkeypatch.setattr(results, "on_this_host", on_this_host)
     code, page, rows = run(folder, "--images", "100")
     found = {row["setting"]: row["equals_twin"] for row in rows if row["kind"] == "private" and "equals_twin" in row}
     assert found == {**dict.fromkeys(["exact", *WINDOWS], True), "6/64": equal}

@@ -86,10 +86,10 @@ def test_parties_that_are_told_to_end_answer_what_is_inside() -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_starts_its_parties_again() -> None:
+def test_run_starts_its_parties_again() -> None:
     net, x, ports = doubled(), torch.rand(2, 4), [free_port(), free_port()]
     addresses = [f"127.0.0.1:{port}" for port in ports]
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=3"]
+    command = ["-m", "hummingbird", "run", "--parties", "2", "--max-restarts", "3", "--"]
     serve = ["-m", "hummingbird", "serve", "--model", "tests.support.serving_nets:doubled", "--input", "4"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
@@ -105,7 +105,8 @@ def test_torchrun_starts_its_parties_again() -> None:
             assert (client(x) - net(x)).abs().max() < 1e-2
     finally:
         launcher.send_signal(signal.SIGTERM)
-        launcher.wait(HANG)
+        code = launcher.wait(HANG)
+    assert code == 0
 
 
 def reachable(addresses: list[str]) -> bool:

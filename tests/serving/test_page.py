@@ -76,7 +76,7 @@ def test_the_lines_run(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(script)
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *shlex.split(serve)[1:]],
+        [sys.executable, *shlex.split(serve)[1:]],
         cwd=tmp_path,
         env=variables,
         stdout=subprocess.PIPE,
@@ -92,7 +92,9 @@ def test_the_lines_run(tmp_path: Path) -> None:
         assert f"torch.Size([5, 10]) {known.bits} bits" in run([sys.executable, "client.py"], tmp_path)
     finally:
         launcher.send_signal(signal.SIGTERM)
-        launcher.communicate(timeout=HANG)
+        out, errors = launcher.communicate(timeout=HANG)
+    assert (launcher.returncode, errors) == (0, b""), errors
+    assert b"served " in out
 
 
 def answered(addresses: list[str]) -> bool:

@@ -1,0 +1,182 @@
+"""A program as all parties of this host, until each has ended: what `python -m hummingbird run` does.
+
+The processes take standard input and output as they are. Each leads a session of its own: a Ctrl-C comes to this
+process, which passes it on. Where one fails all others are told to end, and all begin anew as often as is allowed, with
+a store of their own, so that nobody meets the dead.
+
+All of them share a terminal, and the first one that fails is the cause. So each process inherits a pipe that holds one
+byte: who reads it first may say its error, and the others, who have only lost a party, end without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from hummingbird.launching import host
+from hummingbird.mpc.lanes import Place
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL = 0.1  # seconds between two looks at whether a process has ended
+_GRACE = 30.0  # seconds for the others to end once one has failed, as torchrun has it
+_STORE = 300.0  # seconds for what the store itself waits for
+_WORD = "HUMMINGBIRD_WORD"  # the pipe with the one byte
+_DEATH = 1  # prctl's PR_SET_PDEATHSIG
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A process that failed: its name, its code as Popen has it, and whether a signal to all came before."""
+
+    name: str
+    code: int
+    told: bool
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        if self.code < 0:
+            return f"{self.name} was killed by {host.signal_name(-self.code)}"
+        return f"{self.name} ended with exit status {self.code}"
+
+
+def run(words: Sequence[str], parties: int, lanes: int, restarts: int, say: Callable[[str], object]) -> Failure | None:
+    """Run `python WORDS` as all parties; the failure of the last life, None where all have ended with status 0.
+
+    restarts: how often all may begin anew. say: told of each beginning anew. SIGTERM and SIGINT go to all processes,
+    and nothing begins anew after one of them. Raises ConfigError for the numbers, EnvironmentProblem inside a party.
+    """
+    host.check(parties, lanes, "run")
+    host.refuse_inside_a_run("run", "start a run from a shell")
+    with _noted() as signals:
+        for life in range(restarts + 1):
+            with host.store(_STORE) as port, _Life(words, host.places(parties, lanes), port, life) as started:
+                failure = started.follow(signals)
+            if failure is None or failure.told or life == restarts:
+                return failure
+            say(f"{failure.how}: all parties begin anew, {life + 1} of at most {restarts} times")
+    return None
+
+
+def may_speak() -> bool:
+    """Whether this process may say its error: always without `run`, and with it the first that asks."""
+    pipe = os.environ.get(_WORD)
+    if pipe is None:
+        return True
+    try:
+        return bool(os.read(int(pipe), 1))
+    except BlockingIOError:
+        return False
+    except (OSError, ValueError):  # a variable from elsewhere
+        return True
+
+
+class _Signals:
+    """Whether a signal has come, and those that nobody has taken."""
+
+    def __init__(self) -> None:
+        self.came, self._waiting = False, list[int]()
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
+        self.came = True
+        self._waiting.append(number)
+
+    def taken(self) -> list[int]:
+        """Those that have come since the last call."""
+        found, self._waiting = self._waiting, []
+        return found
+
+
+@contextlib.contextmanager
+def _noted() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = [signal.signal(number, signals.note) for number in _SIGNALS]
+    try:
+        yield signals
+    finally:
+        for number, handler in zip(_SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+
+
+class _Life:
+    """All processes, from their start to their end, as a context: when it is left, they have ended."""
+
+    def __init__(self, words: Sequence[str], places: Sequence[Place], port: int, life: int) -> None:
+        self._names = [place.name for place in places]
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._word, into = os.pipe()
+        os.write(into, b"!")
+        os.close(into)
+        os.set_blocking(self._word, False)
+        try:
+            for place in places:
+                variables = host.variables(place, port)
+                variables |= {"TORCHELASTIC_RESTART_COUNT": str(life), _WORD: str(self._word)}
+                self._all.append(
+                    subprocess.Popen(
+                        [sys.executable, "-u", *words],
+                        env=variables,
+                        pass_fds=[self._word],
+                        start_new_session=True,
+                        preexec_fn=_end_with_parent,
+                    )
+                )
+        except BaseException:
+            self._end()
+            raise
+
+    def follow(self, signals: _Signals) -> Failure | None:
+        """Pass signals on until all have ended, or one has failed, which is returned."""
+        while True:
+            for number in signals.taken():
+                self._tell(number)
+            running = [process for process in self._all if process.poll() is None]
+            failed = [number for number, process in enumerate(self._all) if process.returncode]
+            if failed:
+                first = min(failed, key=lambda number: self._all[number].returncode > 0)  # the killed are causes
+                return Failure(self._names[first], self._all[first].returncode, signals.came)
+            if not running:
+                return None
+            time.sleep(_POLL)
+
+    def __enter__(self) -> _Life:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        """End all that run: they are asked first."""
+        self._tell(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        for process in self._all:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self._tell(signal.SIGKILL)
+        for process in self._all:
+            process.wait()
+        os.close(self._word)
+
+    def _tell(self, number: int) -> None:
+        for process in self._all:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # the second: on macOS, as it ends
+                    os.killpg(process.pid, number)
+
+
+def _end_with_parent() -> None:
+    """Have the system tell this process to end when the one that has started it is gone (Linux)."""
+    if _PRCTL is not None:
+        _PRCTL(_DEATH, signal.SIGTERM)
+
+
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)

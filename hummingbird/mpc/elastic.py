@@ -1,0 +1,58 @@
+"""torchrun's two ways of meeting, and why one of them is refused.
+
+Dynamic (`--standalone`, no `--master-port`, or `--rdzv-backend=c10d`): torchrun keeps its state as a pickle in a store
+that listens on all interfaces and asks for no password, and loads it again and again. Who writes there runs code as the
+user of torchrun. Static (`--master-port`): torchrun keeps plain text in its store, and loads no pickle.
+
+`python -m hummingbird run` starts the parties of one host with a store on loopback that holds no pickle either.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+
+import torch.distributed as dist
+
+from hummingbird.errors import TrustError
+from hummingbird.wire.trust import loopback, split
+
+WHAT = "torchrun's dynamic rendezvous runs code, as this user, for anybody who reaches this host's ports"
+HINT = (
+    "on one host, `python -m hummingbird run --parties 2 -- SCRIPT.py`; on several, torchrun with "
+    "--rdzv-backend=static --master-addr=HOST --master-port=29500 behind a firewall"
+)
+_REACH = 5.0  # seconds for an answer of the store
+_NO_NAME = "none"  # torchrun's default for --rdzv-id
+
+
+def dynamic() -> bool:
+    """Whether a torchrun with a dynamic rendezvous has started this process.
+
+    A static torchrun writes its ranks into the store that it names to its processes, unless they are declared as
+    alike (TORCH_ELASTIC_WORKER_IDENTICAL); a dynamic one keeps them elsewhere. False if the store does not answer, too.
+    """
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    if name is None:
+        return False
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":  # a static one always says so
+        return True
+    if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
+        return name != _NO_NAME
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        socket.create_connection((host, port), timeout=_REACH).close()  # torch's own attempt would print warnings
+        wait = datetime.timedelta(seconds=_REACH)
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)
+        return not dist.PrefixStore(name, store).check(["torchelastic/role_info/0"])
+    except (KeyError, ValueError, OSError, RuntimeError):
+        return False  # who meets the others there has an error with words
+
+
+def refuse_dynamic(listen: str) -> None:
+    """TrustError under a dynamic rendezvous for a service with clients at `listen`, or with parties, on other hosts."""
+    local = listen.startswith("unix:") or loopback(split(listen)[0])
+    together = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    if not (local and together) and dynamic():
+        raise TrustError(WHAT, where=f"serve, with clients at {listen}", hint=HINT)
