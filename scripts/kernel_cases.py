@@ -221,11 +221,11 @@ def _products(n: int, source: Stream) -> Iterator[Case]:
         out = images * 64 * (side - 2) ** 2
         octets = 8 * (x.numel() + weight.numel() + out)
         name = f"conv2d 64x64x3x3, {bits} bits"
-        yield Case(name, (x, weight), out, octets, out * 576.0, convolve, convolve, "float64")
+        yield Case(name, (x, weight), out, octets, out * 576.0, convolve, convolve, "float64", True)
         out = len(a) * 1000
         octets = 8 * (a.numel() + b.numel() + out)
         name = f"matmul 512x1000, {bits} bits"
-        yield Case(name, (a, b), out, octets, out * 512.0, multiply, multiply, "float64")
+        yield Case(name, (a, b), out, octets, out * 512.0, multiply, multiply, "float64", True)
 
 
 def _ciphertexts(n: int) -> Iterator[Case]:

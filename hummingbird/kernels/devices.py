@@ -1,10 +1,11 @@
-"""Devices by name: "cpu", "cuda", and "cuda:1" for one card of several."""
+"""Devices by name, "cpu", "cuda", and "cuda:1" for one card of several; and small tensors on their way to one."""
 
 from __future__ import annotations
 
 import os
 
 import torch
+from torch import Tensor
 
 from hummingbird.errors import InputError
 
@@ -26,6 +27,17 @@ def find_device(name: str, where: str) -> torch.device:
         what = f"{name} of {torch.cuda.device_count()} GPUs"
         raise InputError(what, where=where, hint=f"they are cuda:0 to cuda:{torch.cuda.device_count() - 1}")
     return device
+
+
+def put(tensor: Tensor, device: torch.device) -> Tensor:
+    """Put a small tensor of the CPU on a device, without waiting for what a GPU is at; elsewhere as `tensor.to`.
+
+    Kernels that this thread starts later find it there. A copy from memory that is not pinned would end when all
+    kernels that were started before have ended.
+    """
+    if device.type != "cuda" or tensor.is_cuda:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # torch reuses the pinned memory after the copy
 
 
 def processors() -> int:

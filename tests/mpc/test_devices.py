@@ -60,14 +60,17 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
 @pytest.mark.parametrize("weights", ["public", 0])
 @pytest.mark.parametrize("name", CASES)
 def test_everything_is_where_the_shares_are(
-    elsewhere: sessions.Session, name: str, weights: str | int, protocol: str
+    elsewhere: sessions.Session, name: str, weights: str | int, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nothing there makes the thread that computes wait for the device."""
     net, x = CASES[name].net.eval(), CASES[name].x
     try:
         private = convert_model(net, WINDOW, weights, protocol)
     except hummingbird.errors.HummingbirdError as error:
         pytest.skip(str(error).splitlines()[0])
-    out = private(hummingbird.cryptensor(x))
+    with far.waits(monkeypatch) as waits:
+        out = private(hummingbird.cryptensor(x))
+    assert not waits
     assert share_of(out).is_meta and tuple(out.size()) == tuple(net(x).shape)
     assert all(buffer.is_meta for buffer in private.buffers())
 

@@ -38,7 +38,7 @@ def _of_weight(bits: int) -> int:
     return min(8, bits // 8 + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _cut(
     x,
     out,
@@ -68,7 +68,8 @@ def _cut(
         to += size
 
 
-@triton.jit
+# Other numbers decide how wide loads may be.
+@triton.jit(do_not_specialize=["places", "length", "out_width", "plane", "outputs", "runs", "across"])
 def _multiply(
     x,
     w,
