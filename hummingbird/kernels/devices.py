@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+
+_Run = TypeVar("_Run", bound=Callable[..., Any])
 
 
 def find_device(name: str, where: str) -> torch.device:
@@ -37,7 +41,25 @@ def put(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)  # torch reuses the pinned memory after the copy
+    with torch.cuda.device(device):  # memory is pinned for a card: for the first one, where a thread has chosen none
+        return tensor.pin_memory().to(device, non_blocking=True)  # torch reuses the pinned memory after the copy
+
+
+def on_this_card(run: _Run) -> _Run:
+    """The same function for another thread, which shall use the card that this one has chosen, if it uses any.
+
+    torch keeps a choice for each thread. One without a choice takes the first card: it would start CUDA on it, half a
+    gigabyte, and kernels of tensors on another card would fail there.
+    """
+    if not torch.cuda.is_initialized():
+        return run
+    card = torch.cuda.current_device()
+
+    def there(*args: Any) -> Any:
+        torch.cuda.set_device(card)
+        return run(*args)
+
+    return cast(_Run, there)
 
 
 def processors() -> int:
