@@ -156,19 +156,18 @@ def measure(case: Case, device: torch.device, roof: dict[str, float]) -> dict[st
     }
 
 
-def tuned(names: list[str], found: list[Case], device: torch.device) -> list[dict[str, Any]]:
-    """Search the sizes of kernels' tiles and keep them for this card: a row for each."""
+def tuned(names: list[str], found: list[Case], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Search the sizes of kernels' tiles and keep them for this card: a row for each, as soon as it is found."""
     from hummingbird.kernels.gpu import sizes
 
     of = {case.name: case for case in found}
-    runs: dict[str, Callable[[], object]] = {}
     for name in names:
         case = of[TUNED[name]]
-        runs[name] = partial(case.run, *on(device, case.arguments))
-    best = sizes.tune(runs, lambda call: seconds(call, device))
-    if device.type == "cuda":
-        sizes.keep(device_name(str(device)), best)
-    return [{"kernel": name, "sizes": size} for name, size in best.items()]
+        run = partial(case.run, *on(device, case.arguments))
+        best = sizes.tune({name: run}, lambda call: seconds(call, device))
+        if device.type == "cuda":
+            sizes.keep(device_name(str(device)), best)
+        yield {"kernel": name, "sizes": best[name]}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -181,9 +180,12 @@ def run(args: argparse.Namespace) -> None:
         interpret()
 
     if args.tune:
-        rows = tuned(args.tune, list(cases(args.elements, device)), device)
-        print("\n".join(f"{row['kernel']}: {row['sizes']}" for row in rows))
-        return _write(args, rows, name)
+        rows = []
+        for row in tuned(args.tune, list(cases(args.elements, device)), device):
+            print(f"{row['kernel']}: {row['sizes']}", flush=True)
+            rows.append(row)
+            _write(args, rows, name)  # a search that is stopped leaves what it has found
+        return
 
     def chosen(elements: int) -> Iterator[Case]:
         found = [case for case in cases(elements, device) if case.triton or not args.triton]
