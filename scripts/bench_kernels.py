@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ if not __package__:  # run as a file: the project's folder must be importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from hummingbird.commands.files import check_outputs, write_json
 from hummingbird.commands.program import device_name, end, machine
 from hummingbird.errors import HummingbirdError, InputError
 from hummingbird.kernels.cpu import library
+from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.shares.words import Words
 from hummingbird.table import text_table
 from scripts.kernel_cases import TUNED, Case, cases, interpret
@@ -53,12 +56,17 @@ def definitions() -> Iterator[None]:
         library.available = kept  # type: ignore[assignment]
 
 
-def on(device: torch.device, value: Any) -> Any:
-    """A kernel's argument or result, its tensors moved."""
+def on(device: torch.device, value: Any, keys: dict[Tensor, Tensor] | None = None) -> Any:
+    """A kernel's argument or result, its tensors moved; of a key, by which parts of one stream are known, once."""
+    keys = {} if keys is None else keys
+    if isinstance(value, Drawn):
+        if value.key not in keys:
+            keys[value.key] = value.key.to(device)
+        return replace(value, key=keys[value.key])
     if isinstance(value, Words):
         return value.to(device)
     if isinstance(value, (list, tuple)):
-        return type(value)(on(device, part) for part in value)
+        return type(value)(on(device, part, keys) for part in value)
     return value
 
 
@@ -148,19 +156,18 @@ def measure(case: Case, device: torch.device, roof: dict[str, float]) -> dict[st
     }
 
 
-def tuned(names: list[str], found: list[Case], device: torch.device) -> list[dict[str, Any]]:
-    """Search the sizes of kernels' tiles and keep them for this card: a row for each."""
+def tuned(names: list[str], found: list[Case], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Search the sizes of kernels' tiles and keep them for this card: a row for each, as soon as it is found."""
     from hummingbird.kernels.gpu import sizes
 
     of = {case.name: case for case in found}
-    runs: dict[str, Callable[[], object]] = {}
     for name in names:
         case = of[TUNED[name]]
-        runs[name] = partial(case.run, *on(device, case.arguments))
-    best = sizes.tune(runs, lambda call: seconds(call, device))
-    if device.type == "cuda":
-        sizes.keep(device_name(str(device)), best)
-    return [{"kernel": name, "sizes": size} for name, size in best.items()]
+        run = partial(case.run, *on(device, case.arguments))
+        best = sizes.tune({name: run}, lambda call: seconds(call, device))
+        if device.type == "cuda":
+            sizes.keep(device_name(str(device)), best)
+        yield {"kernel": name, "sizes": best[name]}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -173,9 +180,12 @@ def run(args: argparse.Namespace) -> None:
         interpret()
 
     if args.tune:
-        rows = tuned(args.tune, list(cases(args.elements, device)), device)
-        print("\n".join(f"{row['kernel']}: {row['sizes']}" for row in rows))
-        return _write(args, rows, name)
+        rows = []
+        for row in tuned(args.tune, list(cases(args.elements, device)), device):
+            print(f"{row['kernel']}: {row['sizes']}", flush=True)
+            rows.append(row)
+            _write(args, rows, name)  # a search that is stopped leaves what it has found
+        return
 
     def chosen(elements: int) -> Iterator[Case]:
         found = [case for case in cases(elements, device) if case.triton or not args.triton]

@@ -34,6 +34,7 @@ if not __package__:  # run as a file: the project's folder must be importable
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, InputError
+from hummingbird.kernels.gpu import sizes
 from scripts import gpu_page, gpu_run, gpu_wheels
 from scripts.gpu_steps import STEPS, Run
 
@@ -62,6 +63,9 @@ def run(args: argparse.Namespace) -> bool:
     state = gpu_run.load(args.out)
     for name in args.only or ():
         state["steps"].pop(name, None)
+    if not args.dry_run:  # tiles' sizes that earlier calls have found, on a machine that may have forgotten them
+        for card, found in gpu_page.sizes_of(state).items():
+            sizes.keep(card, found)
     gpu_run.run_all(steps, given, args.out, args.minutes, state)
     (args.out / PAGE).write_text(gpu_page.page(state))
     print(f"written: {args.out / gpu_run.STATE}, {args.out / PAGE}")

@@ -37,7 +37,7 @@ _LOOPBACK, _TEN = {"link": "loopback", **_STORED}, {"link": "10 Gb/s", **_STORED
 _IMAGE, _RELU = "online_seconds_per_image", "online_microseconds_per_relu"
 FIGURES = [
     Figure("ReLU [20:12), loopback, material in advance", "relu", _LOOPBACK, _RELU, True, "-", "million ReLUs/s"),
-    Figure("ResNet-18/CIFAR, 512 images, loopback", "resnet18", _LOOPBACK, _IMAGE, True, "2,500", "images/s"),
+    Figure("ResNet-18/CIFAR, 516 images, loopback", "resnet18", _LOOPBACK, _IMAGE, True, "2,500", "images/s"),
     Figure("the same at 10 Gb/s", "resnet18", _TEN, _IMAGE, True, "1,900", "images/s"),
     Figure(
         "the same, loopback, waits for material in it",
@@ -49,7 +49,7 @@ FIGURES = [
         "images/s",
     ),
     Figure("the same: dealt in advance in", "resnet18", _LOOPBACK, "dealer_seconds_per_image", False, "-", "s/image"),
-    Figure("ResNet-50/ImageNet, 16 images, loopback", "resnet50", _LOOPBACK, _IMAGE, True, "45", "images/s"),
+    Figure("ResNet-50/ImageNet, 18 images, loopback", "resnet50", _LOOPBACK, _IMAGE, True, "45", "images/s"),
     Figure("the same at 10 Gb/s", "resnet50", _TEN, _IMAGE, True, "34", "images/s"),
     Figure(
         "the same, loopback, waits for material in it",
@@ -164,7 +164,7 @@ def published() -> dict[str, Any]:
 def sizes_of(state: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The sizes of tiles that were searched, by card and kernel."""
     found: dict[str, dict[str, Any]] = {}
-    for row in [*rows_of(state, "tune"), *rows_of(state, "tune-rows")]:
+    for row in [row for step in STEPS if step.name.startswith("tune") for row in rows_of(state, step.name)]:
         found.setdefault(row["device"], {})[row["kernel"]] = row["sizes"]
     return found
 

@@ -6,6 +6,7 @@ the first one's folder, goes on where that one stopped: with the steps that were
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -71,6 +72,8 @@ def run_all(steps: Sequence[Step], run: Run, out: Path, minutes: float, state: S
             outcome = {"state": f"left out: takes {step.seconds:.0f} s, {max(0.0, left):.0f} s were left"}
         else:
             print(f"{step.name}: {step.what} ...", file=sys.stderr, flush=True)
+            state["steps"][step.name] = {"state": "failed: the call ended while it ran"}  # unless it does not
+            write_json(out / STATE, state)
             limit = left if run.tiny else min(_LONGER * step.seconds, left)  # a CPU has no expected seconds
             outcome = _run(step, run, out, max(1.0, limit))
         print(f"{step.name}: {outcome['state']}", file=sys.stderr, flush=True)
@@ -115,14 +118,16 @@ def _run(step: Step, run: Run, out: Path, limit: float) -> State:
         shown = shlex.join(["python", *words])
         with (out / LOG).open("a") as file:
             file.write(f"\n==== {step.name}: {shown}\n{said}")
+        # What a step has written so far is right, also where it did not come to its end.
+        figures = json.loads(rows.read_text()) if rows.exists() else []
         outcome: State = {"seconds": time.monotonic() - started, "command": shown, "machine": machine()}
+        outcome["figures"] = figures
         if code is None:
             return {"state": f"failed: stopped after {limit:.0f} s", **outcome, "said": said[-_SAID:]}
         if code or (step.writes and not rows.exists()):
             return {"state": f"failed: it ended with code {code}", **outcome, "said": said[-_SAID:]}
         last = said.strip().splitlines()[-1:] if not step.writes else []
-        figures = json.loads(rows.read_text()) if step.writes else []
-        return {"state": PASSED, **outcome, "figures": figures, "said": "".join(last)}
+        return {"state": PASSED, **outcome, "said": "".join(last)}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -140,8 +145,22 @@ def _roomy() -> str | None:
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > _ROOM else None
 
 
+def sources() -> dict[str, str]:
+    """The commit, "none" where git knows of none, and a digest of the sources: a copy of them has the same."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    digest = hashlib.sha256()
+    found = (path for room in ("hummingbird", "models", "scripts", "tests") for path in (ROOT / room).rglob("*"))
+    for path in sorted(path for path in found if path.suffix in {".py", ".cpp", ".h"}):
+        digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return {"commit": said or "none", "sources": digest.hexdigest()[:12]}
+
+
 def machine() -> dict[str, str]:
-    """Card, driver and versions."""
+    """Card, driver and versions, and what was run there."""
     packages = ("torch", "triton", "numpy")
     versions = {name: _version(name) for name in packages}
     asked = "name,memory.total,driver_version,clocks.max.sm"
@@ -150,7 +169,7 @@ def machine() -> dict[str, str]:
         card = subprocess.run(words, capture_output=True, text=True, timeout=30).stdout.strip() or "none"
     except (OSError, subprocess.TimeoutExpired):
         card = "none"
-    return {"card": card, "python": platform.python_version(), **versions, "cores": str(os.cpu_count())}
+    return {"card": card, "python": platform.python_version(), **versions, "cores": str(os.cpu_count()), **sources()}
 
 
 def _version(package: str) -> str:

@@ -34,6 +34,9 @@ TUNED = {  # the case by which a kernel's sizes are searched
     "deal_masks": "deal_masks",
     "dpf": "dpf.expand",
     "rows": "rows.select_sum",
+    "cut": "digits.cut",
+    "multiply": "conv2d 64x64x3x3, 36 bits",
+    "multiply_wide": "conv2d of shares",
 }
 _QUARTER, _QUARTERS = 12, 8  # operations of ChaCha's quarter round; of these in a double round
 CHACHA20, CHACHA12 = (rounds * _QUARTERS * _QUARTER + 16 for rounds in (10, 6))  # a block: double rounds, and a sum
@@ -200,10 +203,35 @@ def _products(n: int, source: Stream) -> Iterator[Case]:
     """A convolution and a product of ResNet-18's shapes with weights of 18 bits, exact in all bits, and in the 36 that
     a ReLU reads; operations as if one product did.
     """
+    from hummingbird.kernels.gpu.digits import cut
+    from hummingbird.kernels.gpu.limbs import balanced
+
     images = max(1, min(512, n >> 14))
     side = 16 if images > 1 else 4
     x, weight = source.words(images, 64, side, side), source.words(64, 64, 3, 3) >> 46
     a, b = source.words(max(1, min(512, n >> 12)), 512), source.words(512, 1000) >> 46
+    shares, count = source.words(64, 64, 3, 3), 5
+
+    def signed(x: Tensor) -> Tensor:
+        return torch.stack([part.to(torch.int8) for part in balanced(x.permute(0, 2, 3, 1), 8, count)])
+
+    yield Case(
+        "digits.cut",
+        (x,),
+        x.numel(),
+        13.0 * x.numel(),
+        13.0 * x.numel(),
+        partial(cut, count=count),
+        signed,
+        triton=True,
+    )
+
+    def both(x: Tensor, y: Tensor) -> Tensor:
+        return kernels.conv2d(x, y, (1, 1), (1, 1), 1)
+
+    out = images * 64 * (side - 2) ** 2
+    octets = 8.0 * (x.numel() + shares.numel() + out)
+    yield Case("conv2d of shares", (x, shares), out, octets, out * 576.0, both, both, "float64", True)
     made: dict[int, Factor] = {}  # of a weight, whose parts are made once for a net
 
     def factor(weight: Tensor) -> Factor:
@@ -221,11 +249,11 @@ def _products(n: int, source: Stream) -> Iterator[Case]:
         out = images * 64 * (side - 2) ** 2
         octets = 8 * (x.numel() + weight.numel() + out)
         name = f"conv2d 64x64x3x3, {bits} bits"
-        yield Case(name, (x, weight), out, octets, out * 576.0, convolve, convolve, "float64")
+        yield Case(name, (x, weight), out, octets, out * 576.0, convolve, convolve, "float64", True)
         out = len(a) * 1000
         octets = 8 * (a.numel() + b.numel() + out)
         name = f"matmul 512x1000, {bits} bits"
-        yield Case(name, (a, b), out, octets, out * 512.0, multiply, multiply, "float64")
+        yield Case(name, (a, b), out, octets, out * 512.0, multiply, multiply, "float64", True)
 
 
 def _ciphertexts(n: int) -> Iterator[Case]:

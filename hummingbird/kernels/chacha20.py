@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.devices import put
 from hummingbird.kernels.registry import best
 
 KEY_BYTES, BLOCK_BYTES = 32, 64
@@ -22,7 +23,7 @@ def key_words(key: bytes, device: torch.device) -> Tensor:
     """Put a key of 32 bytes on a device: int32 (8,). InputError for another size."""
     if len(key) != KEY_BYTES:
         raise InputError(f"a key has {KEY_BYTES} bytes, got {len(key)}", where="kernels.chacha20")
-    return torch.tensor(struct.unpack("<8i", key), dtype=torch.int32).to(device)
+    return put(torch.tensor(struct.unpack("<8i", key), dtype=torch.int32), device)
 
 
 def chacha20(key: Tensor, first: int, blocks: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.graph.attention import HIDDEN, shown
+from hummingbird.kernels.devices import put
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import FLOOR, MAX_SCALE, Layer, Spec, held
 from hummingbird.mpc.protocols import beaver
@@ -190,6 +191,6 @@ class Causal(Layer):
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x), scale_of(x)
         if self.session().rank == 0:
-            hidden = ~shown(*share.shape[-2:]).to(share.device)
+            hidden = put(~shown(*share.shape[-2:]), share.device)
             share = share + hidden.long() * (int(HIDDEN) << scale)
         return from_share(share, scale)

@@ -15,6 +15,7 @@ from hummingbird import cost, ring
 from hummingbird.cost import Cost
 from hummingbird.errors import InputError
 from hummingbird.graph.pooling import equal_windows
+from hummingbird.kernels.devices import put
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import FLOOR, Layer, Spec, held, room
@@ -90,7 +91,7 @@ class AvgPool(Layer):
             return self.division(total)
         ones = torch.ones(1, 1, *share.shape[2:], dtype=torch.float64)
         reciprocal = self.pool(ones, None) / self.pool(ones, 1)  # mean of ones over sum of ones: 1 / places counted
-        codes = ring.encode(reciprocal, self.division.fraction).to(share.device)
+        codes = put(ring.encode(reciprocal, self.division.fraction), share.device)
         return from_share(share_of(total) * codes, self.out_scale([scale_of(x)]))
 
     def label(self) -> str:

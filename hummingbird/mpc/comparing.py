@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hummingbird import cost, ring
 from hummingbird.cost import FREE, Cost
+from hummingbird.kernels.devices import put
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic, Values
 from hummingbird.mpc.correlations.rows import Widths
@@ -63,7 +64,7 @@ class Shares(Arithmetic):
 
     def weighted(self, values: Values, numbers: Sequence[int], fraction: int, start: Tensor | float = 0) -> Tensor:
         assert isinstance(values, Tensor)
-        codes = torch.tensor(numbers, device=values.device).view(-1, *[1] * (values.dim() - 1))
+        codes = put(torch.tensor(numbers), values.device).view(-1, *[1] * (values.dim() - 1))
         return (values * codes).sum(0) + start
 
     def per_channel(self, x: Tensor, weight: PublicWeight | FixedWeight) -> Tensor:

@@ -6,7 +6,8 @@ bits more than the input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,6 +115,21 @@ class AddConstant(Layer):
             check_private(value, owner)
         self.register_buffer("value", value.double())
         self.size = size_of(value, owner)
+        self._code: tuple[int, Tensor] | None = None  # a scale, and the public constant at it, until it moves
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AddConstant:
+        self._code = None
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._code = None
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def code(self, scale: int) -> Tensor:
+        """The public constant in the ring; encoded once, as that looks at numbers: with a GPU it waits for them."""
+        if self._code is None or self._code[0] != scale:
+            self._code = scale, ring.encode(self.value, scale)
+        return self._code[1]
 
     def out_scale(self, scales: Sequence[int]) -> int:
         if self.owner is None and not self.value.is_meta:
@@ -130,12 +146,14 @@ class AddConstant(Layer):
         if self.owner is not None:
             code = ring.encode(self.value, self.scales[0], where="") if session.rank == self.owner else None
             self.value = sharing.share_secret(session, code, tuple(self.value.shape), self.owner)
+        elif self.scales:
+            self.code(self.scales[0])
 
     def forward(self, x: MPCTensor) -> MPCTensor:
         share, scale = share_of(x) * self.sign, scale_of(x)
         if self.owner is not None:
             return from_share(share + self.value, scale)
-        constant = ring.encode(self.value, scale)
+        constant = self.code(scale)
         return from_share(share + (constant if self.session().rank == 0 else torch.zeros_like(constant)), scale)
 
     def label(self) -> str:

@@ -101,7 +101,7 @@ def normed(n: Arithmetic, x: Tensor, eps: float, center: bool, exact: Comparison
     least, count = places(length, eps)
     bits = n.at_least(total, [least * 4.0**j for j in range(1, count + 1)], SCALE)
     # Whole numbers without a fraction: 16 bits less than a value at rest has.
-    most, most_squared = (n.times(n.units(total.new_tensor(1 << k * count).long()), 1, -SCALE) for k in (1, 2))
+    most, most_squared = (n.times(n.units(total.new_full((), 1 << k * count).long()), 1, -SCALE) for k in (1, 2))
     up = n.weighted(bits, [-(1 << (count - j)) for j in range(1, count + 1)], 0, most)
     up_squared = n.weighted(bits, [-3 << 2 * (count - j) for j in range(1, count + 1)], 0, most_squared)
     u = n.times(n.product(total, up_squared), 1, TOP)  # below 2^62: see TOP

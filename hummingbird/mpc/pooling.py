@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.graph.pooling import equal_windows, places
+from hummingbird.kernels.devices import put
 from hummingbird.mpc.arithmetic import Arithmetic
 from hummingbird.mpc.comparing import Comparing
 from hummingbird.mpc.layer import Spec
@@ -67,7 +68,7 @@ class MaxPool(_MaxPooling):
         """x with `reduce`, over dimension 0, of what every pooling window holds: one dimension after the other."""
         for d in reversed(range(len(self.kernel))):
             axis = x.dim() - len(self.kernel) + d
-            taps = self.places(x.shape[axis], d).to(x.device)
+            taps = put(self.places(x.shape[axis], d), x.device)
             x = reduce(torch.stack([x.index_select(axis, row) for row in taps]))
         return x
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.graph import resize_rules
+from hummingbird.kernels.devices import put
 from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.layer import Layer
 
@@ -49,7 +50,7 @@ class Resize(Layer):
         share = share_of(x)
         after = resize_rules.resize(self.attrs, torch.empty(share.shape, device="meta"), *sizes).shape[2:]
         for axis, matrix in enumerate(self.matrices(share.shape[2:], after)):
-            share = _along(share, matrix.to(share.device), axis + 2)
+            share = _along(share, put(matrix, share.device), axis + 2)
         missing = self.fraction - self.bits * len(after)  # modes that take any number of axes
         return from_share(share << missing, scale_of(x) + self.fraction)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hummingbird import cost, inputs
 from hummingbird.errors import AgreementError, InputError
+from hummingbird.kernels.devices import put
 from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.session import Session
@@ -43,7 +44,7 @@ def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None
                 hint="use the same batch size everywhere",
             )
         share = _crypten.ArithmeticSharedTensor.PRZS(shape, device=session.device).share
-        return _crypten.from_share(share + encoded.to(session.device) if encoded is not None else share)
+        return _crypten.from_share(share + put(encoded, session.device) if encoded is not None else share)
 
 
 def _broadcast_shape(session: Session, x: Tensor | None, src: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hummingbird import ring
 from hummingbird.graph.public import check_rows, check_values
+from hummingbird.kernels.devices import put
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share
 from hummingbird.mpc.constants import check_private, size_of
@@ -42,7 +43,7 @@ class SharePublic(_Public):
     def forward(self, value: Tensor, x: MPCTensor) -> MPCTensor:
         check_values(value)
         session = self.session()
-        code = ring.encode(value.to(session.device, torch.float64))
+        code = put(ring.encode(value.double()), session.device)
         return from_share(code if session.rank == 0 else torch.zeros_like(code))
 
 
@@ -71,7 +72,7 @@ class Embedding(_Public):
 
     def forward(self, numbers: Tensor, x: MPCTensor) -> MPCTensor:
         check_rows(numbers, len(self.table))
-        rows = self.table[numbers.to(self.table.device, torch.int64)]
+        rows = self.table[put(numbers.long(), self.table.device)]
         return from_share(rows if self.owner is not None or self.session().rank == 0 else torch.zeros_like(rows))
 
     def label(self) -> str:

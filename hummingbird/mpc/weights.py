@@ -36,6 +36,7 @@ class PublicWeight(nn.Module):
         self.shape = tuple(code.shape)
         self.register_buffer("code", code)
         self._factor: Factor | None = None  # of the layer's only product; forgotten when the code moves or changes
+        self._bits: int | None = None  # of the code, read before it moves: a look at a GPU waits for all that it does
 
     def product(
         self,
@@ -50,15 +51,16 @@ class PublicWeight(nn.Module):
         if op == "mul":
             return ring.bilinear(op, x, self.code.view(self.shape if view is None else tuple(view)))
         if self._factor is None:
-            self._factor = Factor(ring.arranged(op, self.code, options.get("groups", 1)))
+            self._factor = Factor(ring.arranged(op, self.code, options.get("groups", 1)), self._bits)
         return ring.bilinear(op, x, self._factor, bits, **options)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PublicWeight:
+        self._bits = Factor(self.code).bits if self._bits is None else self._bits
         self._factor = None
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._factor = None
+        self._factor = self._bits = None
         super()._load_from_state_dict(*args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from hummingbird.kernels.devices import on_this_card
+
 Item = TypeVar("Item")
 _POLL = 0.2  # seconds between looks at whether the reader is gone
 
@@ -29,7 +31,7 @@ class Prefetch(Generic[Item]):
         self._items, self._cancel = items, cancel
         self._queue: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hummingbird-prefetch", daemon=True)
+        self._thread = threading.Thread(target=on_this_card(self._run), name="hummingbird-prefetch", daemon=True)
         self._thread.start()
 
     def next(self, timeout: float | None = None) -> Item | None:

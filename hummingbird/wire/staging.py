@@ -29,7 +29,10 @@ class Staging:
 
     def buffer(self, size: int) -> Tensor:
         """Pinned memory of so many bytes, uint8 (size,)."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        if self.device.type != "cuda":
+            return torch.empty(size, dtype=torch.uint8)
+        with torch.cuda.device(self.device):  # else it is pinned for the first card too, where a thread has chosen none
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def fetch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
         """Begin to copy tensors to pinned memory: their bytes there, uint8 (bytes,) each, and the event of the copies.

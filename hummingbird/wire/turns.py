@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hummingbird.kernels.devices import on_this_card
 from hummingbird.wire import meter
 
 _place: contextvars.ContextVar[tuple[Turns, int] | None] = contextvars.ContextVar("place", default=None)
@@ -61,7 +62,7 @@ class Turns:
                     self._changed.notify_all()
 
         threads = [
-            threading.Thread(target=contextvars.copy_context().run, args=(work, number), daemon=True)
+            threading.Thread(target=contextvars.copy_context().run, args=(on_this_card(work), number), daemon=True)
             for number in range(1, len(functions))
         ]
         for thread in threads:

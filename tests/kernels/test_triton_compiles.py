@@ -1,95 +1,152 @@
-"""Every Triton kernel compiles down to machine code for the GPUs it is meant for, without one.
+"""Every Triton kernel compiles down to machine code for the GPUs it is meant for, without one: as nets launch it.
 
-The interpreter takes what the compiler does not: types that do not fit, constants that are none, wrong shapes.
+The interpreter takes what the compiler does not: types that do not fit, constants that are none, wrong shapes. And a
+thread's registers, or what it keeps in memory for want of them, decide a kernel's speed.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 
-from tests.support.triton import Kernel, Usage, compiled
+from tests.support.triton import Launch, Usage, compiled, launches
 
-DRAWN, PACKED = 1, 2
-FORMS, WIDTHS = (DRAWN, *[PACKED] * 4), (32, 16, 36, 16, 36)  # at party 0
-PAIRS = ("mask", "carry", "bit", "wrap", "product")
-LIFT = {"opened": "*i64", "choice": "*u8", "y": "*i64", "z": "*i64", "n": "i32"}
-LIFT |= {name: "*i32" for name in PAIRS} | {f"{name}_first": "i32" for name in PAIRS}
-CORRECTED = LIFT | {name: "*u8" for name in PAIRS[1:]}
-OWN, OWN_FORMS = CORRECTED | {"mask": "*i64", "carry": "*i64"}, (0, 0, *[PACKED] * 3)  # of whole shares
-COMPARE = {"frames": ("*u8", "*u8"), "table": "*i32", "choice_bits": "*i32", "wrap_bits": "*i32"}
-COMPARE |= {
-    "table_first": "i32",
-    "choice_first": "i32",
-    "wrap_first": "i32",
-    "opened": "*i64",
-    "out": "*u8",
-    "n": "i32",
+# Every kernel at some sizes.
+SIZES = """
+import sys
+from scripts.bench_kernels import on
+from scripts.kernel_cases import cases
+
+for n in map(int, sys.argv[1:]):
+    for case in cases(n, META):
+        if case.triton:
+            case.run(*on(META, case.arguments))
+"""
+# A ReLU's kernels with operands of every form, and windows up to 64 bits.
+FORMS = """
+from hummingbird.kernels.chacha20 import key_words
+from hummingbird.kernels.drawn import Drawn
+from hummingbird.kernels.gpu import dealing, opening
+from hummingbird.kernels.shares.words import Packed
+from hummingbird.mpc.correlations.masked import MaskedOpening
+
+n, key = 1000, key_words(bytes(32), META)
+
+def stored(size, dtype=torch.int64):
+    return torch.empty(size, dtype=dtype, device=META)
+
+def drawn(size, dtype):
+    return Drawn(key, 1, (size,), dtype)
+
+def packed(width):
+    return Packed(stored((n * width + 7) // 8, torch.uint8), (n,), width)
+
+for k, m, shift, ring in [(20, 12, 16, 36), (64, 58, 0, 64), (33, 25, 3, 60), (12, 10, 1, 40)]:
+    narrow, plane, octets = torch.int32 if k <= 32 else torch.int64, (n + 7) // 8, torch.uint8
+    for mask in (drawn(n, narrow), stored(n, narrow)):
+        frame = opening.mask_words(stored(n), mask, shift, k)
+    table = ((n << k - m) + 7) // 8
+    for first in (False, True):
+        for make in (drawn, stored):
+            planes = make(plane, octets), make(plane, octets)
+            opened, both = opening.compare_opened([frame] * 2, make(table, octets), *planes, n, k, m, first)
+        for rest in ([packed(ring - k), packed(ring)] * 2, [drawn(n, narrow)] * 4, [stored(n)] * 4):
+            opening.lift(opened, both, drawn(n, narrow), *rest, k, first)
+            opening.lift(opened, both, stored(n), None, *rest[1:], k, first)
+    for whole in (0, 1):
+        request = MaskedOpening(n, k, m, 1 if k - m < 9 else 2, ring, whole)
+        fields = [*request.free.values(), *request.derived.values()]
+        left = [[drawn(*item.shape, item.dtype)] * (2 if place < 3 else 1) for place, item in enumerate(fields)]
+        dealing.deal_masks(left, n, k, m, ring, request.sizes, bool(whole))
+"""
+# A net at either of two parties, with the dealer that is the other end of its requests, by either aim.
+NET = """
+import sys, torchvision
+import hummingbird, models
+from hummingbird.mpc import _crypten, launch
+from hummingbird.mpc.dealer.local import LocalDealer
+from hummingbird.mpc.dry_run import _Silence
+from hummingbird.mpc.session import Session
+
+words = _crypten._kbit
+
+def drawn(size, *args, device=None, **kwargs):
+    out = words(size, *args, **kwargs)
+    return out if device == out.device else torch.empty(out.shape, dtype=out.dtype, device=device)
+
+_crypten._kbit = drawn  # CrypTen asks for empty tensors on the CPU, to which nothing is copied from the meta device
+NETS = {
+    "resnet18": (lambda: models.get_model("resnet18", 10), (8, 3, 32, 32)),
+    "resnet50": (torchvision.models.resnet50, (4, 3, 224, 224)),
+    "vit": (lambda: models.get_model("vit", 10, layers=1), (8, 3, 32, 32)),
 }
-DEAL = {"keys": "*i32", "parties": "i32", "firsts": ("i32",) * 9, "outs": ("*i16",) * 4 + ("*i32",) * 2, "n": "i32"}
-MASK = {"share": "*i64", "mask": "*i32", "first": "i32", "out": "*i16", "n": "i32"}
-NODES = {"nodes": "*i32", "stride": "i32", "n": "i32", "total": "i32", "public": "*i32", "out": "*i32"}
-SUMS = {name: "i32" for name in ("bits_stride", "rows", "queries", "columns", "piece")}
-SUMS |= {"bits": "*u8", "table": "*i8", "out": "*i32"}
-CUT = {"x": "*i64", "out": "*i8", "place_step": "i32", "blocks": "i32", "size": "i32"}
-CUT |= {name: "i32" for name in ("channels", "plane", "channel_step")}
-PRODUCT: dict[str, str] = {"x": "*i8", "w": "*i8", "out": "*i64"}
-PRODUCT |= {name: "i32" for name in ("x_size", "w_size", "places", "length", "out_width", "plane", "step_h", "step_w")}
-PRODUCT |= {name: "i32" for name in ("channels", "inputs", "outputs", "runs", "run", "across", "down_step")}
-PRODUCT |= {"across_step": "i32"}
-TILE = {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64}
-SMALL, WIDE = {"LANES": 128}, {"WIDTHS": (32, 32, 64, 32, 64)}
-WINDOW = {"K": 20, "M": 12, "BITS_FORM": DRAWN, **SMALL}
-LIFTED = {"K": 20, "WHOLE": False, **SMALL}
-DEALT = {"WHOLE": False, **SMALL}
-
-KERNELS = [
-    Kernel("chacha20:_blocks", {"key": "*i32", "first": "i32", "blocks": "i32", "out": "*i32"}, {"size": 128}),
-    Kernel("dpf:_children", NODES | {"corrections": "*i32", "correction_stride": "i32"}, {"size": 128}),
-    Kernel("dpf:_leaves", NODES | {"finals": "*i32"}, {"size": 128}),
-    Kernel("rows:_sums", SUMS, {"Q": 64, "C": 128, "R": 64}, 8),
-    Kernel("opening:_mask_words", MASK, {"SHIFT": 16, "WIDTH": 20, "FORM": DRAWN, "MASK_WIDTH": 32, **SMALL}),
-    Kernel("opening:_open_words", {"frames": ("*u8",) * 3, "out": "*i64", "n": "i32"}, {"WIDTH": 36, **SMALL}),
-    Kernel("opening:_compare_opened", COMPARE, {"FIRST": False, "TABLE_FORM": DRAWN, **WINDOW}),
-    Kernel("opening:_lift", LIFT, {"FIRST": False, "FORMS": (DRAWN,) * 5, **LIFTED, **WIDE}),
-    Kernel("dealing:_deal_masks", DEAL, {"K": 12, "RING": 16, "SIZES": (3, 6), "STARTS": (3, 6), **DEALT}),
-    Kernel("digits:_cut", CUT, {"DIGITS": 5, "PLACES": 32, "CHANNELS": 32}),
-    Kernel("digits:_multiply", PRODUCT, {"DIGITS": 5, "WEIGHT_DIGITS": 3, **TILE}, 8),
-]
-# Other forms and widths of the same.
-MORE = [
-    Kernel("opening:_mask_words", MASK, {"SHIFT": 0, "WIDTH": 64, "FORM": DRAWN, "MASK_WIDTH": 64, **SMALL}),
-    Kernel("opening:_compare_opened", COMPARE, {"FIRST": False, "TABLE_FORM": DRAWN, **WINDOW, "M": 17}),
-    Kernel("opening:_compare_opened", COMPARE | {"table": "*u8"}, {"FIRST": True, "TABLE_FORM": 0, **WINDOW}),
-    Kernel("opening:_lift", CORRECTED, {"FIRST": True, "FORMS": FORMS, "WIDTHS": (32, 16, 36, 16, 36), **LIFTED}),
-    Kernel(
-        "opening:_lift",
-        OWN,
-        {"FIRST": True, "FORMS": OWN_FORMS, "WIDTHS": (64, 64, 64, 44, 64), **LIFTED, "WHOLE": True},
-    ),
-    Kernel("dealing:_deal_masks", DEAL, {"K": 20, "RING": 36, "SIZES": (3, 8), "STARTS": (9, 12), **DEALT}),
-    Kernel(
-        "dealing:_deal_masks", DEAL, {"K": 20, "RING": 64, "SIZES": (4, 4), "STARTS": (12, 16), **DEALT, "WHOLE": True}
-    ),
-    Kernel("digits:_multiply", PRODUCT, {"DIGITS": 8, "WEIGHT_DIGITS": 8, **TILE}, 8),
-]
-WRONG = Kernel("opening:_lift", LIFT, {"FIRST": False, "FORMS": (DRAWN,) * 4, **LIFTED, **WIDE})
+make, shape = NETS[sys.argv[1]]
+for party in (0, 1):
+    for aim in ("latency", "throughput"):
+        private = hummingbird.convert_model(make().eval(), hummingbird.BitWindow(20, 12), aim=aim)
+        dealer = LocalDealer(party, 2, [bytes([seed] * 32) for seed in (1, 2)], META)
+        with launch.stand_in(Session(party, 2, _Silence(party, 2), dealer, device=META)):
+            private.set_up()
+            private.forward(_crypten.from_share(torch.zeros(shape, dtype=torch.int64, device=META)))
+"""
+NETS = ("resnet18", "resnet50", "vit")
+EVERY = {"chacha20:_blocks", "dpf:_children", "dpf:_leaves", "rows:_sums", "dealing:_deal_masks"}
+EVERY |= {f"opening:_{name}" for name in ("mask_words", "open_words", "compare_opened", "lift")}
+EVERY |= {"digits:_cut", "digits:_multiply"}
 
 
-def check(kernels: list[Kernel], capability: int) -> None:
-    """A program's shared memory is at most 227 KiB (capability 9.0), 163 KiB (8.0). One that lacks a form is found."""
-    *usages, error = compiled([*kernels, WRONG], capability)
-    for kernel, usage in zip(kernels, usages, strict=True):
-        print(f"{kernel.function} for {capability}: {usage}")
-        assert isinstance(usage, Usage), f"{kernel.function}: {usage}"
-        assert usage.shared <= (227 if capability == 90 else 163) * 1024
+# Registers of a thread at most, and bytes that it keeps in memory for want of them: for capability 8.0 and for 9.0.
+USAGE = {
+    "chacha20:_blocks": {80: (48, 0), 90: (48, 0)},
+}
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that a program may have, of which a multiprocessor has as many
+
+
+def check(launched: list[Launch], capability: int) -> None:
+    """Compile, and compare with the table. A kernel that lacks the form of an operand is an error, and found."""
+    wrong = next(launch for launch in launched if launch.function == "opening:_lift")
+    forms = list(wrong.types).index("FORMS")
+    wrong = wrong._replace(constants=wrong.constants | {(forms,): wrong.constants[(forms,)][:4]})
+    *usages, error = compiled([*launched, wrong], capability)
     assert isinstance(error, str) and ("IndexError" in error or "CompilationError" in error)
+    beyond = []
+    for launch, usage in zip(launched, usages, strict=True):
+        assert isinstance(usage, Usage), f"{launch}: {usage}"
+        print(f"{capability} {usage.registers} {usage.stack} {usage.shared} {launch}")
+        registers, stack = USAGE[launch.function][capability]
+        if usage.registers > registers or usage.stack > stack or usage.shared > SHARED[capability]:
+            beyond.append(f"{launch}: {usage}, and the table has {registers} registers and {stack} bytes")
+    assert not beyond
 
 
 def test_every_kernel_compiles() -> None:
-    check(KERNELS, 90)
+    found = {launch.function: launch for launch in launches(SIZES, "4096")}  # the last of each
+    assert set(found) == EVERY == set(USAGE)
+    check(list(found.values()), 90)
 
 
 @pytest.mark.slow
-def test_every_form_compiles_for_older_cards_too() -> None:
-    check(MORE, 90)
-    check(KERNELS + MORE, 80)
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_form_compiles(capability: int) -> None:
+    check(launches(FORMS), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("net", NETS)
+def test_all_that_a_net_launches_compiles(net: str, capability: int) -> None:
+    check(launches(NET, net), capability)
+
+
+# What is compiled anew ------------------------------------------------------------------------------------------------
+
+
+def test_no_size_has_a_kernel_compiled_anew() -> None:
+    """Of 1, 9, 16, 1003 and 4096 elements: numbers of elements and of blocks are no part of what is compiled."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for launch in launches(SIZES, "1", "9", "16", "1003", "4096"):
+        if not launch.function.startswith("digits:"):  # a layer's shape decides how wide its loads are
+            found[str(launch)].add(f"{launch.types} {launch.attributes}")
+    assert {name.split()[0] for name in found} == EVERY - {"digits:_cut", "digits:_multiply"}
+    assert {name: len(several) for name, several in found.items() if len(several) > 1} == {}

@@ -6,6 +6,7 @@ look at a value. On a GPU the results are compared too.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -26,11 +27,18 @@ from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc._crypten import share_of
 from hummingbird.mpc.averaging import sums_by_halves
+from hummingbird.mpc.correlations.material import Material
+from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.correlations.request import Turn
+from hummingbird.mpc.dealer.supplies import Supplies
 from hummingbird.mpc.protocols import weight_mask
 from hummingbird.mpc.protocols.registry import PROTOCOLS
+from hummingbird.wire.prefetch import Prefetch
+from hummingbird.wire.turns import Turns
 from tests.support import far
 from tests.support.operations import cases
 from tests.support.parties import init_alone
+from tests.support.patience import HANG
 
 CASES = cases()
 WINDOW = BitWindow(32, 0)
@@ -60,14 +68,17 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[sessions.Session]:
 @pytest.mark.parametrize("weights", ["public", 0])
 @pytest.mark.parametrize("name", CASES)
 def test_everything_is_where_the_shares_are(
-    elsewhere: sessions.Session, name: str, weights: str | int, protocol: str
+    elsewhere: sessions.Session, name: str, weights: str | int, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nothing there makes the thread that computes wait for the device."""
     net, x = CASES[name].net.eval(), CASES[name].x
     try:
         private = convert_model(net, WINDOW, weights, protocol)
     except hummingbird.errors.HummingbirdError as error:
         pytest.skip(str(error).splitlines()[0])
-    out = private(hummingbird.cryptensor(x))
+    with far.waits(monkeypatch) as waits:
+        out = private(hummingbird.cryptensor(x))
+    assert not waits
     assert share_of(out).is_meta and tuple(out.size()) == tuple(net(x).shape)
     assert all(buffer.is_meta for buffer in private.buffers())
 
@@ -127,6 +138,29 @@ def test_a_lane_has_a_card_of_its_own(
     with pytest.raises(EnvironmentProblem, match="this host has 2 CUDA devices, and no cuda:2"):
         launch._on_card(torch.device("cuda:2"))
     assert launch._on_card(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_threads_use_the_card_of_the_one_that_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a session on the second card: slices in turns, material that is made ahead, and what is read ahead."""
+    chosen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda card: chosen.append(f"{card} in {threading.current_thread().name}")
+    )
+
+    def name() -> str:
+        return threading.current_thread().name
+
+    first, *others = Turns().run([name, name, name])
+    assert first == name() and chosen == [f"1 in {other}" for other in others]
+    with Prefetch(iter([1, 2]), 1) as items:
+        assert list(items) == [1, 2]
+    material = Material({})
+    supplies = Supplies(lambda turns, requests: iter([material]), "here", lambda size: HANG)
+    assert supplies.reserve([Turn(0, 0)], [SquarePair((1,))]).correlation(SquarePair((1,))).shares == {}
+    supplies.close()
+    assert chosen[-2:] == ["1 in hummingbird-prefetch", "1 in hummingbird-supplies"]
 
 
 @pytest.mark.parametrize("ceil", [False, True])

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from scripts import gpu, gpu_page, gpu_run, gpu_steps, gpu_wheels
+from hummingbird.kernels.gpu.sizes import DEFAULTS
+from hummingbird.mpc import microbatch
+from scripts import gpu, gpu_native, gpu_page, gpu_run, gpu_steps, gpu_wheels
 from scripts.gpu_steps import STEPS, Run, Step
+from scripts.kernel_cases import TUNED
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
 
@@ -103,6 +107,18 @@ def test_a_step_that_takes_too_long_is_stopped_with_what_it_started(
         assert time.monotonic() < deadline
 
 
+def test_what_a_step_has_written_is_kept_where_it_fails(tmp_path: Path) -> None:
+    """And while it runs, the state on disk says what is true if the call is ended then."""
+    look = f"print(json.loads(pathlib.Path({str(tmp_path / gpu_run.STATE)!r}).read_text())['steps']['a']['state'])"
+    code = f"{look}; FILE.write_text(json.dumps([dict(kernel='lift')])); sys.exit(3)"
+    state = gpu_run.load(tmp_path)
+    gpu_run.run_all([step("a", code)], REAL, tmp_path, 5, state)
+    found = gpu_run.load(tmp_path)["steps"]["a"]
+    assert found["state"] == "failed: it ended with code 3" and found["figures"] == [{"kernel": "lift"}]
+    assert found["said"] == "failed: the call ended while it ran\n"
+    assert found["machine"]["commit"] and re.fullmatch("[0-9a-f]{12}", found["machine"]["sources"])
+
+
 def test_a_program_that_is_not_installed_is_said(tmp_path: Path) -> None:
     state = gpu_run.load(tmp_path)
     gpu_run.run_all([step("a", "", needs="no-such-program")], REAL, tmp_path, 5, state)
@@ -129,6 +145,48 @@ def test_wheels_are_installed_where_they_are_missing(tmp_path: Path, monkeypatch
     (tmp_path / "one.whl").touch()
     words = wheels.words(Run(tmp_path, "cuda"))
     assert words is not None and words[-1] == str(tmp_path / "one.whl") and "--no-index" in words
+
+
+@pytest.mark.parametrize(
+    ("ended", "code"), [([True], 0), ([False, True, True], 0), ([False, False], 1), ([False, True, False], 1)]
+)
+def test_native_kernels_are_there_only_where_they_load(
+    ended: list[bool], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another machine, or of sources before: they are built anew. A build that leaves nothing ends well too."""
+    asked: list[list[str]] = []
+    monkeypatch.setattr(gpu_native, "run", lambda words: asked.append(words) or ended.pop(0))
+    assert gpu_native.main() == code and not ended
+    assert asked[:2] == [gpu_native.LOADS, gpu_native.BUILD][: len(asked)]
+
+
+def test_batches_fill_what_is_under_way_and_the_first_step_timed_is_resnet18() -> None:
+    under_way, sliced = microbatch.in_flight(torch.device("cuda")), 0
+    for words in [step.words(REAL) or [] for step in STEPS]:
+        if "--slice" in words:
+            batch, size = (int(words[words.index(name) + 1]) for name in ("--batch", "--slice"))
+            assert batch % size == 0 and batch // size % under_way == 0
+            sliced += 1
+    names = [step.name for step in STEPS if not step.always]
+    assert sliced == 2 and names[:2] == ["smoke", "resnet18"]
+
+
+def test_all_sizes_are_searched() -> None:
+    words = [word for step in STEPS if step.name.startswith("tune") for word in step.words(REAL) or []]
+    assert set(DEFAULTS) == set(TUNED) == set(words) & set(TUNED)
+
+
+def test_sizes_found_earlier_are_used_by_a_later_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be another one, of the same kind: the folder of state is all that comes along."""
+    row = {"kernel": "lift", "sizes": {"LANES": 64, "num_warps": 2}, "device": "a card"}
+    found = {"tune": {"state": "failed: stopped after 600 s", "figures": [row]}}
+    (tmp_path / gpu_run.STATE).write_text(json.dumps({"steps": found}))
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(gpu.sizes, "keep", kept.__setitem__)
+    monkeypatch.setattr(gpu, "device", lambda dry_run: "cuda")
+    monkeypatch.setattr(gpu_run, "run_all", lambda *_: None)
+    gpu.main(["--out", str(tmp_path)])
+    assert kept == {"a card": {"lift": {"LANES": 64, "num_warps": 2}}}
 
 
 def test_fetched_wheels_are_few_and_a_failure_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +303,7 @@ def test_the_page_shows_rates_beside_marks() -> None:
     for row in rows:
         row |= {"seconds_per_image": 0.5, "dealer_seconds_per_image": 0.25}
     shown = gpu_page.page(state)
-    assert "| ResNet-18/CIFAR, 512 images, loopback | 2,500 images/s | 2,600 images/s | measured |" in shown
+    assert "| ResNet-18/CIFAR, 516 images, loopback | 2,500 images/s | 2,600 images/s | measured |" in shown
     assert "| the same at 10 Gb/s | 1,900 images/s | 2,600 images/s | computed |" in shown
     assert "- card a card" in shown and f"| 100,000 queries/s | {gpu_page.NOT_YET} |" in shown
     assert "dry run" not in shown and "A dry run" in gpu_page.page(state | {"dry_run": True})

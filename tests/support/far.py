@@ -15,16 +15,25 @@ One thread: torch keeps such modes for each. `torch.tensor(..., device=DEVICE)` 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+import hummingbird
+from hummingbird import ring
+from hummingbird.kernels.devices import put
+
 DEVICE = "meta"
+ROOMS = str(Path(hummingbird.__file__).parent)
 _COPIES = {"copy_", "_to_copy"}
 
 
@@ -72,3 +81,60 @@ def far() -> Iterator[None]:
     """Have torch compute on the far device, in this thread."""
     with torch.no_grad(), _Mode():
         yield
+
+
+# Waiting --------------------------------------------------------------------------------------------------------------
+
+
+class _Uploads(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operation(*args, **(kwargs or {}))
+        if operation.overloadpacket.__name__ in _COPIES:
+            target, source = (args[0], args[1]) if operation.overloadpacket.__name__ == "copy_" else (out, args[0])
+            if target.is_meta and not source.is_meta:
+                self.note()
+        return out
+
+    def note(self) -> None:
+        """Note the line of this package that is at work, unless it is in `put`."""
+        frame: FrameType | None = sys._getframe(1)
+        place = "a test"
+        while frame is not None and frame.f_code is not put.__code__:
+            if place == "a test" and frame.f_code.co_filename.startswith(ROOMS):
+                place = f"{frame.f_code.co_filename.removeprefix(ROOMS)}:{frame.f_lineno}"
+            frame = frame.f_back
+        if frame is None:
+            self.found.append(place)
+
+
+@contextmanager
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Find the lines that put numbers on torch's meta device otherwise than by `devices.put`: with a GPU in its place
+    they wait until it has done all that it was given before. A look at a value there is an error anyway.
+    """
+    mode = _Uploads()
+
+    def watched(make: Any) -> Any:
+        def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+            if device is not None and torch.device(device).type == DEVICE:
+                mode.note()
+            return make(*args, device=device, **kwargs)
+
+        return made
+
+    for name in ("tensor", "as_tensor"):
+        monkeypatch.setattr(torch, name, watched(getattr(torch, name)))
+    encode = ring.encode
+
+    def encoded(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if x.is_meta:  # else it looks at the largest
+            mode.note()
+        return encode(x, *args, **kwargs)
+
+    monkeypatch.setattr(ring, "encode", encoded)
+    with mode:
+        yield mode.found

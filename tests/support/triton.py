@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -26,24 +27,35 @@ def interpret(program: str, *words: str) -> str:
         return run(program, *words, TRITON_INTERPRET="1", TRITON_CACHE_DIR=cache)
 
 
-def run(program: str, *words: str, **environment: str) -> str:
-    """Run a program in a process of its own; what it prints."""
-    command = [sys.executable, "-c", program, *words]
-    ended = subprocess.run(command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True)
+def run(program: str, *words: str, given: str = "", **environment: str) -> str:
+    """Run a program in a process of its own; what it prints. given: its input."""
+    command, variables = [sys.executable, "-c", program, *words], {**os.environ, **environment}
+    ended = subprocess.run(command, env=variables, cwd=ROOT, input=given, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-class Kernel(NamedTuple):
-    """A kernel as it is launched: types of its arguments ("*i64", "i32", a tuple of them), and its constants.
+class Launch(NamedTuple):
+    """A kernel as it is launched, compiled for these types: what Triton keeps apart.
 
-    function: its module and name, "dpf:_leaves" in hummingbird/kernels/gpu.
+    function: its module and name, "dpf:_leaves" in hummingbird/kernels/gpu. types: of its arguments ("*i64", "i32",
+    "constexpr"). constants, attributes: by place, of constants and of addresses and numbers that 16 divides.
     """
 
     function: str
     types: dict[str, Any]
-    constants: dict[str, Any]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
     num_warps: int = 4
+    num_stages: int = 3
+
+    def __str__(self) -> str:
+        """Name the function, and its constants but for the tiles' sizes: "opening:_lift K=20 ..."."""
+        names = list(self.types)
+        given = {names[at[0]]: value for at, value in self.constants.items() if names[at[0]].isupper()}
+        tiles = ("LANES", "PLACES", "OUTPUTS", "TERMS", "CHANNELS", "Q", "C", "R")
+        shown = [f"{name}={value}" for name, value in given.items() if name not in tiles]
+        return " ".join([self.function, *shown]).replace(", ", ",")
 
 
 class Usage(NamedTuple):
@@ -54,36 +66,85 @@ class Usage(NamedTuple):
     shared: int
 
 
+# Kernels are launched on a card that is not there: what would be compiled is noted, and nothing runs. The meta device
+# stands for the card, as tensors there have types and shapes alone.
+RECORDER = """
+import atexit, torch, triton, warnings
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from hummingbird.kernels import registry
+from hummingbird.kernels.shares import products
+
+warnings.simplefilter("ignore")
+
+class Card:
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+noted = {}
+
+def note(*, fn, compile, **_):
+    constants, attributes = compile["constants"], {at: found for at, found in compile["configs"][0].items() if found}
+    function = fn.module.rpartition(".")[2] + ":" + fn.name.rpartition(".")[2]
+    launch = function, compile["signature"], constants, attributes, compile["num_warps"], compile["num_stages"]
+    noted[repr(launch)] = None
+    return True  # compiled: nothing is left to do
+
+triton.runtime.driver.set_active(Card())
+knobs.runtime.jit_cache_hook = note
+torch.cuda.get_device_capability = lambda device=None: (9, 0)
+products._width = lambda code: 18  # bits of weights, which nobody can read there
+find, META = registry._find, torch.device("meta")
+registry._find = lambda operation, backend, tensors: find(
+    operation, "gpu" if any(x.is_meta for x in tensors) else backend, tensors
+)
+atexit.register(lambda: print("", *noted, sep="\\n"))
+"""
+
+
+def launches(program: str, *words: str) -> list[Launch]:
+    """Note what a program launches on the meta device, each specialisation once; skips the test without Triton."""
+    pytest.importorskip("triton")
+    with tempfile.TemporaryDirectory() as cache:
+        said = run(RECORDER + program, *words, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache)
+    return [Launch(*ast.literal_eval(line)) for line in said.splitlines() if line.startswith("(")]
+
+
 PROGRAM = """
-import importlib, json, re, subprocess, sys, tempfile
+import ast, importlib, json, re, subprocess, sys, tempfile
 from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-kernels, capability, found = eval(sys.argv[1]), int(sys.argv[2]), []
-for place, types, constants, warps in kernels:
+target = GPUTarget("cuda", int(sys.argv[1]), 32)
+for line in sys.stdin:
+    place, types, constants, attributes, warps, stages = ast.literal_eval(line)
     module, name = place.split(":")
     function = getattr(importlib.import_module("hummingbird.kernels.gpu." + module), name)
-    types = {name: "constexpr" if name in constants else types[name] for name in function.arg_names}
-    target, options = GPUTarget("cuda", capability, 32), {"num_warps": warps}
+    options = {"num_warps": warps, "num_stages": stages}
     try:
-        made = triton.compile(ASTSource(function, types, constants, {}), target=target, options=options)
+        made = triton.compile(ASTSource(function, types, constants, attributes), target=target, options=options)
     except Exception as error:
-        found.append(f"{type(error).__name__}: {error}")
+        print(json.dumps(f"{type(error).__name__}: {error}"), flush=True)
         continue
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
         dump = subprocess.run([tools, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     registers, stack = re.search(r"REG:(\\d+) STACK:(\\d+)", dump).groups()
-    found.append([int(registers), int(stack), made.metadata.shared])
-print(json.dumps(found))
+    print(json.dumps([int(registers), int(stack), made.metadata.shared]), flush=True)
 """
 
 
-def compiled(kernels: Sequence[Kernel], capability: int) -> list[Usage | str]:
+def compiled(kernels: Sequence[Launch], capability: int) -> list[Usage | str]:
     """Compile kernels down to machine code for a GPU of this capability (90: H100): what each uses, or the error.
 
     Skips the test where there is no Triton, or one without its assembler. In one process of its own, as Triton may have
@@ -93,7 +154,8 @@ def compiled(kernels: Sequence[Kernel], capability: int) -> list[Usage | str]:
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
     if not (tools / "ptxas").exists() or not (tools / "cuobjdump").exists():
         pytest.skip("this Triton has no assembler for NVIDIA GPUs")
-    words = repr([tuple(kernel) for kernel in kernels]), str(capability)
+    lines = "\n".join(repr(tuple(kernel)) for kernel in kernels)
     with tempfile.TemporaryDirectory() as cache:
-        found = json.loads(run(PROGRAM, *words, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache).splitlines()[-1])
+        said = run(PROGRAM, str(capability), given=lines, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache)
+    found = [json.loads(line) for line in said.splitlines()[-len(kernels) :]]
     return [one if isinstance(one, str) else Usage(*one) for one in found]

@@ -43,7 +43,7 @@ def double_round(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14
     return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "blocks"])
 def _blocks(key, first, blocks, out, size: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
     zero = tl.zeros((size,), dtype=tl.uint32)

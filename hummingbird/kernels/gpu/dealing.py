@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hummingbird.kernels.devices import put
 from hummingbird.kernels.drawn import Drawn
 from hummingbird.kernels.gpu.sizes import sizes as tile_sizes
 from hummingbird.kernels.gpu.tiles import (
@@ -89,7 +90,7 @@ def _table(place, keys, parties, first, lane, n, out, C: tl.constexpr):
             tl.store(at, words.to(tl.int32, bitcast=True), mask=lane[:, None] * 16 < n)
 
 
-@triton.jit(do_not_specialize=["parties", "firsts", "n"])
+@triton.jit(do_not_specialize=["parties", "n"])
 def _deal_masks(
     keys,
     parties,
@@ -105,23 +106,24 @@ def _deal_masks(
 ):
     lane = tile(LANES)
     mask_width: tl.constexpr = 32 if K <= 32 else 64
-    total = read(keys, firsts[0], lane, n, DRAWN, mask_width) & low_bits(K)
-    r_b, r_s = drawn_planes(keys, firsts[1], firsts[2], lane)
+    mask, choices, wraps = tl.load(firsts + 0), tl.load(firsts + 1), tl.load(firsts + 2)
+    total = read(keys, mask, lane, n, DRAWN, mask_width) & low_bits(K)
+    r_b, r_s = drawn_planes(keys, choices, wraps, lane)
     for party in range(1, parties):
         key = keys + 8 * party
-        total += read(key, firsts[0], lane, n, DRAWN, mask_width) & low_bits(K)
-        choice, wrap = drawn_planes(key, firsts[1], firsts[2], lane)
+        total += read(key, mask, lane, n, DRAWN, mask_width) & low_bits(K)
+        choice, wrap = drawn_planes(key, choices, wraps, lane)
         r_b, r_s = r_b ^ choice, r_s ^ wrap
     chosen, lambda_ = spread(r_b), total & low_bits(K)
     if K < RING:  # else no bit of the carry and the wrap is asked for
         if not WHOLE:
-            _correct(total >> K, keys, parties, firsts[3], lane, n, outs[0], RING - K)
-        _correct(spread(r_s), keys, parties, firsts[5], lane, n, outs[2], RING - K)
-    _correct(chosen, keys, parties, firsts[4], lane, n, outs[1], RING)
-    _correct(chosen * lambda_, keys, parties, firsts[6], lane, n, outs[3], RING)
+            _correct(total >> K, keys, parties, tl.load(firsts + 3), lane, n, outs[0], RING - K)
+        _correct(spread(r_s), keys, parties, tl.load(firsts + 5), lane, n, outs[2], RING - K)
+    _correct(chosen, keys, parties, tl.load(firsts + 4), lane, n, outs[1], RING)
+    _correct(chosen * lambda_, keys, parties, tl.load(firsts + 6), lane, n, outs[3], RING)
     for t in tl.static_range(len(SIZES)):
         place = (lambda_ >> STARTS[t]).to(tl.int32) & ((1 << SIZES[t]) - 1)
-        _table(place, keys, parties, firsts[7 + t], lane, n, outs[4 + t], SIZES[t])
+        _table(place, keys, parties, tl.load(firsts + 7 + t), lane, n, outs[4 + t], SIZES[t])
 
 
 @implements(dealing.deal_masks, "gpu")
@@ -130,18 +132,20 @@ def deal_masks(
 ) -> list[Tensor]:
     """See `dealing.deal_masks`."""
     keys = torch.stack([share.key for share in fields[0]])
-    firsts = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
+    blocks = [shares[0].first if shares else 0 for shares in fields]  # none of other parties, if there are none
     widths = [*dealing.widths(k, ring, whole), *[1 << c for c in sizes]]
     if whole:  # the carry's places, which stay empty
-        firsts.insert(3, 0)
+        blocks.insert(3, 0)
         widths.insert(0, 0)
     rooms, size = [room(n, width, keys.device) for width in widths], tile_sizes("deal_masks", keys.device)
     starts = tuple(m + sum(sizes[:place]) for place in range(len(sizes)))
     if n:
+        # In memory: numbers among the arguments, in a tuple too, would each have the kernel compiled anew for others.
+        firsts = put(torch.tensor(blocks), keys.device)
         outs = (*rooms[:4], *[steps.view(torch.int32) for steps in rooms[4:]])
         with torch.cuda.device_of(keys):  # Triton starts kernels on the thread's device
             _deal_masks[grid(n, size["LANES"])](
-                *(keys, len(keys), tuple(firsts), outs, n),
+                *(keys, len(keys), firsts, outs, n),
                 **{"K": k, "RING": ring, "WHOLE": whole, "SIZES": tuple(sizes), "STARTS": starts, **size},
             )
     found = [packed_part(part, n, width) for part, width in zip(rooms, widths, strict=True)]

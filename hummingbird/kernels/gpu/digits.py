@@ -22,6 +22,8 @@ from hummingbird.kernels.gpu.limbs import balanced
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.shares.products import Factor
 
+_FEW = 8  # digits of both factors with which a tile of 64 outputs has room in registers: for a ReLU there are 5 and 3
+
 
 def exact(bits: int, weight_bits: int, terms: int) -> bool:
     """Whether no sum leaves int32, where tensor cores may saturate."""
@@ -38,7 +40,7 @@ def _of_weight(bits: int) -> int:
     return min(8, bits // 8 + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _cut(
     x,
     out,
@@ -68,7 +70,8 @@ def _cut(
         to += size
 
 
-@triton.jit
+# Other numbers decide how wide loads may be.
+@triton.jit(do_not_specialize=["places", "length", "out_width", "plane", "outputs", "runs", "across"])
 def _multiply(
     x,
     w,
@@ -148,12 +151,13 @@ def conv2d(
     images, channels, height, width = x.shape
     outputs, inputs, kernel_h, kernel_w = factor.code.shape
     count = _of_result(bits)
-    left, right = _digits(x, count), factor.made(_weight_digits)[:count]
+    left, right = cut(x, count), factor.made(_weight_digits)[:count]
     length, many = size[0] * size[1], outputs // groups
     # With one group, and without holes, a row of the kernel reads one run of numbers.
     whole = groups == 1 and dilation[1] == 1
     out = torch.empty((images, outputs, *size), dtype=torch.int64, device=x.device)
-    tile = sizes("multiply", x.device)
+    # Sums of a place for each digit of the result, and the digits of both factors, are in registers at once.
+    tile = sizes("multiply" if count + len(right) <= _FEW else "multiply_wide", x.device)
     grid = (triton.cdiv(images * length, tile["PLACES"]), triton.cdiv(many, tile["OUTPUTS"]), groups)
     _multiply[grid](
         left,
@@ -182,8 +186,8 @@ def conv2d(
     return out
 
 
-def _digits(x: Tensor, count: int) -> Tensor:
-    """Digits of shares (B, C, H, W), channels last: int8 (count, B, H, W, C)."""
+def cut(x: Tensor, count: int) -> Tensor:
+    """Cut shares (B, C, H, W), contiguous, into digits, channels last: int8 (count, B, H, W, C)."""
     images, channels, height, width = x.shape
     out = torch.empty((count, images, height, width, channels), dtype=torch.int8, device=x.device)
     plane, steps = height * width, (height * width, 1)

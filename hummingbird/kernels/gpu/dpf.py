@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.devices import put
 from hummingbird.kernels.gpu.chacha20 import double_round
 from hummingbird.kernels.gpu.sizes import sizes
 from hummingbird.kernels.lookups import dpf
@@ -53,7 +54,8 @@ def _put(at, correction, word: tl.constexpr, x, control, inside):
     tl.store(at + word, x.to(tl.int32, bitcast=True), mask=inside)
 
 
-@triton.jit
+# Words are read one by one: whether addresses are multiples of 16 bytes makes no kernel faster.
+@triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "corrections", "correction_stride"])
 def _children(nodes, stride, n, total, public, corrections, correction_stride, out, size: tl.constexpr):
     """The children of `total` nodes, n of each key."""
     index = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size)
@@ -73,7 +75,7 @@ def _children(nodes, stride, n, total, public, corrections, correction_stride, o
     _put(at, correction, 7, x7, control, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "stride", "n", "total", "public", "finals"])
 def _leaves(nodes, stride, n, total, public, finals, out, size: tl.constexpr):
     """The halves of leaves, by the grid's second dimension, of `total` nodes, n of each key."""
     index, half = tl.program_id(0).to(tl.int64) * size + tl.arange(0, size), tl.program_id(1)
@@ -117,7 +119,7 @@ def expand(keys: Tensor, first: int, leaves: int, device: torch.device) -> Tenso
     out = torch.empty((batch, leaves * LEAF_BYTES // 4), dtype=torch.int32, device=device)
     if not leaves:
         return out.view(torch.uint8)
-    root, public, corrections, finals = (_words(part).to(device) for part in dpf.fields(keys))
+    root, public, corrections, finals = (put(_words(part), device) for part in dpf.fields(keys))
     size = sizes("dpf", device)
     nodes, low = root.view(batch, 1, 4), 0  # of this level, from number `low` on
     for level in range(levels):

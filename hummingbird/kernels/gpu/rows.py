@@ -26,7 +26,7 @@ def prepare(data: Tensor) -> Tensor:
     return (data ^ 0x80).view(torch.int8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["bits", "bits_stride", "rows", "queries", "piece"])
 def _sums(
     bits, bits_stride, table, rows, queries, columns, piece, out, Q: tl.constexpr, C: tl.constexpr, R: tl.constexpr
 ):

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Sizes] = {
     **dict.fromkeys(("mask_words", "open_words", "compare_opened", "lift", "deal_masks"), _TILE),
     "cut": {"PLACES": 32, "CHANNELS": 32, "num_warps": 4},
     "multiply": {"PLACES": 64, "OUTPUTS": 64, "TERMS": 64, "num_warps": 8, "num_stages": 2},
+    "multiply_wide": {"PLACES": 64, "OUTPUTS": 32, "TERMS": 64, "num_warps": 8, "num_stages": 2},  # of many digits
 }
 _CHOICES = {
     "LANES": (32, 64, 128, 256),  # fewer than threads would draw each block several times; 32 are whole blocks of bits

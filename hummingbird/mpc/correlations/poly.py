@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hummingbird.kernels.devices import put
 from hummingbird.kernels.shares.words import Words
 from hummingbird.mpc import polynomials
 from hummingbird.mpc.correlations.field import Field, Fields
@@ -97,7 +98,7 @@ def moved(table: Table, lambda_: Tensor) -> list[Tensor]:
     upper = torch.arange(1 << table.w, device=lambda_.device)
     piece = (upper - (lambda_ >> table.m)[:, None]) & ((1 << table.w) - 1)
     low = (lambda_ & ((1 << table.m) - 1)).double()[:, None] * -(2.0**-table.m)
-    given = polynomials.pieces(table).to(lambda_.device).double()
+    given = put(polynomials.pieces(table), lambda_.device).double()
     found = [given[:, power][piece] for power in range(table.degree + 1)]
     for done in range(table.degree):
         for power in reversed(range(done, table.degree)):

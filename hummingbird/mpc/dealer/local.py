@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hummingbird.errors import InputError
+from hummingbird.kernels.devices import put
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, corrections, expand, received
 from hummingbird.mpc.correlations.turns import Turns
@@ -47,7 +48,7 @@ class LocalDealer:
         shares = expand(request, turn, self._seeds[self.rank], self.rank, self._device)
         expanded = dealt = time.perf_counter()
         if self.rank == turn.receiver:
-            found = [x.to(self._device) for x in corrections(request, turn, self._seeds, self._device)]
+            found = [put(x, self._device) for x in corrections(request, turn, self._seeds, self._device)]
             shares |= received(request, found)
             got, dealt = bits, time.perf_counter()
         return Material(shares, bits, got, dealt - started, expanded - started, dealt - expanded)

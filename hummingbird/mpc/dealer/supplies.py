@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from hummingbird.errors import DealerError
+from hummingbird.kernels.devices import on_this_card
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.request import Request, Turn
 
@@ -83,7 +84,8 @@ class Supplies:
         with self._changed:
             self._queue.append(work)
             if self._thread is None and not self._over:
-                self._thread = threading.Thread(target=self._run, name="hummingbird-supplies", daemon=True)
+                run = on_this_card(self._run)
+                self._thread = threading.Thread(target=run, name="hummingbird-supplies", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         return Supply(self, work)
