@@ -18,7 +18,7 @@ import math
 import os
 import reprlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -234,15 +234,16 @@ class BitConfig:
             if short[name] == "norm" and (rows.least <= 0 or rows.sum is not None):
                 raise ConfigError(f"rows {rows} of a norm", where=name, hint="variances: 0 < least < most, without sum")
 
-    def check_use(self, net: Callable[[], str], protocol: str, parties: int | None) -> None:
+    def check_use(self, net: Callable[[], Sequence[str]], protocol: str, parties: int | None) -> None:
         """Compare what the windows were found for with what they are used for, as far as provenance tells.
 
-        net: gives the net's fingerprint. parties: None if not known. Raises ConfigError for another net; warns of
-        another protocol or number of parties, under which the same windows prune more, or reach less far.
+        net: gives the net's fingerprint, and others that it may go by. parties: None if not known. Raises ConfigError
+        for another net; warns of another protocol or number of parties, under which the same windows prune more, or
+        reach less far.
         """
-        if "net" in self.provenance and self.provenance["net"] != (own := net()):
+        if "net" in self.provenance and self.provenance["net"] not in (own := net()):
             raise ConfigError(
-                f"windows that were found for net {_short(self.provenance['net'])}, but this is net {own[:16]}",
+                f"windows that were found for net {_short(self.provenance['net'])}, but this is net {own[0][:16]}",
                 where="bits",
                 hint="load the weights that they were found for, or find windows for these: `python -m hummingbird "
                 "find-bits`",

@@ -19,6 +19,7 @@ from hummingbird import graph
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, whole
+from hummingbird.graph.at_hand import fingerprints
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
@@ -166,7 +167,7 @@ def build(
     config.check_names([step.name for step in steps if step.op in COMPARING])
     check_rows(config, steps)
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
-        config.check_use(lambda: graph.fingerprint(steps), protocol, parties)
+        config.check_use(lambda: fingerprints(net, steps, example, custom=tuple(CUSTOM)), protocol, parties)
     order = Exchanged.of(steps, protocol)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = {

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu
 from hummingbird.errors import ConfigError, InputError
-from hummingbird.graph.at_hand import settled
+from hummingbird.graph.at_hand import batch_of, saved, settled
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import CUSTOM, MOVES
 from hummingbird.mpc.layer import FLOOR
@@ -32,7 +33,8 @@ class Estimate:
     shape: of the batch that each lane runs. layers: the price of every step. setup: paid once, for private weights.
     bandwidth: bits per second and party, which its lanes share; rtt: round-trip time in seconds. dealer_bandwidth: of
     the dealer's link. aim: of these prices. aims: rounds and bits of a batch for every aim, the cost of one lane.
-    beside: those of `gmw`, and of CrypTen's ReLUs as shipped, whose offline bits a dealer would send.
+    beside: those of `gmw`, and of CrypTen's ReLUs as shipped, whose offline bits a dealer would send. inputs: those of
+    an example, in words.
     """
 
     shape: tuple[int, ...]
@@ -46,6 +48,7 @@ class Estimate:
     aim: str = "latency"
     aims: Mapping[str, Cost] = field(default_factory=dict)
     beside: Mapping[str, Cost] = field(default_factory=dict)
+    inputs: str = ""
 
     @property
     def total(self) -> Cost:
@@ -89,7 +92,8 @@ class Estimate:
         rows.append(("total", "", "", "", "", *self._figures(elements, self.total)))
         counted = ("elements", "rounds", "bits each", "sent kB", "offline kB", "wire ms")
         each = f" and lane, {self.lanes} lanes at a time on the link" if self.lanes > 1 else ""
-        what = f"{self.parties} parties, input {self.shape}, {link_words(self.bandwidth, self.rtt)}; per party{each}"
+        given = self.inputs or f"input {self.shape}"
+        what = f"{self.parties} parties, {given}, {link_words(self.bandwidth, self.rtt)}; per party{each}"
         table = text_table(("layer", "kind", "window", "sign by", "below", *counted), rows, left=5, total=True)
         variants = " ".join(row[3] for row in rows)
         lanes = _lanes(self.total, self.shape[0], self.lanes)
@@ -126,9 +130,10 @@ class Estimate:
 
 def estimate(
     net: nn.Module,
-    shape: Sequence[int],
+    shape: Sequence[int] | None = None,
     bits: BitConfig | BitWindow | str | PathLike[str] | None = None,
     *,
+    example: Any = None,
     weights: str | int = "public",
     protocol: str = "masked",
     parties: int = 2,
@@ -142,6 +147,8 @@ def estimate(
 
     bits, weights, protocol: as for `convert_model`, but windows of any net with these layers will do: a price does not
     depend on the net's weights, so that it need not be trained. A net that asks for shapes is traced with this one.
+    example: in place of the shape a batch of inputs, as for `convert_model`, for a net that takes several, token
+    numbers or flags.
     bandwidth: bits per second and party; rtt: round-trip time in seconds. lanes: of each party; each runs such a batch
     at the same time, with its part of the bandwidth. aim: as for `convert_model`; None: latency. Totals are given for
     both aims, throughput as it is for these links. dealer_bandwidth: of the dealer's link, bits per second.
@@ -149,17 +156,22 @@ def estimate(
     ConfigError for the other arguments.
 
         print(hummingbird.estimate(net, (8, 3, 32, 32), "bits.json"))
+        print(hummingbird.estimate(bert, example={"words": words, "mask": mask}))
     """
     check_link(bandwidth, rtt)
     check_link(dealer_bandwidth, rtt, "dealer_bandwidth")
     for what, value, least in (("parties", parties, 1), ("lanes", lanes, 1)):
         if type(value) is not int or value < least:
             raise ConfigError(f"{value!r} {what}", where=what, hint=f"an integer from {least}")
-    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
-    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
-        hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32)"
-        raise InputError(f"{shape!r} is no shape of a batch", where="shape", hint=hint)
-    net = settled(net, torch.empty(sizes), any_batch=False, custom=tuple(CUSTOM))
+    if (shape is None) == (example is None):
+        what = "neither a shape nor an example" if shape is None else "a shape beside an example, which has one"
+        raise ConfigError(what, where="shape", hint="estimate(net, (8, 3, 32, 32)), or estimate(net, example=inputs)")
+    if example is None:
+        sizes, words = _sizes(shape), ""
+        net = settled(net, torch.empty(sizes), any_batch=False, custom=tuple(CUSTOM))
+    else:
+        sizes, words = batch_of(net, example)
+        net = saved(net, example, custom=tuple(CUSTOM), secret=weights != "public")
     aims = ["latency", str(Aim("throughput", bandwidth / dealer_bandwidth))]
     aim = aims[0] if aim is None else aim
     private = convert.build(net, BitConfig.of(bits).windows, weights, protocol, aim=aim)
@@ -169,7 +181,17 @@ def estimate(
     beside = _beside(gmw.costs(sizes, parties), parties)
     if gmw is private:
         del beside["gmw"]
-    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, dealer_bandwidth, aim, totals, beside)
+    return Estimate(sizes, layers, setup, parties, bandwidth, rtt, lanes, dealer_bandwidth, aim, totals, beside, words)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    """The shape of a batch; InputError for what is none."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
+    if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
+        return sizes  # public inputs alone are (batch, 0)
+    got = f"a {type(shape).__name__} of shape {tuple(shape.shape)}" if isinstance(shape, torch.Tensor) else repr(shape)
+    hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32); inputs themselves as example="
+    raise InputError(f"{got} is no shape of a batch", where="shape", hint=hint)
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:

@@ -113,3 +113,73 @@ def test_online_offline_and_their_sum_stand_side_by_side() -> None:
 
 def test_a_shape_may_be_torch_s() -> None:
     assert str(hummingbird.estimate(NET, torch.Size(SHAPE))) == str(hummingbird.estimate(NET, list(SHAPE)))
+
+
+class Words(nn.Module):
+    """Token numbers, a mask and a flag beside real numbers, or token numbers alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.fc, self.relu = nn.Embedding(12, 6), nn.Linear(6, 4), nn.ReLU()
+
+    def forward(
+        self, words: torch.Tensor, x: torch.Tensor | None = None, mask: torch.Tensor | None = None, twice: bool = False
+    ) -> torch.Tensor:
+        found = self.words(words)
+        if x is not None:
+            found = found + x
+        if mask is not None:
+            found = found * mask[:, :, None]
+        out = self.fc(self.relu(found))
+        return self.relu(out) if twice else out
+
+
+@pytest.mark.parametrize("weights", ["public", 1])
+def test_an_example_gives_the_price_of_token_numbers_masks_and_flags(weights: str | int) -> None:
+    net, ids = Words().eval(), torch.arange(10).view(2, 5)
+    more = {"x": torch.rand(2, 5, 6), "mask": torch.ones(2, 5, dtype=torch.int64), "twice": True}
+    for example, shape in ((ids, (2, 0)), ((ids,), (2, 0)), ({"words": ids, **more}, (2, 5, 6))):
+        found = hummingbird.estimate(net, example=example, weights=weights)
+        private = build(net, weights=weights, example=example)
+        assert list(found.layers) == private.costs(shape, 2) and found.shape == shape
+        assert "words (2, 5)" in str(found).splitlines()[0]
+    assert "mask (2, 5)" in str(found) and sum(layer.op == "relu" for layer in found.layers) == 2
+    assert found.rounds > 0
+
+
+def test_either_a_shape_or_an_example_and_no_tensor_in_an_error() -> None:
+    image = torch.rand(SHAPE)
+    assert (
+        str(hummingbird.estimate(NET, example=image)).splitlines()[2:]
+        == (str(hummingbird.estimate(NET, SHAPE)).splitlines()[2:])
+    )
+    for given in ({}, {"shape": SHAPE, "example": image}):
+        with pytest.raises(ConfigError) as caught:
+            hummingbird.estimate(NET, **given)
+        assert caught.value.where == "shape" and "example=inputs" in caught.value.hint
+    with pytest.raises(InputError, match=r"a Tensor of shape \(2, 1, 8, 8\) is no shape of a batch") as refused:
+        hummingbird.estimate(NET, image)
+    assert "example=" in refused.value.hint
+
+
+def test_commands_take_an_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "talking.py").write_text(
+        "import torch\nfrom tests.test_report import Words\n\n\ndef net():\n    torch.manual_seed(0)\n"
+        "    return Words()\n\n\ndef inputs(count=2):\n"
+        "    return {'words': torch.ones(count, 5, dtype=torch.int64), 'x': torch.rand(count, 5, 6)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "talking:net", "--example", "talking:inputs", "count=2"]
+    assert main(["estimate", *words]) == 0
+    printed = capsys.readouterr().out
+    example = {"words": torch.ones(2, 5, dtype=torch.int64), "x": torch.rand(2, 5, 6)}
+    expected = hummingbird.estimate(Words(), example=example)
+    assert printed.splitlines()[2:] == str(expected).splitlines()[2:]
+    assert main(["save", *words, "--out", "saved"]) == 0
+    assert hummingbird.load("saved").inputs == [("x", (5, 6))]
+    assert main(["estimate", "--saved", "saved", *words[2:]]) == 0
+    assert main(["deal", *words, "--images", "4", "--out", "stores"]) == 0
+    assert main(["estimate", "--model", "talking:net", "--example", "talking:nothing"]) == 1
+    assert "cannot import 'talking:nothing'" in capsys.readouterr().err

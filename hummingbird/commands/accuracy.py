@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hummingbird import ranks
 from hummingbird.errors import InputError
 from hummingbird.simulation.simulate import FastTwin
-from hummingbird.window_search.cached import check_labels
+from hummingbird.window_search.answers import fitting
 
 
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500) -> float:
@@ -45,7 +45,8 @@ def _passes(model: nn.Module, image: Tensor) -> Callable[[int], None]:
 
 def check_classes(model: nn.Module, images: Tensor, labels: Tensor) -> None:
     """InputError for labels (N,) of images (N, ...) that are no classes of the model, which is left in eval mode."""
-    check_labels(labels, len(images), _logits(model.eval(), images[:1].to(_device(model, images))).shape[1])
+    logits = _logits(model.eval(), images[:1].to(_device(model, images)))
+    fitting([logits.shape[1:]], len(images), labels)
 
 
 def _device(model: nn.Module, images: Tensor) -> torch.device:
@@ -55,7 +56,9 @@ def _device(model: nn.Module, images: Tensor) -> torch.device:
 @torch.inference_mode()
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
     logits: Tensor = model(x)
-    if logits.ndim != 2 or len(logits) != len(x):
-        what = f"the net gives {tuple(logits.shape)} for {len(x)} images, expected ({len(x)}, classes)"
-        raise InputError(what, where="output", hint="accuracy is that of a classifier with a row of logits per image")
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        what = f"the net gives {got} for {len(x)} images, expected ({len(x)}, classes)"
+        hint = "this is for classifiers, with two logits or more for each image; prepare and find-bits take other nets"
+        raise InputError(what, where="output", hint=hint)
     return logits

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     _, found = flatten(results, lambda value: isinstance(value, torch.Tensor))
     if labels is not None:
         print(options.accuracy(found[0], labels))
-        right = int((found[0].flatten(1).argmax(1) == labels).sum())
+        right = int((options.decided(found[0]) == labels).sum())
         figures["accuracy_percent"] = 100 * right / len(labels)
     if args.out is not None:
         _write(args.out, dict(zip(names, found, strict=True)))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hummingbird.commands.program import without_folders
+from hummingbird.window_search.answers import Answers
 from hummingbird.wire.meter import Meter
 
 
@@ -54,7 +55,7 @@ def figures(args: argparse.Namespace, run: Run) -> dict[str, object]:
     if run.plain is not None:
         out |= {
             **_accuracy("plain", run.plain, run.labels),
-            "agreement_percent": 100 * float((_answers(run.plain) == _answers(run.outputs)).double().mean()),
+            "agreement_percent": 100 * _answers(run.plain, run.labels).kept(run.outputs),
             "largest_logit_error": float((run.plain - run.outputs).abs().max()),
             "largest_logit": float(run.plain.abs().max()),
         }
@@ -75,11 +76,10 @@ def _text(value: object) -> str:
 
 
 def _accuracy(which: str, outputs: Tensor, labels: Tensor | None) -> dict[str, float]:
-    if labels is None:
-        return {}
-    return {f"accuracy_{which}_percent": 100 * float((_answers(outputs) == labels).double().mean())}
+    found = _answers(outputs, labels).accuracy(outputs)
+    return {} if found is None else {f"accuracy_{which}_percent": 100 * found}
 
 
-def _answers(outputs: Tensor) -> Tensor:
-    """Places of the largest outputs, one for each image."""
-    return outputs.reshape(len(outputs), -1).argmax(1)
+def _answers(outputs: Tensor, labels: Tensor | None) -> Answers:
+    """How these outputs of all images are judged."""
+    return Answers(outputs, [("result", tuple(outputs.shape[1:]))], labels)

@@ -52,7 +52,7 @@ _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
     python -m hummingbird find-bits --model my_net:net --weights net.pt --data my_data:images validation \\
         --objective bytes --budget 500kB --out bits.json
 
-my_net.net() returns the net, my_data.images("validation") images (N, ...), or a pair of images and labels (N,); a
+my_net.net() returns the net, my_data.images("validation") images (N, ...), or a pair of images and labels (N, ...); a
 data set or a DataLoader will do.
 """
 NOTES = (
@@ -131,8 +131,10 @@ def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> 
     said = config.provenance
     budget = "none (eco)" if said["budget"] is None else shown(objective.name, said["budget"])
     lines = [
+        ("answers", said["answers"]),
         ("accuracy", _accuracies(said)),
         ("", f"of {said['samples']} images of {source}, which chose the windows{_agreeing(said)}"),
+        ("distance", f"{100 * said['distance']:.2f} % of the outputs' spread from the exact net's"),
         ("budget", f"{budget}, cost {shown(objective.name, said['cost'])} {_PAID[objective.name]}"),
         ("online", wire),
         ("search", f"{said['seconds']:.1f} s, {said['evaluations']} windows tried"),
@@ -150,7 +152,7 @@ def summary(config: BitConfig, objective: Objective, wire: str, source: str) -> 
 
 def _accuracies(said: Mapping[str, Any]) -> str:
     if said["exact_accuracy"] is None:
-        return "not known: the images have no labels"
+        return "not known: no labels for these answers"
     return f"exact {100 * said['exact_accuracy']:.2f} %, with windows {100 * said['accuracy']:.2f} %"
 
 

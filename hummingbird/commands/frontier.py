@@ -25,7 +25,7 @@ from hummingbird.commands.ranked import agree_on, end_ranked
 from hummingbird.commands.search_options import add_search_arguments, search_options
 from hummingbird.commands.searching import check_states, interrupted, online, state_of, study_of
 from hummingbird.commands.subject import Subject, add_subject_arguments, subject_of
-from hummingbird.errors import ConfigError
+from hummingbird.errors import ConfigError, InputError
 from hummingbird.table import text_table
 from hummingbird.window_search.bars import find_windows
 from hummingbird.window_search.budget import read_budget
@@ -89,11 +89,13 @@ class Frontier:
     """All that the rows share: a net with labelled images, its study, and the options."""
 
     def __init__(self, subject: Subject, args: argparse.Namespace, command: str) -> None:
-        labels = subject.labelled
+        labels = subject.labels
         self.net, self.args, self.study = subject.net, args, study_of(args, subject)
         self.provenance = {**subject.names, "command": command}
         exact = self.study.accuracy(BitConfig())
-        assert exact is not None  # there are labels
+        if labels is None or exact is None:
+            what = "accuracy needs labels" if labels is None else f"no accuracy is known of {self.study.answers}"
+            raise InputError(what, where=subject.source, hint="give labels, or use find-bits, which needs none")
         self.exact = exact
         self.facts: Row = {
             **subject.names,
@@ -213,6 +215,7 @@ def run(args: argparse.Namespace, load: Callable[[], Subject], command: str, sta
     for state in states:
         state.unlink(missing_ok=True)
     notes = [
+        f"answers: {frontier.study.answers}",
         f"online: per party, one image, whole net; {len(subject.images)} images of {subject.source}",
         "in all: from all parties and the dealer, aim throughput",
     ]

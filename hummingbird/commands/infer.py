@@ -30,6 +30,7 @@ from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.gathering import part
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
+from hummingbird.window_search.answers import fitting
 
 HELP = "Run a net on images that no other party reads: as one party of `run`, or of torchrun on several hosts."
 _EPILOG = """examples, with my_net.py and my_data.py in the current folder:
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> None:
     counts, mine = [places.stop - places.start for places in parts], images[session.part(total)]
     # Says at once if the net cannot take such images.
     private.costs((min(args.batch, max(counts)), *shape), session.parties)
+    if labels is not None:
+        fitting([result[1:] for _, result in private.results((1, *shape))[1]], total, labels)
     if session.lanes > 1 and not private.rowwise((total, *shape)):
         what = "this net computes images together, so that lanes cannot take parts of them"
         raise InputError(what, where="--lanes", hint="run it with one lane")

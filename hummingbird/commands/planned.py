@@ -10,10 +10,17 @@ from torch import nn
 
 from hummingbird import he
 from hummingbird.bits import BitConfig
-from hummingbird.commands.sources import add_aim_argument, add_net_arguments, net_of, saved_of
+from hummingbird.commands.sources import (
+    add_aim_argument,
+    add_example_argument,
+    add_net_arguments,
+    example_of,
+    net_of,
+    saved_of,
+)
 from hummingbird.convert import convert_model
 from hummingbird.errors import InputError
-from hummingbird.graph.at_hand import settled
+from hummingbird.graph.at_hand import batch_of, saved, settled
 from hummingbird.he import HEModel
 from hummingbird.he.runtime.client_spec import MODES
 from hummingbird.mpc.builders import CUSTOM
@@ -31,12 +38,14 @@ def add_arguments(
     encrypted: bool = False,
     aim: str = "latency",
 ) -> None:
-    """--model to --aim, which `private_net` reads; required: whether there must be a net. aim: its default.
+    """--model to --aim, which `private_net` reads; required: whether there must be a net and inputs. aim: its default.
 
     encrypted: add what `encrypted_net` reads.
     """
     add_net_arguments(parser, "bits", "private_weights", "protocol", required=required)
-    parser.add_argument("--input", required=required, type=shape, metavar="BxCxHxW", help=shape_help)
+    given = parser.add_mutually_exclusive_group(required=required)
+    given.add_argument("--input", type=shape, metavar="BxCxHxW", help=shape_help)
+    add_example_argument(given)
     parser.add_argument("--bits", type=Path, help="bit configuration (JSON); default: exact comparisons")
     parser.add_argument("--parties", type=count, default=2, help="number of parties (default 2)")
     parser.add_argument("--private-weights", action="store_true", help="the weights belong to one party")
@@ -53,14 +62,23 @@ Planned = tuple[nn.Module, BitConfig | None, str | int, str]
 def planned(args: argparse.Namespace) -> Planned:
     """The net that the options describe, and how it is converted; errors of `net_of` and `load`.
 
-    Private weights are not read, saved or not: no price depends on them.
+    Private weights are not read, saved or not: no price depends on them. With --example `args.input` becomes its shape.
     """
+    example = example_of(args)
     if folder := saved_of(args):
-        saved = description(folder)
-        return read_net(folder, saved, weights=saved.owner is None), *saved.arguments
+        found = description(folder)
+        net: nn.Module = read_net(folder, found, weights=found.owner is None)
+        if example is not None:
+            args.input, _ = batch_of(net, example)
+        return net, *found.arguments
     # The net may have no trained weights, so that the windows, given alone, are not held against it.
     bits = BitConfig.load(args.bits).windows if args.bits else None
-    net = settled(net_of(args), torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
+    net = net_of(args)
+    if example is None:
+        net = settled(net, torch.empty(args.input), any_batch=False, custom=tuple(CUSTOM))
+    else:
+        args.input, _ = batch_of(net, example)
+        net = saved(net, example, custom=tuple(CUSTOM), secret=args.private_weights)
     return net, bits, 0 if args.private_weights else "public", args.protocol or "masked"
 
 
@@ -69,7 +87,7 @@ def encrypted_net(args: argparse.Namespace) -> HEModel:
 
     InputError for options of nets between parties.
     """
-    for option in ("saved", "bits", "private_weights"):
+    for option in ("saved", "example", "bits", "private_weights"):
         if getattr(args, option):
             name = "--" + option.replace("_", "-")
             what = f"{name} beside a net on ciphertexts"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hummingbird.commands.program import add_command
-from hummingbird.commands.sources import add_model_arguments, net_of
+from hummingbird.commands.sources import add_example_argument, add_model_arguments, example_of, net_of
 from hummingbird.saving import save
 from hummingbird.saving.folder import NET, check_free
 from hummingbird.saving.weights import name_of
@@ -26,6 +26,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the command line."""
     sub = add_command(commands, "save", HELP, _DESCRIPTION, _EPILOG)
     add_model_arguments(sub)
+    add_example_argument(sub)
     text = "windows per layer (docs/bit-config.md); default: exact comparisons"
     sub.add_argument("--bits", type=Path, metavar="FILE", help=text)
     text = "the party whose secret the weights are (default: they are public, and every party has them)"
@@ -38,7 +39,8 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Save the net that the options describe."""
     check_free(args.out)
-    save(net_of(args), args.out, args.bits, "public" if args.owner is None else args.owner, args.protocol)
+    owner = "public" if args.owner is None else args.owner
+    save(net_of(args), args.out, args.bits, owner, args.protocol, example_of(args))
     weights = name_of(args.owner)
     if args.owner is None:
         print(f"saved: give every party {args.out}, with {NET} and {weights}")

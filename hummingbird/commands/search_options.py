@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hummingbird.errors import ConfigError
+from hummingbird.window_search.answers import KINDS
 from hummingbird.window_search.rounding import KNOBS
 from hummingbird.window_search.study import CRITERIA
 
@@ -21,6 +22,11 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GROUPING",
         help="which layers share a window: layer, block, stage (default), or NAME=PATTERN,PATTERN for every group, as "
         "in --group early='relu1,layer1.*' --group late='layer[234].*'",
+    )
+    group.add_argument(
+        "--answers",
+        choices=KINDS,
+        help="how the net's answers are judged, docs/bit-config.md (default: as labels and outputs say; it is printed)",
     )
     group.add_argument(
         "--criterion",

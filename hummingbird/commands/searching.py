@@ -46,6 +46,7 @@ def study_of(args: argparse.Namespace, subject: Subject, *, cut: bool = False) -
         subject.net,
         subject.images,
         subject.labels,
+        answers=args.answers,
         criterion=args.criterion,
         by=grouping(args.group),
         protocol=args.protocol,

@@ -78,6 +78,20 @@ def add_images_argument(parser: argparse._ActionsContainer, option: str, what: s
     parser.add_argument(option, required=required, nargs="+", metavar=_WORDS, help=text)
 
 
+def add_example_argument(parser: argparse._ActionsContainer) -> None:
+    """--example, which `example_of` reads."""
+    text = (
+        "a function that returns a batch of the net's inputs, a tensor, a tuple or a dict, for nets that take several,"
+    )
+    text += " token numbers or flags; and its arguments"
+    parser.add_argument("--example", nargs="+", metavar=_WORDS, help=text)
+
+
+def example_of(args: argparse.Namespace) -> Any:
+    """The inputs that --example names, None without. Raises HummingbirdError where there is no such function."""
+    return None if args.example is None else call(args.example, "--example", "an example")
+
+
 def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
     """The net that --model names, in eval mode, with the weights of --weights unless `weights` is false.
 
@@ -93,10 +107,10 @@ def net_of(args: argparse.Namespace, *, weights: bool = True) -> nn.Module:
 
 
 def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]:
-    """Images float32 (N, ...) and labels int64 (N,), None without, of the function that the words of an option name.
+    """Images float32 (N, ...) and labels (N, ...), None without, of the function that the words of an option name.
 
-    It may return (images, labels), images alone, a data set or a DataLoader. Raises HummingbirdError where there is no
-    such function, or it gives none of these.
+    Labels that are whole numbers are int64. It may return (images, labels), images alone, a data set or a DataLoader.
+    Raises HummingbirdError where there is no such function, or it gives none of these.
     """
     from hummingbird.window_search.images import gathered  # needs CrypTen, which he-server does without
 
@@ -104,14 +118,15 @@ def images_of(words: Sequence[str], option: str) -> tuple[Tensor, Tensor | None]
     images, labels = found if isinstance(found, tuple) and len(found) == 2 else gathered(found, None)
     if not isinstance(images, Tensor) or images.ndim < 2 or not len(images) or images.is_complex():
         got = f"{tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        hint = "a tensor (N, ...), a pair of images and labels (N,), a data set, or a DataLoader"
+        hint = "a tensor (N, ...), a pair of images and labels (N, ...), a data set, or a DataLoader"
         raise InputError(f"expected images, got {got}", where=option, hint=hint)
     if labels is not None:
-        if not isinstance(labels, Tensor) or labels.shape != images.shape[:1] or labels.is_floating_point():
+        if not isinstance(labels, Tensor) or labels.shape[:1] != images.shape[:1] or labels.is_complex():
             got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-            what = f"expected labels, whole numbers ({len(images)},), got {got}"
-            raise InputError(what, where=option, hint="one label for each image: its class, from 0")
-        labels = labels.long()
+            what = f"expected labels ({len(images)}, ...), got {got}"
+            hint = "one label for each image: its class from 0, 0 or 1, or real numbers as the net gives them"
+            raise InputError(what, where=option, hint=hint)
+        labels = labels if labels.is_floating_point() else labels.long()
     return images.float(), labels
 
 

@@ -25,7 +25,7 @@ from hummingbird.window_search.images import fingerprint
 
 @dataclass(frozen=True)
 class Subject:
-    """A net in eval mode, images float32 (N, ...) and labels int64 (N,), None where there are none.
+    """A net in eval mode, images float32 (N, ...) and labels (N, ...), None where there are none.
 
     names: the words for them in rows and provenance. source: where the images are from, in a sentence.
     """
@@ -52,14 +52,17 @@ class Subject:
 
     @property
     def labelled(self) -> Tensor:
-        """The labels; InputError without."""
+        """The labels, classes (N,); InputError without."""
         return labels_of(self.labels, self.source)
 
 
 def labels_of(labels: Tensor | None, where: str) -> Tensor:
-    """The labels; InputError without."""
+    """The labels, classes (N,); InputError without, and for others."""
     if labels is None:
         raise InputError("accuracy needs labels", where=where, hint="return a pair, (images, labels)")
+    if labels.is_floating_point() or labels.dim() != 1:
+        what = f"expected labels, whole numbers (N,), got {labels.dtype} {tuple(labels.shape)}"
+        raise InputError(what, where=where, hint="one label for each image: its class, from 0")
     return labels
 
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError, ModelError, Problem
+from hummingbird.graph.calls import packed_shape
+from hummingbird.graph.example import given
 from hummingbird.graph.saved import SavedNet
-from hummingbird.graph.steps import Step
+from hummingbird.graph.steps import Step, fingerprint
 from hummingbird.graph.symbols import SHAPE_TEST
 from hummingbird.graph.trace import problems, trace, unfolded
+from hummingbird.graph.unwrap import unwrapped
 
 
 def example_of(net: nn.Module, images: Tensor, *, custom: Collection[type[nn.Module]] = ()) -> Tensor | None:
@@ -45,14 +49,55 @@ def settled(
     example = example_of(net, images, custom=custom)
     if example is None:
         return net
+    found = saved(net, example, custom=custom, secret=secret)
+    if any_batch:
+        _check_batch(found.steps, images)
+    return found
+
+
+def saved(net: nn.Module, example: Any, *, custom: Collection[type[nn.Module]] = (), secret: bool = False) -> SavedNet:
+    """The steps of a net with this example, as a net that takes none, for inference; arguments and errors of `trace`.
+
+    ModelError for a layer of register_converter too.
+    """
     steps = unfolded(net, custom=custom, example=example, secret=secret)
     if own := [step.name for step in steps if step.op == "custom"]:
         hint = "take the test of shapes out of its forward()"
         what = "a layer of register_converter in a net that asks for shapes"
         raise ModelError([Problem(name, what, hint) for name in own])
-    if any_batch:
-        _check_batch(steps, images)
     return SavedNet(steps)
+
+
+def batch_of(net: nn.Module, example: Any) -> tuple[tuple[int, ...], str]:
+    """The shape of an example's private inputs as the net's one tensor, and all inputs in words; errors of `trace`.
+
+    Public inputs alone have a shape of (batch, 0).
+    """
+    call = given(unwrapped(net), example)
+    words = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(call.names, call.leaves, strict=True))
+    private = [tuple(x.shape) for x in call.private]
+    return packed_shape(private) if private else (call.batch, 0), words
+
+
+def alone(example: Any) -> bool:
+    """Whether an example tells nothing but shapes: None, or a single tensor.
+
+    A net that is traced without it is then the same net.
+    """
+    return example is None or isinstance(example, Tensor) or (isinstance(example, (tuple, list)) and len(example) == 1)
+
+
+def fingerprints(
+    net: nn.Module, steps: Sequence[Step], example: Any, *, custom: Collection[type[nn.Module]] = ()
+) -> list[str]:
+    """The fingerprints that windows of this net may name; steps: as it is traced with the example.
+
+    What was found without an example fits the net with one that tells nothing but shapes.
+    """
+    found = [fingerprint(steps)]
+    if example is not None and alone(example) and not problems(net, custom=custom):
+        found.append(fingerprint(trace(net, custom=custom)))
+    return found
 
 
 def traced(net: nn.Module, images: Tensor, *, elementwise: bool = False, secret: bool = False) -> list[Step]:

@@ -13,6 +13,7 @@ import contextlib
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,6 +69,9 @@ class _Questions:
     node: fx.Node
 
     def __getattr__(self, name: str) -> Any:
+        own = self.tracer.own(self.node)
+        if own is not None and name in PUBLIC:
+            return getattr(own, name)
         known = self.tracer.known(self)
         if known is not None:
             if not hasattr(known, name):
@@ -80,6 +84,8 @@ class _Questions:
         return _Attribute(self, name)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
+        if (own := self.tracer.own(self.node)) is not None:
+            return len(own)
         if self.tracer.known(self) is not None:
             length = self.tracer.running.same([len(value) for value in self.tracer.running.values[self.node]])
             if not _isinstance(length, BatchSize):
@@ -139,6 +145,7 @@ class SymbolTracer(fx.Tracer):
         super().__init__()
         self.opaque, self.running = opaque, running
         self.paths = [""]
+        self._parameters: dict[str, Tensor] = {}
         self.refused: list[tuple[str, Unsupported]] = []
 
     def refuse(self, what: str, hint: str) -> Any:
@@ -154,13 +161,34 @@ class SymbolTracer(fx.Tracer):
         """The value of a symbol on the example; None without one."""
         return None if self.running is None else self.running.values[obj.node][0]
 
+    def own(self, node: fx.Node) -> Tensor | None:
+        """The net's parameter that a node reads, whose shape and type are facts without an example too."""
+        if node.op != "get_attr":
+            return None
+        if not self._parameters:  # while fx traces, a module's attributes are symbols
+            self._parameters = dict(self.root.named_parameters(remove_duplicate=False))
+        return self._parameters.get(str(node.target))
+
+    def _fact(self, kind: str, target: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """The value of a call that asks for a fact about parameters alone; None for other calls."""
+        given = [leaf.node for leaf in (*_leaves(args), *_leaves(kwargs)) if _isinstance(leaf, fx.Proxy)]
+        if name not in FACTS or name == "getitem" or not given or any(self.own(node) is None for node in given):
+            return None
+        actual = [fx.node.map_aggregate(part, self._actual) for part in (args, kwargs)]
+        function = getattr(actual[0][0], target) if kind == "call_method" else partial(target, actual[0][0])
+        return function(*actual[0][1:], **actual[1])
+
+    def _actual(self, value: Any) -> Any:
+        return self.own(value.node) if _isinstance(value, fx.Proxy) else value
+
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
         """A symbol; on an example, facts about a tensor are themselves, and a cast that does nothing is its input."""
-        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
-        if self.running is None:
-            return proxy
-        values = self.running.compute(proxy.node)
         name = target if _isinstance(target, str) else getattr(target, "__name__", "")
+        if self.running is None:
+            fact = self._fact(kind, target, name, args, kwargs) if kind.startswith("call_") else None
+            return super().create_proxy(kind, target, args, kwargs, *rest, **more) if fact is None else fact
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **more)
+        values = self.running.compute(proxy.node)
         if name in _FILLS:
             return self._filled(name, values, args, kwargs)
         if any(_isinstance(leaf, Tensor) for leaf in _leaves(values[0])):
@@ -191,7 +219,7 @@ class SymbolTracer(fx.Tracer):
         return bool(self.refuse("a shape, a type or a device is used as control flow", SHAPE_TEST))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        if self.running is not None:
+        if self.running is not None or self.own(obj.node) is not None:
             return iter([operator.getitem(obj, place) for place in range(len(obj))])
         refused: Iterator[Any] = self.refuse("a traced value cannot be iterated", _ROWS)
         return refused

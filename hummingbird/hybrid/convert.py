@@ -105,7 +105,7 @@ def check_windows(steps: Sequence[graph.Step], config: BitConfig) -> None:
         what = f"rows of {', '.join(sorted(config.rows))}: a net without a dealer has no softmax and no norm"
         raise ConfigError(what, where="bits", hint="leave rows out, BitConfig(default, layers)")
     config.check_names([*(step.name for step in steps if step.op in COMPARING), *lifted(steps)])
-    config.check_use(lambda: graph.fingerprint(steps), PROTOCOL, None)
+    config.check_use(lambda: [graph.fingerprint(steps)], PROTOCOL, None)
 
 
 def lifted(steps: Sequence[graph.Step]) -> list[str]:

@@ -24,6 +24,7 @@ from hummingbird import convert, graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import InputError, ModelError, Problem
 from hummingbird.graph import SavedNet, Step
+from hummingbird.graph.at_hand import fingerprints
 from hummingbird.graph.public import MOST_NUMBERS
 from hummingbird.graph.schema import check
 from hummingbird.mpc import builders
@@ -68,10 +69,13 @@ def save(
     convert.build(net, config, weights, protocol, example=example)  # raises whatever convert_model raises
     steps, tensors = _named(_savable(net, example))
     if owner is not None:
-        config.check_use(lambda: graph.fingerprint(graph.trace(net, example=example)), protocol, None)
+        config.check_use(lambda: fingerprints(net, graph.trace(net, example=example), example), protocol, None)
         # How windows were found may tell of the weights, which they have just been compared with.
         known = {key: config.provenance[key] for key in ("protocol", "parties") if key in config.provenance}
         config = replace(config, provenance=known)
+    elif "net" in config.provenance:  # which may be that of the net without the example
+        steps_of = graph.fingerprint(graph.trace(net, example=example))
+        config = replace(config, provenance={**config.provenance, "net": steps_of})
     salt = b"" if owner is None else new_seed(32)
     seal = files.seal(tensors, salt)
     saved = Description(tuple(steps), tensors, "public" if owner is None else owner, protocol, config, seal)

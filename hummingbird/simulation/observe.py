@@ -8,7 +8,7 @@ hardtanh, splines) is measured at those; a table of polynomials at what it is lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from hummingbird import graph, ranks
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph import Step
 from hummingbird.mpc.protocols.law import Law
 from hummingbird.mpc.tabulated import Tabulated
 from hummingbird.ring import SCALE
 from hummingbird.simulation.compare import Compare
-from hummingbird.simulation.folded import FoldedNet
+from hummingbird.simulation.folded import FoldedNet, State
 from hummingbird.simulation.layers import Twin
 from hummingbird.simulation.windows import Windows, check_protocol, twins
 
@@ -58,13 +59,14 @@ def magnitudes(
     parties: int = 2,
     seed: int = 0,
     batch: int = 128,
+    public: Sequence[Tensor] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, int]:
     """The largest |x| that each comparing layer of `net` compares over `images` (N, ...), by name, in ring units.
 
     Rounded up. bits: windows in place meanwhile, None: exact. A layer without bits compares nothing: 0. A max pooling
     that no chance and no window's end can change is done by torch; its differences are then bounded by the largest
-    value of an image less the smallest, and so are argmax's.
+    value of an image less the smallest, and so are argmax's. public: the net's public inputs, of all images or of each.
     progress: told (images done, of all) after every batch. One pass over the images, as fast as plain inference, which
     ranks split (hummingbird/ranks).
     Raises InputError for no images, or values that are not finite; ModelError and ConfigError as `simulate` does.
@@ -74,7 +76,7 @@ def magnitudes(
     folded, config = FoldedNet(net, protocol), BitConfig.of(bits)
     windows = Windows(folded.traced, protocol)
     config.check_names(windows.names)
-    config.check_use(lambda: graph.fingerprint(folded.traced), protocol, parties)
+    config.check_use(lambda: [graph.fingerprint(folded.traced)], protocol, parties)
     compare = _Watched(seed)
     found: dict[str, float] = {}
     passed: dict[str, float] = {}  # the largest |x| before the max poolings that a ReLU has been put behind
@@ -100,19 +102,33 @@ def magnitudes(
     layers = twins(plan, folded.steps, parties, compare)
     instead = {name: watched(name, twin) for name, twin in layers.items()}
     itself = {step.name for step in plan if isinstance(step.layer, Tabulated)}
-    parts = images.split(batch)
+    parts = slices(len(images), batch)
+
+    def started(rows: slice) -> State:
+        return folded.start(images[rows], *public_rows(folded.traced, public, rows))
 
     def run(number: int) -> Tensor:
         go_to(number)
-        folded.finish(folded.start(parts[number]), instead)
+        folded.finish(started(parts[number]), instead)
         if progress is not None:
             progress(min((number + ranks.size()) * batch, len(images)), len(images))
         return torch.tensor([[found.get(name, 0.0) for name in windows.names]], dtype=torch.float64)
 
     with torch.inference_mode():
-        go_to = compare.passes(lambda: folded.finish(folded.start(images[:1]), layers))
+        go_to = compare.passes(lambda: folded.finish(started(slice(0, 1)), layers))
         every = ranks.joined(run, [1] * len(parts), torch.empty(0, len(windows.names), dtype=torch.float64))
     return {name: math.ceil(most * 2**SCALE) for name, most in zip(windows.names, every.amax(0).tolist(), strict=True)}
+
+
+def slices(count: int, batch: int) -> list[slice]:
+    """The rows of each batch."""
+    return [slice(start, min(start + batch, count)) for start in range(0, count, batch)]
+
+
+def public_rows(steps: Sequence[Step], public: Sequence[Tensor], rows: slice | Tensor) -> list[Tensor]:
+    """The public inputs of a net for some of the images: those that every image has one of, for these rows alone."""
+    each = [step.attrs["shape"][:1] == (None,) for step in steps if step.op == "public"]
+    return [x[rows] if own else x for x, own in zip(public, each, strict=True)]
 
 
 def check_images(images: Tensor, batch: int) -> None:
@@ -122,10 +138,10 @@ def check_images(images: Tensor, batch: int) -> None:
     if not isinstance(images, Tensor) or not images.is_floating_point():
         got = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
         raise InputError(f"expected a floating-point tensor, got {got}", where="images", hint="images.float()")
-    if images.dim() < 2 or not images.numel():
+    if images.dim() < 2 or not len(images):
         hint = "a batch of at least one image, (N, C, H, W)"
         raise InputError(f"no images in a tensor of shape {tuple(images.shape)}", where="images", hint=hint)
-    if not all(bool(end.isfinite()) for end in torch.aminmax(images)):
+    if images.numel() and not all(bool(end.isfinite()) for end in torch.aminmax(images)):
         raise InputError("images hold NaN or infinity", where="images", hint="look at how they are normalised")
 
 

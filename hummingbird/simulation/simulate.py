@@ -23,6 +23,7 @@ from hummingbird import convert, graph, inputs
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError
 from hummingbird.graph import calls
+from hummingbird.graph.at_hand import fingerprints
 from hummingbird.graph.example import is_private
 from hummingbird.graph.live import live
 from hummingbird.mpc import builders
@@ -184,8 +185,10 @@ class FastTwin(nn.Module):
         """
         config = BitConfig.of(bits)
         config.check_names(self.comparing_layers)
-        steps = partial(graph.trace, self.net, custom=tuple(builders.CUSTOM), example=self._example)
-        config.check_use(lambda: graph.fingerprint(steps()), self._protocol, self._parties)
+        custom = tuple(builders.CUSTOM)
+        steps = partial(graph.trace, self.net, custom=custom, example=self._example)
+        prints = lambda: fingerprints(self.net, steps(), self._example, custom=custom)  # noqa: E731
+        config.check_use(prints, self._protocol, self._parties)
         if self._windows is None:
             self._windows = Windows(steps(), self._protocol)
         self._layers = self._twins(self._windows.plan(config))

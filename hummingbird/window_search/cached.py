@@ -1,15 +1,11 @@
 """Scores of a real net, each at the price of the layers behind the first window that is not exact.
 
-answers    the share of right answers, or without labels of the exact net's own (study.py says why)
-fine       1 - the mean over images of |p - q|
+answers    the share of right answers, or of those that are the exact net's own (study.py says why)
+fine       1 - the mean over images of what windows have moved
 
-p is the exact net's certainty of its answer: sigmoid(margin / 0.4), the margin being the answer's logit less the best
-other one, in standard deviations of the image's logits. q is that of the same answer with windows; with labels it is
-the label's, and p is 1. Certainty moves before answers do. Windows that make all logits smaller, as pruning does, do
-not move it, while softmax's probabilities move without any answer that changes.
-
-Images come in the order of certainty: those that windows change are first. So the first `rank` of them rank windows at
-a part of the price, and with a floor bad windows are given up early.
+answers.py says what both are for each kind of answer. Images of a classifier come in the order of certainty: those that
+windows change are first. So the first `rank` of them rank windows at a part of the price, and with a floor bad windows
+are given up early.
 
 Weights have 20 bits of fraction under all windows: with a coarse one private inference rounds them to fewer, by 2^-12
 of what the window leaves undecided (`Linear.coarser`).
@@ -36,12 +32,12 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.simulation.compare import Compare
 from hummingbird.simulation.folded import FoldedNet, State
 from hummingbird.simulation.layers import Twin
-from hummingbird.simulation.observe import check_images
+from hummingbird.simulation.observe import check_images, public_rows, slices
 from hummingbird.simulation.windows import Windows, check_protocol, twins
+from hummingbird.window_search.answers import Answers, Judged, fitting, results
 from hummingbird.window_search.evaluator import Score
 from hummingbird.window_search.images import fingerprint
 
-_WIDTH = 0.4  # of the step from certain to not, in standard deviations of an image's logits
 Assignment = tuple[BitWindow, ...]  # a window for every comparing layer, in the order of execution
 
 
@@ -53,9 +49,11 @@ class _Kept(NamedTuple):
 
 
 class CachedEvaluator:
-    """An `Evaluator` of a net on images (N, ...) and labels int64 (N,), on the net's device, in float32 and eval mode.
+    """An `Evaluator` of a net on images (N, ...) and labels (N, ...), on the net's device, in float32 and eval mode.
 
-    labels: None for the exact net's own answers. The net is copied. seed: of the protocol's random numbers. runs: seeds
+    Answers are held to the labels; with `accurate` false, or without labels, to the exact net's. `answers`: how they
+    are judged; kind: one of answers.py's in place of what labels and outputs say. public: the net's public inputs, of
+    all images or of each. The net is copied. seed: of the protocol's random numbers. runs: seeds
     over which a full score is the mean. rank: images of a coarse score. memory: bytes for kept values, beside the
     images; with less of them more is computed again. Cost: the exact net once; a coarse score, the tail of the net on
     `rank` images; a full score, that on all images for every run.
@@ -72,6 +70,9 @@ class CachedEvaluator:
         images: Tensor,
         labels: Tensor | None = None,
         *,
+        public: Sequence[Tensor] = (),
+        accurate: bool = True,
+        kind: str | None = None,
         protocol: str = "masked",
         parties: int = 2,
         seed: int = 0,
@@ -92,29 +93,31 @@ class CachedEvaluator:
             raise InputError("no comparing layers", where="net", hint=hint)
         self._compare, self._seeds = Compare(seed, False), [run_seed(seed, run) for run in range(runs)]
         self._place = 0, seed  # the batch that runs, and the seed
-        one = self._logits(images[:1])
-        self.classes = classes_of(one)
-        if labels is not None:
-            check_labels(labels, len(images), self.classes)
-        parts, given = images.split(batch), (images,) if labels is None else (images, labels)
-        self._rows = [len(part) for part in parts]
+        one = self._exact(images[:1], public_rows(self._net.traced, public, slice(0, 1)))
+        found = results(self._net.traced, images.shape[1:])
+        fitting([shape for _, shape in found], len(images), labels, kind)
+        given = [images, *public, *([] if labels is None else [labels])]
+        parts = [(images[rows], public_rows(self._net.traced, public, rows)) for rows in slices(len(images), batch)]
+        self._rows = [len(part) for part, _ in parts]
         ranks.agree(
             lambda: {
                 "net": graph.fingerprint(self._net.traced),
                 "data": fingerprint(*given),
-                "evaluation": (protocol, parties, seed, runs, rank, batch),
+                "evaluation": (protocol, parties, seed, runs, rank, batch, accurate, kind),
             }
         )
-        logits = ranks.joined(lambda number: self._logits(parts[number]).cpu(), self._rows, one[:0])
-        target = logits.argmax(1) if labels is None else labels.cpu()
-        certainty = _certainty(logits, target)
-        self._order = certainty.argsort(stable=True)
-        expected = certainty if labels is None else torch.ones_like(certainty)
-        self._images, self._labels = images[self._order].split(batch), target[self._order].split(batch)
-        self._expected = expected[self._order].split(batch)
+        outputs = ranks.joined(lambda number: self._exact(*parts[number]).cpu(), self._rows, one[:0].cpu())
+        self.answers = Answers(outputs, found, labels, accurate and labels is not None, kind)
+        self._order = self.answers.order.argsort(stable=True)
+        self._inputs = [
+            (images[rows], public_rows(self._net.traced, public, rows)) for rows in self._order.split(batch)
+        ]
+        sorted_ = [tensor[self._order].split(batch) for tensor in self.answers.references]
+        self._references = [*zip(*sorted_, strict=True)]  # of each batch
+        self._empty = outputs[:0]
         self._count, self._ranked = len(images), math.ceil(min(rank, len(images)) / batch)  # images, batches
-        self._stacks: list[list[_Kept]] = [[] for _ in self._images]
-        self._share = memory // max(1, len(ranks.part(len(self._images))))
+        self._stacks: list[list[_Kept]] = [[] for _ in self._inputs]
+        self._share = memory // max(1, len(ranks.part(len(self._inputs))))
         self._coarse: dict[Assignment, float] = {}
         self._full: dict[Assignment, Score] = {}
 
@@ -124,9 +127,9 @@ class CachedEvaluator:
         if windows not in self._coarse:
             self._begin(windows, f"a coarse score of {windows}")
             moved = ranks.joined(
-                lambda number: self._moved(self._ran(number, self._seeds[0]), number),
+                lambda number: self._judged(self._ran(number, self._seeds[0]), number).moved,
                 self._rows[: self._ranked],
-                self._expected[0][:0],
+                torch.empty(0, dtype=torch.float64),
             )
             self._coarse[windows] = 1 - float(moved.mean())
         return self._coarse[windows]
@@ -140,9 +143,9 @@ class CachedEvaluator:
         seeds = self._seeds if any(window.low for window in windows) else self._seeds[:1]
         total = len(seeds) * self._count
         self._begin(windows, f"a full score of {windows} above {floor}")
-        wrong, lost = 0, 0.0
-        for start in range(0, len(self._images), ranks.size()):
-            numbers = range(start, min(start + ranks.size(), len(self._images)))
+        wrong, lost = 0.0, 0.0
+        for start in range(0, len(self._inputs), ranks.size()):
+            numbers = range(start, min(start + ranks.size(), len(self._inputs)))
             tallies = ranks.joined(
                 lambda place, numbers=numbers: self._tally(numbers[place], seeds),  # type: ignore[misc]
                 [len(seeds)] * len(numbers),
@@ -150,30 +153,32 @@ class CachedEvaluator:
             )
             for found in tallies.split(len(seeds)):  # batch by batch, as one process sums and gives up
                 for more, moved in found.tolist():
-                    wrong, lost = wrong + int(more), lost + moved
+                    wrong, lost = wrong + more, lost + moved
                 if (total - wrong) / total < floor:
                     return Score((total - wrong) / total, 0.0)
         self._full[windows] = found = Score((total - wrong) / total, max(0.0, 1 - lost / total))
         return found
 
-    def predictions(self, config: BitConfig) -> Tensor:
-        """The answer for every image in the first run, int64 (N,), on the CPU; errors of `coarse`."""
+    def outputs(self, config: BitConfig) -> Tensor:
+        """What the net gives for every image in the first run, (N, ...) on the CPU; errors of `coarse`.
+
+        Several results are side by side, each image's values in a row.
+        """
         windows = self._assignment(config)
-        self._begin(windows, f"predictions of {windows}")
-        rows = [len(part) for part in self._images]
-        found = ranks.joined(lambda number: self._ran(number, self._seeds[0]).argmax(1), rows, self._labels[0][:0])
+        self._begin(windows, f"outputs of {windows}")
+        found = ranks.joined(lambda number: self._ran(number, self._seeds[0]), self._rows, self._empty)
         return found[self._order.argsort()]
 
     def _tally(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """A batch's wrong answers, and what certainty has moved in all: float64 (runs, 2)."""
-        logits = [self._ran(number, seed) for seed in seeds]
-        wrong = [int((found.argmax(1) != self._labels[number]).sum()) for found in logits]
-        moved = [float(self._moved(found, number).sum()) for found in logits]
+        """A batch's wrong answers, and what has moved in all: float64 (runs, 2)."""
+        judged = [self._judged(self._ran(number, seed), number) for seed in seeds]
+        wrong = [len(found.kept) - float(found.kept.sum()) for found in judged]
+        moved = [float(found.moved.sum()) for found in judged]
         return torch.tensor([*zip(wrong, moved, strict=True)], dtype=torch.float64)
 
-    def _moved(self, logits: Tensor, number: int) -> Tensor:
-        """|p - q| of each image of a batch."""
-        return (_certainty(logits, self._labels[number]) - self._expected[number]).abs()
+    def _judged(self, outputs: Tensor, number: int) -> Judged:
+        """A batch's answers and what has moved, of each image."""
+        return self.answers.judge(outputs, self._references[number])
 
     def _assignment(self, config: BitConfig) -> Assignment:
         config.check_names(self._windows.names)
@@ -186,7 +191,7 @@ class CachedEvaluator:
         self._twins = self._layers(windows)
 
     def _ran(self, number: int, seed: int) -> Tensor:
-        """Logits of a batch, on the CPU, from the values kept before the first window that is not exact."""
+        """Outputs of a batch, on the CPU, from the values kept before the first window that is not exact."""
         self._place = number, seed
         return self._tail(number, self._cut, self._twins).cpu()
 
@@ -207,29 +212,33 @@ class CachedEvaluator:
 
     @torch.inference_mode()
     def _tail(self, number: int, cut: int, layers: Mapping[str, Twin]) -> Tensor:
-        """Logits of a batch, from the values kept before the cut, or nearest to it."""
+        """Outputs of a batch, from the values kept before the cut, or nearest to it."""
         stack = self._stacks[number]
         while stack and stack[-1].cut > cut:
             stack.pop()
         if not stack or stack[-1].cut < cut:
-            before = stack[-1].state if stack else self._net.start(self._images[number])
+            before = stack[-1].state if stack else self._started(*self._inputs[number])
             stack.append(_Kept(cut, self._net.advance(before, layers, self._windows.names[cut])))
         state = stack[-1].state
         # The deepest are kept: they save most, and are the smaller ones in most nets.
         while stack and sum(kept.state.nbytes for kept in stack) > self._share:
             del stack[0]
-        logits: Tensor = self._net.finish(state, layers)
-        return logits
+        outputs: Tensor = self._net.finish(state, layers)
+        return outputs
 
     @torch.inference_mode()
-    def _logits(self, images: Tensor) -> Tensor:
-        """Logits of the net itself; InputError for images that it cannot take."""
+    def _started(self, images: Tensor, public: Sequence[Tensor]) -> State:
+        return self._net.start(images, *public)
+
+    @torch.inference_mode()
+    def _exact(self, images: Tensor, public: Sequence[Tensor]) -> Tensor:
+        """Outputs of the net itself; InputError for images that it cannot take."""
         try:
-            logits = self._net.finish(self._net.start(images), {})
+            outputs: Tensor = self._net.finish(self._started(images, public), {})
         except (RuntimeError, ValueError, IndexError) as error:
             what = f"the net cannot take images of shape {tuple(images.shape)}: {str(error).partition(chr(10))[0]}"
             raise InputError(what, where="images", hint="images as the net was trained on, (N, C, H, W)") from None
-        return logits
+        return outputs
 
 
 def run_seed(seed: int, run: int) -> int:
@@ -240,33 +249,3 @@ def run_seed(seed: int, run: int) -> int:
 def layer_seed(seed: int, name: str, batch: int) -> int:
     """The seed of a layer's random numbers for a batch."""
     return int.from_bytes(hashlib.sha256(f"{seed} {batch} {name}".encode()).digest()[:7], "little")
-
-
-def _certainty(logits: Tensor, labels: Tensor) -> Tensor:
-    """The certainty of each image's label, from 0 to 1, float64 (N,); 0 where logits are not finite."""
-    logits, chosen = logits.double(), labels[:, None]
-    margin = logits.gather(1, chosen) - logits.scatter(1, chosen, -float("inf")).amax(1, keepdim=True)
-    return torch.sigmoid(margin.squeeze(1) / (_WIDTH * logits.std(1, correction=0))).nan_to_num(0.0)
-
-
-def check_labels(labels: Tensor, count: int, classes: int) -> None:
-    """InputError unless `labels` are int64 (count,), from 0 to classes - 1."""
-    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or labels.dim() != 1:
-        is_tensor = isinstance(labels, Tensor)
-        got = f"{labels.dtype} {tuple(labels.shape)}" if is_tensor else type(labels).__name__
-        raise InputError(f"labels are {got}", where="labels", hint="an int64 tensor (N,): the class of every image")
-    if len(labels) != count:
-        raise InputError(f"{count} images and {len(labels)} labels", where="labels", hint="one label for every image")
-    least, most = (int(end) for end in torch.aminmax(labels))
-    if least < 0 or most >= classes:
-        what = f"labels from {least} to {most}, but the net has {classes} classes"
-        raise InputError(what, where="labels", hint=f"integers from 0 to {classes - 1}")
-
-
-def classes_of(logits: Tensor) -> int:
-    """The width of the logits of one image; InputError for what is no row of them."""
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        what = f"one image gives logits of shape {got}, expected (1, classes)"
-        raise InputError(what, where="net", hint="a classifier, from (B, ...) to (B, classes)")
-    return logits.shape[1]

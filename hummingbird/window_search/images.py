@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from hummingbird.errors import InputError
 
-_HINT = "a tensor (N, ...), a DataLoader, or batches: tensors (B, ...), or pairs of images and int64 labels (B,)"
+_HINT = "a tensor (N, ...), a DataLoader, or batches: tensors (B, ...), or pairs of images and labels (B, ...)"
 _LABELLED = "a DataLoader or a data set of (image, label), batches of (images, labels), or one pair of tensors"
 
 
 def gathered(
     images: Tensor | Dataset[Any] | Iterable[Any], labels: Tensor | None, most: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The first `most` images (N, ...), None: all, and their labels int64 (N,), None where there are none.
+    """The first `most` images (N, ...), None: all, and their labels (N, ...), None where there are none.
 
     They are held in memory; no further batch is read; a bar appears after two seconds. Raises InputError for batches
     that are neither, or that do not fit each other, and for labels given twice.
@@ -61,28 +61,29 @@ def gathered(
         raise InputError(what, where="images", hint=_HINT) from None
 
 
-def labelled(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-    """The first `most` images (N, ...) and their labels int64 (N,).
+def loaded(source: Any, where: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """The first `most` images (N, ...) and their labels (N, ...), whole numbers as int64, None where there are none.
 
     source: a DataLoader, a data set, batches, or a pair of tensors. Raises InputError, naming `where`, as `gathered`
-    does, for what has no labels, and for labels that are no whole numbers.
+    does, and for labels that are no numbers.
     """
     pair = isinstance(source, (tuple, list)) and len(source) == 2 and isinstance(source[0], Tensor)
     try:
         images, labels = source if pair else gathered(source, None, most)
     except InputError as problem:
         raise InputError(problem.what, where=where, hint=_LABELLED) from None
+    if images.is_meta or (isinstance(labels, Tensor) and labels.is_meta):
+        raise InputError("what is on the meta device has no values", where=where, hint="load them on the CPU or a GPU")
     if labels is None:
-        raise InputError("images without labels", where=where, hint=_LABELLED)
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex() or labels.ndim != 1:
+        return images[:most], None
+    if not isinstance(labels, Tensor) or labels.is_complex() or labels.ndim < 1:
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise InputError(f"labels are {got}", where=where, hint="whole numbers (N,): the class of every image")
+        hint = "a tensor (N, ...): the class of every image, 0 or 1, or real numbers as the net gives them"
+        raise InputError(f"labels are {got}", where=where, hint=hint)
     if images.ndim < 2 or len(images) != len(labels):
         what = f"images of shape {tuple(images.shape)} and {len(labels)} labels"
         raise InputError(what, where=where, hint="images (N, ...), and one label for each")
-    if images.is_meta or labels.is_meta:
-        raise InputError("what is on the meta device has no values", where=where, hint="load them on the CPU or a GPU")
-    return images[:most], labels[:most].long().cpu()
+    return images[:most], (labels if labels.is_floating_point() else labels.long())[:most].cpu()
 
 
 def fingerprint(*tensors: Tensor) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import nn
 
 from hummingbird import graph
@@ -20,6 +19,7 @@ from hummingbird.graph.steps import refs
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.ring import SCALE
 from hummingbird.simulation.windows import Windows, check_protocol, comparisons, traced
+from hummingbird.window_search.answers import results
 from hummingbird.window_search.objective import Prices
 from hummingbird.window_search.problem import ComparingLayer
 
@@ -27,7 +27,7 @@ from hummingbird.window_search.problem import ComparingLayer
 class SearchedNet:
     """A plain net for images of `image_shape`, without the batch: (C, H, W).
 
-    `output`: what it gives for one image, on the meta device: a shape.
+    `results`: the name of each result, and its shape for one image.
     Raises ModelError for a net that cannot be converted, InputError for one that has nothing to search or does not
     take such images, ConfigError for an unknown protocol.
 
@@ -47,8 +47,7 @@ class SearchedNet:
         self.fingerprint = graph.fingerprint(steps)
         plan = self._windows.plan(BitConfig(EXACT))
         costs = PrivateNet(plan, self._windows.steps, {}, "").costs((1, *self.image_shape), 2)
-        image = torch.empty((1, *self.image_shape), device="meta")
-        self.output = graph.run_all(self._windows.steps, image)[-1]
+        self.results = results(self._windows.steps, self.image_shape)
         self._outputs = {planned.name: planned.elements for planned in costs}
         self._limits = {
             step.name: comparison.valid - (max(plan[ref.index].scale for ref in refs(step.inputs)) - SCALE)

@@ -22,21 +22,25 @@ from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph.at_hand import settled
+from hummingbird.graph.calls import packed
 from hummingbird.graph.unwrap import plain_copy
 from hummingbird.mpc.builders import CUSTOM
 from hummingbird.report import BANDWIDTH, RTT, check_link, estimate
 from hummingbird.simulation.observe import check_images
 from hummingbird.simulation.windows import check_protocol, traced
+from hummingbird.structure import flatten
+from hummingbird.window_search.answers import Answers, fitting
 from hummingbird.window_search.bars import find_windows, open_study
 from hummingbird.window_search.budget import read_budget
-from hummingbird.window_search.cached import CachedEvaluator, check_labels, classes_of
+from hummingbird.window_search.cached import CachedEvaluator
 from hummingbird.window_search.find import check_margin
-from hummingbird.window_search.images import fingerprint, labelled
+from hummingbird.window_search.images import fingerprint, loaded
 from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.prepared import Choice, Prepared
 from hummingbird.window_search.study import OBJECTIVES, Study
 
-Images = Dataset[Any] | Iterable[Any] | tuple[Tensor, Tensor]  # with labels
+Images = Dataset[Any] | Iterable[Any] | tuple[Tensor, Tensor]  # with labels or without
+Pair = tuple[Tensor, Tensor | None]
 
 
 def prepare(
@@ -46,6 +50,7 @@ def prepare(
     *,
     test: Images | None = None,
     samples: int = 2000,
+    answers: str | None = None,
     objective: str = "bits",
     margin: float = 0.05,
     by: str | Mapping[str, Sequence[str]] = "stage",
@@ -55,11 +60,14 @@ def prepare(
     bandwidth: float = BANDWIDTH,
     rtt: float = RTT,
 ) -> Prepared:
-    """Windows for a trained classifier, its accuracy plain and in private, and what an image costs.
+    """Windows for a trained net, its accuracy plain and in private, and what an image costs.
 
-    loader: labelled images that the net was not trained on: a DataLoader, a data set, batches, or a pair (images (N,
-        ...), labels int64 (N,)). Of the first 2 x `samples` every second one chooses the windows, and the others
-        measure accuracy. test: other images to measure on, all of them; then the first `samples` of the loader choose.
+    loader: images that the net was not trained on: a DataLoader, a data set, batches, or a pair (images (N, ...),
+        labels (N, ...)). Labels are classes, 0 and 1 for scores, or real numbers as the net gives them; without them
+        there is no accuracy. Of the first 2 x `samples` every second one chooses the windows, and the others measure.
+        test: other images to measure on, all of them; then the first `samples` of the loader choose.
+    answers: how answers are judged: "classes", "score", "numbers", "values" or "embedding"; None: as labels and outputs
+        say (window_search/answers.py), which the result tells.
     budget: "8/64" keeps 8 bits of 64 on average; None: HummingBird-eco, which changes no answer that it sees.
     objective: what the budget is of: "bits", "bytes" (sent by a party per image, "500kB"), "seconds" (on the wire).
     margin: the part of the answers that may change on the images that choose. by: the layers that share a window, as
@@ -84,8 +92,8 @@ def prepare(
     traced(net)  # says what cannot be converted
     searched = SearchedNet(net, chosen[0].shape[1:], protocol)
     for where, (images, labels) in (("loader", chosen), ("loader" if test is None else "test", measured)):
-        _check(images, labels, searched, where)
-    study = open_study(net, *chosen, by=by, protocol=protocol, parties=parties, seed=seed)
+        _check(images, labels, searched, answers, where)
+    study = open_study(net, *chosen, answers=answers, by=by, protocol=protocol, parties=parties, seed=seed)
     goal = study.objective(objective, bandwidth=bandwidth, rtt=rtt)
     told = {"command": f"hummingbird.prepare(net, loader, {budget!r})"}
     bits = find_windows(study, limit, goal, what=budget or "eco", margin=margin, provenance=told)
@@ -93,23 +101,26 @@ def prepare(
     evaluator = CachedEvaluator(net, images, protocol=protocol, parties=parties, seed=seed, runs=1, memory=0)
     link: dict[str, Any] = {"bandwidth": bandwidth, "rtt": rtt}
     plain, choices = _plain(given, images), []
+    judge = Answers(plain, searched.results, labels, kind=answers)
     for name, config in tqdm(list(_choices(study, bits, budget or "eco")), desc="accuracy", unit="run", leave=False):
-        answers = evaluator.predictions(config)
+        outputs = evaluator.outputs(config)
         costs = estimate(net, (1, *images.shape[1:]), config, protocol=protocol, parties=parties, **link)
-        choices.append(Choice(name, config, _share(answers == labels), _share(answers != plain), costs))
-    exact = _share(plain == labels)
-    held_out: dict[str, Any] = {"images": len(labels), "data": fingerprint(images, labels), "exact_accuracy": exact}
-    held_out["accuracy"] = choices[-1].accuracy
+        figures = judge.accuracy(outputs), 1 - judge.kept(outputs), judge.distance(outputs)
+        choices.append(Choice(name, config, *figures, costs))
+    exact, data = judge.accuracy(plain), fingerprint(images, *([] if labels is None else [labels]))
+    held_out: dict[str, Any] = {"images": len(images), "data": data, "exact_accuracy": exact}
+    held_out |= {"accuracy": choices[-1].accuracy, "distance": choices[-1].distance}
     bits = replace(bits, provenance={**bits.provenance, "held_out": held_out})
-    return Prepared(bits, study.layers, choices, (len(chosen[1]), len(labels)), exact)
+    return Prepared(bits, study.layers, choices, (len(chosen[0]), len(images)), exact, str(judge))
 
 
 @torch.inference_mode()
 def _plain(net: nn.Module, images: Tensor) -> Tensor:
-    """The answers of the net itself, in float32 and eval mode, int64 (N,) on the CPU."""
+    """The outputs of the net itself, in float32 and eval mode, on the CPU; several side by side for each image."""
     copy = plain_copy(net).float()
     device = next((tensor.device for tensor in (*copy.parameters(), *copy.buffers())), torch.device("cpu"))
-    return torch.cat([copy(part.to(device, torch.float32)).argmax(1).cpu() for part in images.split(128)])
+    given = (copy(part.to(device, torch.float32)) for part in images.split(128))
+    return torch.cat([packed(flatten(out, lambda x: isinstance(x, Tensor))[1]).cpu() for out in given])
 
 
 def _limit(budget: str | None, objective: str) -> Any:
@@ -124,30 +135,31 @@ def _limit(budget: str | None, objective: str) -> Any:
     return read_budget(budget, objective)
 
 
-def _divided(loader: Images, test: Images | None, samples: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _divided(loader: Images, test: Images | None, samples: int) -> tuple[Pair, Pair]:
     """Images and labels that choose, and those that measure. Every second one: a data set may come class by class."""
     if test is not None:
-        chosen, measured = labelled(loader, "loader", samples), labelled(test, "test")
+        chosen, measured = loaded(loader, "loader", samples), loaded(test, "test")
         one, other = ({image.cpu().numpy().tobytes() for image in images} for images, _ in (chosen, measured))
         if one <= other or other <= one:
             hint = "other images; without `test`, a part of the loader's own is held back"
             raise InputError("the images that choose the windows cannot measure them", where="test", hint=hint)
         return chosen, measured
-    images, labels = labelled(loader, "loader", 2 * samples)
+    images, labels = loaded(loader, "loader", 2 * samples)
     if len(images) == 1:
         hint = "more images, or other ones in `test`: those that choose the windows do not tell their accuracy"
         raise InputError("a single image", where="loader", hint=hint)
-    return (images[::2], labels[::2]), (images[1::2], labels[1::2])
+    parts = [None, None] if labels is None else [labels[::2], labels[1::2]]
+    return (images[::2], parts[0]), (images[1::2], parts[1])
 
 
-def _check(images: Tensor, labels: Tensor, searched: SearchedNet, where: str) -> None:
+def _check(images: Tensor, labels: Tensor | None, searched: SearchedNet, answers: str | None, where: str) -> None:
     """InputError, naming the argument, for images that the net cannot take and labels that it cannot give."""
     if tuple(images.shape[1:]) != searched.image_shape:
         what = f"images of shape {tuple(images.shape[1:])}, those of the loader have {searched.image_shape}"
         raise InputError(what, where=where, hint="images prepared in the same way")
     try:
         check_images(images, 1)
-        check_labels(labels, len(images), classes_of(searched.output))
+        fitting([shape for _, shape in searched.results], len(images), labels, answers)
     except InputError as problem:
         at = where if problem.where in ("images", "labels") else problem.where
         raise InputError(problem.what, where=at, hint=problem.hint) from None
@@ -166,7 +178,3 @@ def _choices(study: Study, bits: BitConfig, budget: str) -> Iterator[tuple[str, 
         window = BitWindow(uniform["k"], uniform["m"])
         yield f"{window} for all layers", BitConfig(window)
     yield budget, bits
-
-
-def _share(which: Tensor) -> float:
-    return float(which.double().mean())

@@ -21,13 +21,15 @@ from hummingbird.window_search.problem import ComparingLayer
 class Choice:
     """Windows that could be taken: accuracy and answers unlike the plain net's, shares of the images that measure.
 
-    costs: of one image through the whole net.
+    accuracy: None without labels. distance: of outputs from the plain net's, in their spread (answers.py). costs: of
+    one image through the whole net.
     """
 
     name: str
     bits: BitConfig
-    accuracy: float
+    accuracy: float | None
     changed: float
+    distance: float
     costs: Estimate
 
 
@@ -37,23 +39,27 @@ class Prepared:
 
     bits: for `convert_model(net, bits=prepared.bits)`. layers: those that compare, each with the `largest` |x| seen, in
     ring units (2^16 is one). choices: "exact", "eco", the best window for all layers, and last the windows found.
-    images: how many chose the windows, and how many others measured accuracies. accuracy_plain: of the net itself.
+    images: how many chose the windows, and how many others measured accuracies. accuracy_plain: of the net itself,
+    None without labels. answers: how answers are judged.
     """
 
     bits: BitConfig
     layers: Sequence[ComparingLayer]
     choices: Sequence[Choice]
     images: tuple[int, int]
-    accuracy_plain: float
+    accuracy_plain: float | None
+    answers: str
 
     @property
-    def accuracy(self) -> float:
+    def accuracy(self) -> float | None:
         """Share of right answers in private, by the plaintext twin, of images that did not choose the windows."""
         return self.choices[-1].accuracy
 
     @property
-    def accuracy_error(self) -> float:
+    def accuracy_error(self) -> float | None:
         """Standard error of an accuracy: how far it may be off on other images of the same kind."""
+        if self.accuracy_plain is None:
+            return None
         return math.sqrt(self.accuracy_plain * (1 - self.accuracy_plain) / self.images[1])
 
     @property
@@ -68,6 +74,7 @@ class Prepared:
     def plot(self) -> Any:
         """Draw accuracy against kB sent online per party and image: a matplotlib figure, which `savefig` writes.
 
+        Without labels the answers that stay are drawn in its place.
         A notebook shows it where a cell ends with it, after `%matplotlib inline`.
         Raises EnvironmentProblem without matplotlib.
         """
@@ -77,30 +84,37 @@ class Prepared:
             raise EnvironmentProblem("a plot needs matplotlib", hint="pip install matplotlib") from None
         figure = Figure(figsize=(6.5, 4.5), layout="tight")
         axes = figure.subplots()
-        axes.axhline(100 * self.accuracy_plain, color="black", linewidth=0.5, linestyle=":", label="plain net")
+        known, error = self.accuracy_plain is not None, self.accuracy_error
+        plain = self.accuracy_plain if known else 1.0
+        axes.axhline(100 * plain, color="black", linewidth=0.5, linestyle=":", label="plain net")
         for choice in self.choices:
-            place = choice.costs.online_bytes / 1e3, 100 * choice.accuracy
-            axes.errorbar(*place, yerr=100 * self.accuracy_error, marker="o", capsize=3, label=choice.name)
+            share = 1 - choice.changed if choice.accuracy is None else choice.accuracy
+            place = choice.costs.online_bytes / 1e3, 100 * share
+            axes.errorbar(*place, yerr=error and 100 * error, marker="o", capsize=3, label=choice.name)
         axes.set_xlabel("kB sent online per party and image")
-        axes.set_ylabel(f"accuracy, % of {self.images[1]:,} images")
+        axes.set_ylabel(f"{'accuracy' if known else 'answers that stay'}, % of {self.images[1]:,} images")
         axes.set_xlim(left=0)
         axes.legend(fontsize=8, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=3)
         return figure
 
     def __str__(self) -> str:
         costs, (chose, measured) = self.costs, self.images
-        head = ("windows", "accuracy %", "changed %", "online kB", "rounds", "wire ms", "offline kB")
-        rows = [("plain net", f"{100 * self.accuracy_plain:.2f}", *["-"] * 5)]
+        head = ("windows", "accuracy %", "changed %", "distance %", "online kB", "rounds", "wire ms", "offline kB")
+        rows = [("plain net", _percent(self.accuracy_plain), *["-"] * 6)]
         for choice in self.choices:
             found = choice.costs
-            figures = (100 * choice.accuracy, 100 * choice.changed)
+            figures = choice.accuracy, choice.changed, choice.distance
             sizes = (f"{found.online_bytes / 1e3:,.1f}", str(found.rounds), f"{1e3 * found.seconds:,.2f}")
             offline = f"{found.offline_bytes / 1e3:,.1f}"
-            rows.append((choice.name, *(f"{figure:.2f}" for figure in figures), *sizes, offline))
-        error = f"standard error {100 * self.accuracy_error:.2f}"
+            rows.append((choice.name, *map(_percent, figures), *sizes, offline))
+        error, others = self.accuracy_error, f"of {measured:,} others"
+        accuracy = (
+            f"accuracy is {others}, standard error {_percent(error)}" if error is not None else f"figures are {others}"
+        )
         link = link_words(costs.bandwidth, costs.rtt)
         notes = [
-            f"{chose:,} images chose the windows; accuracy is of {measured:,} others, {error}, by the plaintext twin",
+            f"answers: {self.answers}; distance: of outputs, root mean square, in their spread",
+            f"{chose:,} images chose the windows; {accuracy}, by the plaintext twin",
             f"costs: of each of {costs.parties} parties for one image at a time; {link}, without computation",
         ]
         if below := self.bits.provenance.get("below_range"):
@@ -109,6 +123,10 @@ class Prepared:
         return "\n\n".join([table, layer_table(self.layers, self.bits), "\n".join(notes)])
 
     __repr__ = __str__
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"
 
 
 def layer_table(layers: Sequence[ComparingLayer], config: BitConfig) -> str:

@@ -7,7 +7,8 @@
 
 HummingBird searches for accuracy. Right answers that become wrong and wrong ones that become right cancel there: on
 1,024 images windows seem to lose nothing that lose half a point on others (docs/bit-config.md). So the default here is
-agreement, the share of answers that are the exact net's: every change counts.
+agreement, the share of answers that are the exact net's: every change counts. What an answer is, and when it is the
+same, depends on the net: answers.py.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.hybrid.convert import PROTOCOL
 from hummingbird.simulation.observe import check_images, magnitudes
 from hummingbird.version import VERSION
+from hummingbird.window_search.answers import fitting
 from hummingbird.window_search.budget import read_budget
-from hummingbird.window_search.cached import CachedEvaluator, check_labels, classes_of
+from hummingbird.window_search.cached import CachedEvaluator
+from hummingbird.window_search.called import called
 from hummingbird.window_search.cut import CutEvaluator
 from hummingbird.window_search.find import search_bits
 from hummingbird.window_search.groups import group_layers
-from hummingbird.window_search.images import fingerprint, gathered
+from hummingbird.window_search.images import fingerprint
 from hummingbird.window_search.net import SearchedNet
 from hummingbird.window_search.objective import Objective, bit_budget, online_bytes, predicted_seconds
 from hummingbird.window_search.questions import Progress
@@ -45,14 +48,19 @@ CRITERIA = ("agreement", "accuracy")
 
 
 class Study:
-    """A trained net, validation images (N, ...) and labels int64 (N,), and what private inference of it costs.
+    """A trained net, validation images (N, ...) and labels (N, ...), and what private inference of it costs.
 
-    images: a tensor, or a DataLoader, a data set or batches, with labels or without; they are held in memory, and a
-    search is resumed with the same images in the same order. criterion: what windows are chosen by, "agreement" with
-    the exact net or "accuracy"; only the latter needs labels. by: how layers are grouped, as for `group_layers`.
-    seed, runs: of the protocol's random numbers, and over how many seeds windows are compared in the end. batch: images
-    at a time. cut: windows of `hummingbird.hybrid`, scored by its whole numbers (cut.py); protocol and parties stay as
-    they are, and a search needs a budget of bits. progress: told (images done, of all) while magnitudes are measured.
+    images: a tensor, or a DataLoader, a data set or batches, with labels or without; they are held in memory, and so is
+    what the net gives for them; a search is resumed with the same images in the same order. labels: classes as whole
+    numbers, 0 and 1 for scores, or real numbers in the outputs' shape. answers: how the net's answers are judged, one
+    of answers.py's `KINDS`; None: as labels and outputs say, and `str(study.answers)` tells. example: as for
+    `convert_model`, for a net that takes several inputs or flags; the images are then a tuple or a dict as the example
+    is, (N, ...) each, or one tensor in the place of the example's private one. criterion: what windows are chosen by,
+    "agreement" with the exact net or "accuracy"; only the latter needs labels. by: how layers are grouped, as for
+    `group_layers`. seed, runs: of the protocol's random numbers, and over how many seeds windows are compared in the
+    end. batch: images at a time. cut: windows of `hummingbird.hybrid`, scored by its whole numbers (cut.py); protocol
+    and parties stay as they are, and a search needs a budget of bits. progress: told (images done, of all) while
+    magnitudes are measured.
     Cost: two passes of the exact net.
     `input_range`: the largest |x| in the images.
     Raises InputError for images and labels that do not fit each other or the net, ModelError for a net that cannot be
@@ -65,6 +73,8 @@ class Study:
         images: Tensor | Dataset[Any] | Iterable[Any],
         labels: Tensor | None = None,
         *,
+        example: Any = None,
+        answers: str | None = None,
         criterion: str = "agreement",
         by: str | Mapping[str, Sequence[str]] = "stage",
         protocol: str = "masked",
@@ -80,42 +90,53 @@ class Study:
             raise ConfigError(
                 f"unknown criterion {criterion!r}", where="criterion", hint=f"one of {', '.join(CRITERIA)}"
             )
-        images, labels = gathered(images, labels)
+        net, images, public, labels = called(net, images, labels, example)
         if criterion == "accuracy" and labels is None:
             raise InputError("no labels to be accurate to", where="labels", hint='give them, or criterion="agreement"')
-        target = labels if criterion == "accuracy" else None
+        judged: dict[str, Any] = {"accurate": criterion == "accuracy", "kind": answers}
         if cut and (protocol, parties) != ("masked", 2):
             raise ConfigError("cut=True with a protocol or parties", where="cut", hint="leave them out: it has its own")
         self.searched = SearchedNet(net, images.shape[1:], protocol)
         check_images(images, batch)
-        classes = classes_of(self.searched.output)
-        if labels is not None:
-            check_labels(labels, len(images), classes)
+        fitting([shape for _, shape in self.searched.results], len(images), labels, answers)
         if not cut:  # whose layers the evaluator tells
             group_layers(self.searched.layers(dict.fromkeys(self.searched.names, 0)), by)
-        largest = magnitudes(net, images, protocol=protocol, parties=parties, batch=batch, progress=progress)
+        largest = magnitudes(
+            net, images, protocol=protocol, parties=parties, batch=batch, public=public, progress=progress
+        )
         self.evaluator: CachedEvaluator
         self.accepts = self.searched.accepts
         if cut:
             protocol = PROTOCOL
-            self.evaluator = found = CutEvaluator(net, images, target, largest, seed=seed, runs=runs, batch=batch)
+            options: dict[str, Any] = {"seed": seed, "runs": runs, "batch": batch, **judged}
+            self.evaluator = found = CutEvaluator(net, images, labels, largest, **options)
             self.layers, self.accepts = found.layers, found.accepts
         else:
             self.evaluator = CachedEvaluator(
-                net, images, target, protocol=protocol, parties=parties, seed=seed, runs=runs, batch=batch
+                net,
+                images,
+                labels,
+                protocol=protocol,
+                parties=parties,
+                seed=seed,
+                runs=runs,
+                batch=batch,
+                public=public,
+                **judged,
             )
             self.layers = self.searched.layers(largest)
         self.groups = group_layers(self.layers, by)
         self.protocol, self.parties, self.seed = protocol, parties, seed
-        self.input_range = max(abs(float(end)) for end in torch.aminmax(images))
-        self._labels = None if labels is None else labels.cpu()
+        self.answers = self.evaluator.answers
+        self.input_range = float(images.abs().amax()) if images.numel() else 0.0
         self._facts = {
             "net": self.searched.fingerprint,
-            "data": fingerprint(images) if labels is None else fingerprint(images, labels),
+            "data": fingerprint(images, *public, *([] if labels is None else [labels])),
             "samples": len(images),
             "batch": batch,
             "runs": runs,
             "criterion": criterion,
+            "answers": str(self.answers),
             "protocol": protocol,
             "parties": parties,
         }
@@ -127,9 +148,7 @@ class Study:
 
     def accuracy(self, config: BitConfig) -> float | None:
         """The share of right answers with these windows, None without labels; one pass over the images."""
-        if self._labels is None:
-            return None
-        return float((self.evaluator.predictions(config) == self._labels).double().mean())
+        return self.answers.accuracy(self.evaluator.outputs(config))
 
     def objective(self, name: str = "bits", *, bandwidth: float = 1e10, rtt: float = 0.0, images: int = 1) -> Objective:
         """The objective that a budget limits: "bits", the fraction kept; "bytes", sent online by a party per image;
@@ -171,7 +190,8 @@ class Study:
         budget: also as text, "8/64" or "120kB". knobs: "q" chooses q for each group too, for fewer bytes in all
         (rounding.py). The margin is of the criterion: 0.05 lets one answer in twenty change.
         The provenance says of what net and data they are, and for each layer the largest |x| seen, in ring units, and
-        how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. `below_range`
+        how many bits the window has above it; `accuracy` and `exact_accuracy` are None without labels. `distance`: how
+        far outputs are from the exact net's, in their spread (answers.py). `below_range`
         names the layers whose k the budget has forced below what they have seen. `seconds` are those of this study and
         of this search, with all sessions that it was resumed from.
         """
@@ -208,9 +228,10 @@ class Study:
             progress=progress,
         )
         seen = {layer.name: self._seen(layer.largest, config.window(layer.name).k) for layer in self.layers}
-        told = {**config.provenance, **self._facts}
+        told, outputs = {**config.provenance, **self._facts}, self.evaluator.outputs(config)
+        told["distance"] = self.answers.distance(outputs)
         if self._facts["criterion"] == "agreement":
-            told |= {"agreement": told["accuracy"], "accuracy": self.accuracy(config)}
+            told |= {"agreement": told["accuracy"], "accuracy": self.answers.accuracy(outputs)}
             told["exact_accuracy"] = self.accuracy(BitConfig())
         told |= {
             "groups": {group.name: [layer.name for layer in group.layers] for group in self.groups},

@@ -206,9 +206,21 @@ def inputs_of(args: argparse.Namespace, files: Sequence[Path]) -> tuple[list[Ten
     return images, labels
 
 
+def decided(outputs: Tensor) -> Tensor:
+    """Decisions (n,) of outputs (n, ...): the place of the largest; of a single value 1 above its threshold, else 0.
+
+    The threshold is 0.5 where all values are from 0 to 1, else 0.
+    """
+    flat = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
+    if flat.shape[1] > 1:
+        return flat.argmax(1)
+    threshold = 0.5 if bool(((flat >= 0) & (flat <= 1)).all()) else 0.0
+    return (flat[:, 0] > threshold).long()
+
+
 def accuracy(outputs: Tensor, labels: Tensor) -> str:
     """A line on outputs (n, ...): how many are largest at the label."""
-    right = int((outputs.flatten(1).argmax(1) == labels).sum())
+    right = int((decided(outputs) == labels).sum())
     return f"accuracy {100 * right / len(labels):.2f} %, {right} of {len(labels)}"
 
 

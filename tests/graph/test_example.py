@@ -186,3 +186,38 @@ def test_an_example_that_does_not_fit_is_refused(example: Any, words: str) -> No
         trace(Several(), example=example)
     with pytest.raises(ModelError, match="reduction dim|cannot be multiplied"):
         trace(Several(), example=(torch.ones(2, 9), torch.ones(2, 2, 2)))
+
+
+class Places(nn.Module):
+    """A parameter's shape, type and rows, as forward() may ask for them of a tensor that everybody has the shape of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.fc = nn.Parameter(torch.randn(4, 3)), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = self.places
+        assert p.dim() == p.ndim == len(p.shape) == 2 and p.dtype == torch.float32 and p.is_floating_point()
+        assert torch.numel(p) == p.numel() == len(p) * p.size(1) and p.stride() == (3, 1) and p.requires_grad
+        for row in p:
+            x = x + row
+        return self.fc(F.relu(x))[:, len(p) // 2, : p.shape[-1] - 1]
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_facts_about_parameters_are_no_values(secret: bool) -> None:
+    net, x = Places().eval(), torch.randn(3, 4, 3)
+    for example in (None, x):
+        assert problems(net, example=example, secret=secret) == []
+        assert torch.allclose(run(trace(net, example=example, secret=secret), x), net(x), atol=1e-6)
+
+    class Branch(Places):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x) if self.places.sum() > 0 else x
+
+    class Chosen(Places):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(x)[:, int(self.places[0, 0])]
+
+    for refused in (Branch(), Chosen()):
+        assert problems(refused, secret=secret) and problems(refused, example=x, secret=secret)

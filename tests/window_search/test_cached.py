@@ -18,7 +18,8 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.graph import OPS
 from hummingbird.window_search import Evaluator
-from hummingbird.window_search.cached import CachedEvaluator, _certainty, layer_seed, run_seed
+from hummingbird.window_search.answers import certainty
+from hummingbird.window_search.cached import CachedEvaluator, layer_seed, run_seed
 
 COUNT, BATCH = 40, 12  # a last batch that is smaller
 WINDOWS = [EXACT, BitWindow(0, 0), BitWindow(21, 13), BitWindow(19, 16), BitWindow(16, 13)]
@@ -150,7 +151,7 @@ def test_without_labels_the_exact_net_is_right() -> None:
     assert 0.3 < score.answers < 1 and 0.3 < score.fine < 1
     with torch.no_grad():
         expected = NET(IMAGES).argmax(1)
-    assert score.answers == float((evaluator.predictions(config) == expected).double().mean())
+    assert score.answers == float((evaluator.outputs(config).argmax(1) == expected).double().mean())
     assert truth(BitConfig())[0] == [1] * COUNT
 
 
@@ -235,7 +236,7 @@ def test_a_whole_config_and_seeds() -> None:
 
 def test_logits_that_are_not_finite_agree_with_nothing() -> None:
     logits = torch.tensor([[1.0, 2.0], [float("inf"), 0.0], [float("nan"), 1.0]])
-    assert _certainty(logits, torch.tensor([1, 0, 1])).tolist() == [pytest.approx(1 / (1 + math.exp(-5))), 0.0, 0.0]
+    assert certainty(logits, torch.tensor([1, 0, 1])).tolist() == [pytest.approx(1 / (1 + math.exp(-5))), 0.0, 0.0]
 
 
 def test_the_net_is_left_as_it_is_and_may_change_afterwards() -> None:
@@ -250,9 +251,11 @@ def test_the_net_is_left_as_it_is_and_may_change_afterwards() -> None:
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
     with torch.no_grad():
-        net[4].weight.zero_()
+        net[4].weight.neg_()
+        net[4].bias.neg_()
+    expected = net.eval()(images.float()).argmax(1)
     evaluator = CachedEvaluator(net, images, labels)
-    assert evaluator.full(BitConfig()).answers == float((labels == int(net[4].bias.argmax())).double().mean())
+    assert evaluator.full(BitConfig()).answers == float((labels == expected).double().mean())
 
 
 ONE = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
@@ -268,12 +271,12 @@ X, Y = torch.randn(8, 1, 2, 2), torch.arange(8) % 3
         (ONE, X.clone().index_fill(0, torch.tensor(3), float("nan")), Y, "images", "NaN or infinity"),
         (ONE, torch.randn(8, 1, 3, 3), Y, "images", r"cannot take images of shape \(1, 1, 3, 3\)"),
         (ONE, X, Y[:7], "labels", "8 images and 7 labels"),
-        (ONE, X, Y.int(), "labels", "labels are torch.int32"),
+        (ONE, X, Y.float(), "labels", r"labels are torch.float32 \(8,\), and the net gives \(N, 3\)"),
         (ONE, X, Y[:, None], "labels", r"labels are torch.int64 \(8, 1\)"),
         (ONE, X, Y.tolist(), "labels", "labels are list"),
         (ONE, X, Y + 1, "labels", "from 1 to 3, but the net has 3 classes"),
         (ONE, X, Y - 1, "labels", "from -1 to 1, but the net has 3 classes"),
-        (nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU()), X, Y, "net", r"logits of shape \(1, 3, 2, 2\)"),
+        (nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU()), X, Y, "labels", r"the net gives \(N, 3, 2, 2\)"),
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), X, Y, "net", "no comparing layers"),
     ],
 )

@@ -102,9 +102,9 @@ def test_by_accuracy_as_published_and_by_agreement_without_labels(study: Study) 
     assert unlabelled.layers == labelled.layers and unlabelled.provenance["accuracy"] is None
     assert labelled.provenance["agreement"] == unlabelled.provenance["agreement"] < 1
     with torch.no_grad():
-        own, got = NET(IMAGES).argmax(1), study.evaluator.predictions(labelled)
+        own, got = NET(IMAGES).argmax(1), study.evaluator.outputs(labelled).argmax(1)
     assert abs(float((got == own).double().mean()) - labelled.provenance["agreement"]) < 0.1  # one of two runs
-    assert torch.equal(study.evaluator.predictions(BitConfig()), own)
+    assert torch.equal(study.evaluator.outputs(BitConfig()).argmax(1), own)
     with pytest.raises(InputError, match="no labels to be accurate to"):
         Study(NET, IMAGES, criterion="accuracy")
     with pytest.raises(ConfigError, match="unknown criterion"):

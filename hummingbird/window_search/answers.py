@@ -1,0 +1,438 @@
+"""What a net answers, and how windows are judged by it: by decisions, and by how far outputs are from the exact net's.
+
+    classes     the largest of C values, for an image or for each of its places: decisions
+    score       a value above its threshold or not, 0.5 where all values are from 0 to 1, else 0: decisions and distance
+    numbers     whole numbers, as argmax gives them: equal or not
+    values      real numbers, such as those of a regression or of pixels: distance
+    embedding   rows that are compared by their direction: distance of unit vectors
+
+The distance of an input's outputs is the root of the mean over its values of ((output - exact) / spread)^2, where the
+spread is the standard deviation of the exact net's outputs over all inputs, for each column or channel. An input is
+kept if its decisions are, and its distance is at most `NEAR`. Each kind has a finer score too, that moves before any
+input is lost: for decisions the net's certainty (below), for distances d / (1 + d).
+
+Labels and the shapes of outputs choose the kind; without labels C values are classes, unless they are unit vectors, and
+one value is a score where its decisions differ. Decisions that are the same for every input would be kept by any
+windows: then distances judge. Of several results each has a kind, and an input is judged by the worst of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph import Step, calls
+
+KINDS = ("classes", "score", "numbers", "values", "embedding")
+NEAR = 0.1  # of the spread: a hundredth of the outputs' variance is then other than the exact net's
+_WIDTH = 0.4  # of the step from certain to not, in standard deviations of an image's logits
+_UNIT = 1e-3  # how far the length of an embedding may be from 1
+
+
+class Judged(NamedTuple):
+    """Of each input, float64 (B,): the share of its decisions that are kept, and what the finer score has moved."""
+
+    kept: Tensor
+    moved: Tensor
+
+
+class Values:
+    """Real numbers: kept within `NEAR` of the exact net's, or with `accurate` of the labels, which have their shape."""
+
+    kind = "values"
+    decides = False
+
+    def __init__(self, outputs: Tensor, labels: Tensor | None = None, accurate: bool = False) -> None:
+        seen = self._seen(outputs)
+        self.spread = _spread(seen)
+        self.labels = None if labels is None else self._seen(labels.reshape(outputs.shape))
+        self.references: tuple[Tensor, ...] = (self.labels if accurate and self.labels is not None else seen,)
+        # Nothing tells which inputs windows move first: any of them, whatever the order of a data set.
+        self.order = torch.rand(len(outputs), generator=torch.Generator().manual_seed(0))
+
+    def __str__(self) -> str:
+        return f"values, kept within {NEAR:g} of their spread"
+
+    def judge(self, outputs: Tensor, expected: Tensor) -> Judged:
+        """Of a batch, beside its rows of `references`."""
+        distance = self.distance(outputs, expected)
+        return Judged((distance <= NEAR).double(), _bounded(distance))
+
+    def right(self, outputs: Tensor) -> Tensor | None:
+        """The share of each input's answers that are right, float64 (N,), of all inputs; None without labels."""
+        return None if self.labels is None else (self.distance(outputs, self.labels) <= NEAR).double()
+
+    def distance(self, outputs: Tensor, expected: Tensor) -> Tensor:
+        """float64 (B,), infinite where outputs are not finite."""
+        off = (self._seen(outputs) - expected).double() / self.spread
+        return off.flatten(1).square().mean(1).sqrt().nan_to_num(math.inf, math.inf)
+
+    def _seen(self, outputs: Tensor) -> Tensor:
+        """What is compared of outputs (B, *shape), (B, values) at least."""
+        return outputs.float().reshape(len(outputs), -1) if outputs.dim() < 2 else outputs.float()
+
+
+class Embedding(Values):
+    """Rows that are compared by their direction."""
+
+    kind = "embedding"
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__(outputs)
+        self.spread = self.spread.square().mean().sqrt()  # one for all columns, as of an angle
+
+    def __str__(self) -> str:
+        return f"embeddings, whose directions are kept within {NEAR:g} of their spread"
+
+    def _seen(self, outputs: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(super()._seen(outputs).flatten(1), dim=1)
+
+
+class Classes:
+    """The largest of the values along a dimension, 1 or -1, is kept, or with `accurate` that of the label is.
+
+    p is the exact net's certainty of its answer, `certainty`; q is that of the same answer with windows; with
+    `accurate` it is the label's, and p is 1. What has moved is |p - q|, a mean over places.
+    """
+
+    kind = "classes"
+
+    def __init__(self, outputs: Tensor, labels: Tensor | None, accurate: bool, dim: int = 1) -> None:
+        self.dim, self.labels, self.count = dim, labels, outputs.shape[dim]
+        answers = outputs.argmax(dim)
+        target = labels if accurate and labels is not None else answers
+        sure = certainty(outputs, target, dim)
+        self.decides = _differ(answers)
+        self.references = target, torch.ones_like(sure) if accurate else sure
+        self.order = _each(sure)
+
+    def __str__(self) -> str:
+        return f"classes, the largest of {self.count} values" + (
+            " at each place" if self.references[0].dim() > 1 else ""
+        )
+
+    def judge(self, outputs: Tensor, target: Tensor, expected: Tensor) -> Judged:
+        """As `Values.judge`."""
+        moved = (certainty(outputs, target, self.dim) - expected).abs()
+        return Judged(_each(outputs.argmax(self.dim) == target), _each(moved))
+
+    def right(self, outputs: Tensor) -> Tensor | None:
+        """As `Values.right`."""
+        return None if self.labels is None else _each(outputs.argmax(self.dim) == self.labels)
+
+
+class Score:
+    """Values on one side of a threshold, which stay there and near the exact net's, `NEAR`."""
+
+    kind = "score"
+
+    def __init__(self, outputs: Tensor, labels: Tensor | None, accurate: bool) -> None:
+        least, most = (float(end) for end in torch.aminmax(outputs))
+        self.threshold = 0.5 if least >= 0 and most <= 1 else 0.0
+        self.values = Values(outputs)
+        self.labels = None if labels is None else labels.reshape(outputs.shape).bool()
+        sides = outputs > self.threshold
+        target = self.labels if accurate and self.labels is not None else sides
+        sure = self._certainty(outputs, target)
+        self.decides = _differ(sides)
+        self.references = target, torch.ones_like(sure) if accurate else sure, *self.values.references
+        self.order = _each(sure)
+
+    def __str__(self) -> str:
+        return f"scores, above {self.threshold:g} or not, and kept within {NEAR:g} of their spread"
+
+    def judge(self, outputs: Tensor, target: Tensor, expected: Tensor, exact: Tensor) -> Judged:
+        """As `Values.judge`; what has moved is the larger one of certainty's |p - q| and the distance's."""
+        near = self.values.judge(outputs, exact)
+        moved = _each((self._certainty(outputs, target) - expected).abs())
+        return Judged(_each((outputs > self.threshold) == target) * near.kept, torch.maximum(moved, near.moved))
+
+    def right(self, outputs: Tensor) -> Tensor | None:
+        """As `Values.right`."""
+        return None if self.labels is None else _each((outputs > self.threshold) == self.labels)
+
+    def _certainty(self, outputs: Tensor, sides: Tensor) -> Tensor:
+        """Of the values' being on these sides, from 0 to 1; 0 where they are not finite."""
+        steps = (self.values._seen(outputs).double() - self.threshold) / (_WIDTH * self.values.spread)
+        return torch.sigmoid(steps.reshape(outputs.shape) * (2 * sides.double() - 1)).nan_to_num(0.0)
+
+
+class Numbers:
+    """Whole numbers, which are kept or not."""
+
+    kind = "numbers"
+
+    def __init__(self, outputs: Tensor, labels: Tensor | None, accurate: bool) -> None:
+        self.labels = None if labels is None else labels.reshape(outputs.shape)
+        self.decides = _differ(outputs)
+        self.references = (self.labels if accurate and self.labels is not None else outputs,)
+        self.order = torch.rand(len(outputs), generator=torch.Generator().manual_seed(0))
+
+    def __str__(self) -> str:
+        return "whole numbers, equal or not"
+
+    def judge(self, outputs: Tensor, target: Tensor) -> Judged:
+        """As `Values.judge`."""
+        kept = _each(outputs == target)
+        return Judged(kept, 1 - kept)
+
+    def right(self, outputs: Tensor) -> Tensor | None:
+        """As `Values.right`."""
+        return None if self.labels is None else _each(outputs == self.labels)
+
+
+class Alike(Values):
+    """Decisions that are the same for all inputs, which any windows might keep: distances judge in their place."""
+
+    def __init__(self, outputs: Tensor, decided: Classes | Score | Numbers) -> None:
+        super().__init__(outputs)
+        self.decided = decided
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, for all images have the same answer ({self.decided.kind})"
+
+    def right(self, outputs: Tensor) -> Tensor | None:
+        """By decisions."""
+        return self.decided.right(outputs)
+
+
+Single = Values | Classes | Score | Numbers
+
+
+class Answers:
+    """All results of a net, of which outputs (B, ...) hold one, or several side by side, each input's in a row.
+
+    results: the name of each and its shape for one input. labels: (N, ...), those of the first result that they fit;
+    None: there are none. accurate: answers are held to the labels, and not to the exact net's. kind: one of `KINDS` in
+    place of what labels and outputs say.
+    Raises InputError for labels that fit no result, and where answers that are all the same were to be accurate.
+    """
+
+    def __init__(
+        self,
+        outputs: Tensor,
+        results: Sequence[tuple[str, Sequence[int]]],
+        labels: Tensor | None = None,
+        accurate: bool = False,
+        kind: str | None = None,
+    ) -> None:
+        self.names = [name for name, _ in results]
+        self.shapes = [tuple(shape) for _, shape in results]
+        found = fitting(self.shapes, len(outputs), labels, kind)
+        whole = self._parted(outputs)
+        alone = len(self.shapes) == 1
+        self.parts = [
+            _judge(part, fit, kind, accurate and fit is not None, alone) for part, fit in zip(whole, found, strict=True)
+        ]
+        self.distances = [Values(part) for part in whole]
+        self._exact = [values.references[0] for values in self.distances]
+        self.references = [tensor for part in self.parts for tensor in part.references]
+        self.order = self.parts[0].order
+
+    def __str__(self) -> str:
+        if len(self.parts) == 1:
+            return str(self.parts[0])
+        return "; ".join(f"{name}: {part}" for name, part in zip(self.names, self.parts, strict=True))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each result."""
+        return [part.kind for part in self.parts]
+
+    def judge(self, outputs: Tensor, references: Sequence[Tensor]) -> Judged:
+        """Of a batch, beside its rows of `references`."""
+        left, found = list(references), []
+        for part, values in zip(self.parts, self._parted(outputs), strict=True):
+            own, left = left[: len(part.references)], left[len(part.references) :]
+            found.append(part.judge(values, *own))
+        if len(found) == 1:
+            return found[0]
+        return Judged(
+            torch.stack([one.kept for one in found]).amin(0), torch.stack([one.moved for one in found]).amax(0)
+        )
+
+    def kept(self, outputs: Tensor) -> float:
+        """The share of all inputs' decisions that these outputs keep."""
+        return float(self.judge(outputs, self.references).kept.mean())
+
+    def accuracy(self, outputs: Tensor) -> float | None:
+        """The share of right answers, of outputs for all inputs; None without labels."""
+        pairs = zip(self.parts, self._parted(outputs), strict=True)
+        found = [right for part, values in pairs if (right := part.right(values)) is not None]
+        return float(found[0].mean()) if found else None
+
+    def distance(self, outputs: Tensor) -> float:
+        """How far outputs for all inputs are from the exact net's: of the worst result the root of the mean square."""
+        trios = zip(self.distances, self._parted(outputs), self._exact, strict=True)
+        return max(float(values.distance(part, exact).square().mean().sqrt()) for values, part, exact in trios)
+
+    def _parted(self, outputs: Tensor) -> list[Tensor]:
+        """The results (B, *shape)."""
+        if len(self.shapes) == 1:
+            return [outputs.reshape(len(outputs), *self.shapes[0])]
+        sizes = [math.prod(shape) for shape in self.shapes]
+        parts = outputs.split(sizes, 1)
+        return [part.reshape(len(part), *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+def results(steps: Sequence[Step], image: Sequence[int]) -> list[tuple[str, tuple[int, ...]]]:
+    """The name of each result and its shape for one image; image: the shape of one.
+
+    InputError for a result whose first dimension is not the batch.
+    """
+    found = calls.named_results(steps, (1, *image))[1]
+    for name, shape in found:
+        if shape[:1] != (1,):
+            what = f"one image gives {name!r} of shape {shape}, expected (1, ...)"
+            raise InputError(what, where="net", hint="the first dimension of every result is the batch")
+    return [(name, shape[1:]) for name, shape in found]
+
+
+def fitting(
+    shapes: Sequence[Sequence[int]], count: int, labels: Tensor | None, kind: str | None = None
+) -> list[tuple[str, Tensor] | None]:
+    """For each result its kind and labels, where the labels (N, ...) of `count` inputs are its own; None for others.
+
+    Raises InputError for labels that fit none, ConfigError for an unknown kind.
+    """
+    if kind is not None and kind not in KINDS:
+        raise ConfigError(f"unknown kind of answers {kind!r}", where="answers", hint=f"one of {', '.join(KINDS)}")
+    found: list[tuple[str, Tensor] | None] = [None] * len(shapes)
+    if labels is None:
+        return found
+    if not isinstance(labels, Tensor) or labels.is_complex() or labels.dim() < 1 or labels.is_meta:
+        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise InputError(f"labels are {got}", where="labels", hint="a tensor with values, a row for every image")
+    if len(labels) != count:
+        raise InputError(f"{count} images and {len(labels)} labels", where="labels", hint="one label for every image")
+    problems = []
+    for number, shape in enumerate(shapes):
+        try:
+            found[number] = _fit(tuple(shape), labels.detach().cpu())
+            return found
+        except InputError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _fit(shape: tuple[int, ...], labels: Tensor) -> tuple[str, Tensor]:
+    """The kind of a result of this shape, and the labels as it has them."""
+    count, whole = len(labels), not labels.is_floating_point()
+    form = tuple(labels.shape)
+    if whole and len(shape) > 0 and shape[0] > 1 and form == (count, *shape[1:]):
+        return "classes", _classes(labels, shape[0])
+    if whole and len(shape) > 1 and shape[-1] > 1 and form == (count, *shape[:-1]):
+        return "classes last", _classes(labels, shape[-1])
+    if not _same_but_ones(form[1:], shape):
+        rows = "" if not shape or shape[0] == 1 else f", or whole numbers from 0 to {shape[0] - 1} in {_of(shape[1:])}"
+        what = f"labels are {labels.dtype} {form}, and the net gives {_of(shape)}"
+        raise InputError(
+            what, where="labels", hint=f"labels of the outputs' shape{rows}; without labels distances judge"
+        )
+    labels = labels.reshape(count, *shape)
+    if not bool(((labels == 0) | (labels == 1)).all()):
+        return "values", labels
+    if len(shape) == 1 and shape[0] > 1 and bool((labels.sum(1) == 1).all()):
+        return "classes", labels.long().argmax(1)  # one of them is 1
+    return "score", labels
+
+
+def _classes(labels: Tensor, count: int) -> Tensor:
+    least, most = (int(end) for end in torch.aminmax(labels.long()))
+    if least < 0 or most >= count:
+        what = f"labels from {least} to {most}, but the net has {count} classes"
+        raise InputError(what, where="labels", hint=f"integers from 0 to {count - 1}")
+    return labels.long()
+
+
+def _judge(outputs: Tensor, fit: tuple[str, Tensor] | None, kind: str | None, accurate: bool, alone: bool) -> Single:
+    """How a result is judged; outputs: the exact net's, of all inputs."""
+    labels, made = (None, kind or _kind(outputs, alone)) if fit is None else (fit[1], kind or fit[0])
+    numbers = kind is None and not outputs.is_floating_point() and (labels is None or not labels.is_floating_point())
+    found: Single
+    if numbers and made != "classes":
+        found = Numbers(outputs, labels, accurate)
+    elif made in ("classes", "classes last") and outputs.dim() > 1:
+        own = labels if fit is not None and fit[0].startswith("classes") else None
+        found = Classes(outputs, own, accurate, -1 if made == "classes last" else 1)
+    elif made == "score":
+        found = Score(outputs, labels if fit is not None and fit[0] == "score" else None, accurate)
+    elif made == "numbers":
+        found = Numbers(outputs, labels, accurate)
+    elif made == "embedding":
+        return Embedding(outputs)
+    else:
+        return Values(outputs, labels if fit is not None and fit[0] in ("values", "score") else None, accurate)
+    if found.decides:
+        return found
+    if accurate:
+        hint = 'other images, or criterion="agreement", which looks at distances'
+        raise InputError("the net gives every image the same answer: any windows keep it", where="images", hint=hint)
+    return Alike(outputs, found)
+
+
+def _kind(outputs: Tensor, alone: bool) -> str:
+    """The kind of a result without labels."""
+    rows = outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None]
+    if rows.shape[1] == 1:
+        return "score"
+    if outputs.dim() == 2:
+        if bool((rows.norm(dim=1) - 1).abs().max() < _UNIT) and bool((rows < 0).any()):
+            return "embedding"
+        if alone:
+            return "classes"
+    return "values"
+
+
+def _differ(decisions: Tensor) -> bool:
+    """Whether any input is decided otherwise than the first one."""
+    return bool((decisions != decisions[:1]).any())
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Standard deviations over all inputs of each column or channel, to be broadcast over (B, ...).
+
+    Where one is 0, as of a single input, the root of the mean square of all values; 1 for zeros.
+    """
+    values = values.double()
+    dims = [dim for dim in range(values.dim()) if dim != 1]
+    spread = values.std(dims, correction=0, keepdim=True)
+    size = values.square().mean().sqrt().expand_as(spread)
+    spread = torch.where(spread > 1e-9 * size, spread, size)
+    return torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def certainty(logits: Tensor, labels: Tensor, dim: int = 1) -> Tensor:
+    """The certainty of each label, from 0 to 1, float64 in the labels' shape; 0 where logits are not finite.
+
+    sigmoid(margin / 0.4): the margin is the label's logit less the best other one, in standard deviations of the logits
+    of its image (or place). Windows that make all logits smaller, as pruning does, do not move it, while softmax's
+    probabilities move without any answer that changes.
+    """
+    logits, chosen = logits.double(), labels.unsqueeze(dim)
+    margin = logits.gather(dim, chosen) - logits.scatter(dim, chosen, -float("inf")).amax(dim, keepdim=True)
+    return torch.sigmoid(margin.squeeze(dim) / (_WIDTH * logits.std(dim, correction=0))).nan_to_num(0.0)
+
+
+def _each(values: Tensor) -> Tensor:
+    """The mean of each input, float64 (B,)."""
+    return values.double() if values.dim() == 1 else values.double().flatten(1).mean(1)
+
+
+def _bounded(distance: Tensor) -> Tensor:
+    """From 0 to 1, about the distance where it is small."""
+    return 1 - 1 / (1 + distance)
+
+
+def _same_but_ones(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are the same but for dimensions of one."""
+    return [size for size in one if size != 1] == [size for size in other if size != 1]
+
+
+def _of(shape: Sequence[int]) -> str:
+    return f"({', '.join(map(str, ('N', *shape)))})"
