@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.errors import ConfigError, HummingbirdError, ModelError
+from hummingbird.errors import ConfigError, HummingbirdError
 from hummingbird.hybrid import ideal
 from hummingbird.hybrid.convert import RANGE, TracedNet, convert_model
 from hummingbird.hybrid.encrypted import mask_seed
@@ -30,7 +30,7 @@ from scripts.fuzz_cut import Cut, Promise
 from scripts.fuzz_draw import Draw, Impossible
 from scripts.fuzz_grammar import KINDS as GRAMMAR
 from scripts.fuzz_make import Growing, Recipe
-from scripts.fuzz_run import Result, refusal
+from scripts.fuzz_run import Result, hinted, refusal
 
 REALLY = 60  # one net in so many runs between two sides, too
 TRIES = 8
@@ -167,7 +167,7 @@ def judge(number: int) -> Result:
         result.verdict, result.reason = "wrong", str(error)
     except Exception as error:  # noqa: BLE001 - whatever a net provokes is its verdict
         result.verdict, result.reason = refusal(error)
-        if result.verdict == "refused" and not _hinted(error):
+        if result.verdict == "refused" and not hinted(error):
             result.verdict, result.reason = "raw", f"without a hint: {result.reason}"
     return result
 
@@ -197,11 +197,6 @@ def _judge(made: Windowed, result: Result) -> None:
         result.reason = "two sides differ from their ideal parts"
     elif result.ratio <= 1:
         result.verdict = "right"
-
-
-def _hinted(error: Exception) -> bool:
-    found = error.problems if isinstance(error, ModelError) else [error]
-    return all(getattr(problem, "hint", "") for problem in found)
 
 
 def answer(model: Model, x: Tensor) -> Tensor:

@@ -3,11 +3,13 @@
     python -m scripts.fuzz_nets --nets 3000 --jobs 2 --json fuzz.json
     python -m scripts.fuzz_nets --only 1234                            # one net: code, steps, errors
     python -m scripts.fuzz_nets --two-party --nets 3000                # other nets, without a dealer
+    python -m scripts.fuzz_nets --encrypted --nets 1000                # others, on encrypted images in polynomial mode
 
 Net n is the same whenever it is made. Numbers below 3,600 hold one ordered pair of operations each, in chains of 2 to 8
 (scripts/fuzz_make.py); both protocols, 2 and 3 parties, public and private weights, all parties in this process. The
 verdicts are those of scripts/fuzz_run.py, the bounds those of scripts/fuzz_bounds.py. With --two-party the nets are
-those of scripts/fuzz_hybrid.py, for two parties without a dealer. The exit code is 1 if any net is wrong or raw.
+those of scripts/fuzz_hybrid.py, for two parties without a dealer, with --encrypted those of scripts/fuzz_he.py. The
+exit code is 1 if any net is wrong or raw.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tqdm import tqdm
 from hummingbird.commands.files import check_writable
 from hummingbird.commands.program import end
 from hummingbird.table import text_table
-from scripts import fuzz_hybrid
+from scripts import fuzz_he, fuzz_hybrid
 from scripts.fuzz_bounds import UNIT
 from scripts.fuzz_grammar import KINDS
 from scripts.fuzz_run import VERDICTS, Result, details, judge
@@ -37,6 +39,11 @@ from scripts.workers import workers
 
 CHUNK = 8  # nets that a process takes at a time
 FAILED = ("wrong", "raw")
+_GRAMMARS: dict[str, tuple[Callable[[int], str], Callable[[int], Result], Iterable[str]]] = {
+    "private": (details, judge, KINDS),
+    "two-party": (fuzz_hybrid.details, fuzz_hybrid.judge, fuzz_hybrid.WEIGHTS),
+    "encrypted": (fuzz_he.details, fuzz_he.judge, fuzz_he.WEIGHTS),
+}
 
 
 def results(
@@ -144,20 +151,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seconds", type=float, help="begin no more nets after this time")
     p.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     p.add_argument("--json", type=Path, help="write a row per net there")
-    p.add_argument("--two-party", action="store_true", help="nets for two parties without a dealer")
+    grammar = p.add_mutually_exclusive_group()
+    grammar.add_argument("--two-party", action="store_true", help="nets for two parties without a dealer")
+    grammar.add_argument("--encrypted", action="store_true", help="nets on encrypted images, in polynomial mode")
     p.add_argument("--only", type=int, metavar="SEED", help="show this net in detail")
     args = p.parse_args(argv)
     failed = False
+    shown, of, kinds = _GRAMMARS["two-party" if args.two_party else "encrypted" if args.encrypted else "private"]
 
     def run() -> None:
         nonlocal failed
         if args.json is not None:
             check_writable(args.json, "--json")
         if args.only is not None:
-            print((fuzz_hybrid.details if args.two_party else details)(args.only))
+            print(shown(args.only))
             return
         numbers = range(args.seed, args.seed + args.nets)
-        of, kinds = (fuzz_hybrid.judge, fuzz_hybrid.WEIGHTS) if args.two_party else (judge, KINDS)
         found = []
         with tqdm(total=len(numbers), unit="net", file=sys.stderr) as bar:
             for result in results(numbers, args.jobs, args.seconds, of):

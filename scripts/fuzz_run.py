@@ -211,6 +211,12 @@ def refusal(error: Exception) -> tuple[str, str]:
     return "raw", f"{'after the start: ' if begun and isinstance(error, HummingbirdError) else ''}{text}"
 
 
+def hinted(error: Exception) -> bool:
+    """Whether a refusal says what to do, for each of its problems."""
+    found = error.problems if isinstance(error, ModelError) else [error]
+    return all(getattr(problem, "hint", "") for problem in found)
+
+
 # One net in detail ----------------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,11 @@
 
 A value is an integer times a unit, a fraction that is followed exactly: 2^-s for an input, u 2^-t after weights at
 scale 2^t, u^2 after a square. s and t are the smallest that keep each kind of error below 2^-12 of a typical value
-(noise.py). Products are not relinearised, sizes go 2, 3, 5, 9. No scale is lowered before the answer is masked, so that
-nothing is rounded and an answer's error tells nothing of the weights (masking.py); the flood is the largest that leaves
-the answer 13 bits, and where that hides too little the answer's scale is raised first. Behind the mask the answer is
-divided by as many primes as leave the rounding below 2^-14 of a typical value.
+(noise.py), or `finer` bits less where values cancel later; s may be negative, for values of 2^30 and more. Products are
+not relinearised, sizes go 2, 3, 5, 9. No scale is lowered before the answer is masked, so that nothing is rounded and
+an answer's error tells nothing of the weights (masking.py); the flood is the largest that leaves the answer 13 bits,
+and where that hides too little the answer's scale is raised first. Behind the mask the answer is divided by as many
+primes as leave the rounding below 2^-14 of a typical value.
 
 No integer may leave its modulus: |value| <= bound (bounds.py), and an error of 8 deviations on top.
 """
@@ -22,7 +23,17 @@ from torch import Tensor
 
 from hummingbird.errors import ModelError, Problem
 from hummingbird.graph import Step
-from hummingbird.he.compile.builder import Builder, common, exact_norm, margin, parts, public_steps, quantized
+from hummingbird.he.compile.builder import (
+    Builder,
+    common,
+    exact_norm,
+    log2,
+    margin,
+    parts,
+    public_steps,
+    quantized,
+    rounded,
+)
 from hummingbird.he.compile.im2col import SUMS, Map, is_weighted, linear_map, view
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import Placement
@@ -30,7 +41,7 @@ from hummingbird.he.compile.registers import Located, Registers
 from hummingbird.he.runtime.client_spec import Public
 from hummingbird.he.runtime.operations import Combine, Form, Linear, Product
 from hummingbird.he.runtime.program import Line, Plan
-from hummingbird.he.runtime.rounds import Return, Send, Turn
+from hummingbird.he.runtime.rounds import MOST_SCALE, Return, Send, Turn
 from hummingbird.he.scheme import masking, noise
 from hummingbird.he.scheme import packing as packings
 from hummingbird.he.scheme.masking import Mask
@@ -58,6 +69,11 @@ def is_product(step: Step) -> bool:
     return step.op == "square" or (step.op == "mul" and len(step.inputs) == 2)
 
 
+def _is_whole(weights: Tensor, most: int) -> bool:
+    """Whether weights are whole numbers as they are, and none above `most`."""
+    return bool((weights == weights.round()).all()) and float(weights.abs().max()) <= most
+
+
 class Attempt(Builder):
     """The plan for given parameters, or NoRoom."""
 
@@ -68,13 +84,16 @@ class Attempt(Builder):
         parameters: Parameters,
         packing: str,
         limits: Sequence[float],
+        finer: int = 0,
     ) -> None:
         super().__init__(placement, sizes)
         self.parameters, self.packing, self.limits = parameters, packing, limits
+        self.precision = noise.PRECISION + finer
+        self.bits: dict[int, float] = {}  # of a typical value that is sent back, above its error: once planned
         self.ring, self.degree = parameters.ring, parameters.degree
         self.located: dict[int, Located] = {}
         self.maps: dict[int, Map] = {}
-        self.sends = [Send(i, self.size(i).shape) for i in placement.sends[0]]
+        self.sends = [Send(i, self.size(i).shape, rounded(self.size(i).rms)) for i in placement.sends[0]]
         received = sum(send.count for send in self.sends) + 1  # the last one encrypts zero
         self.registers = Registers(Form(received, 2, len(parameters.primes)))
 
@@ -86,7 +105,7 @@ class Attempt(Builder):
         fresh = noise.fresh(self.packing, self.degree) * 2.0**-scale
         for send in self.sends:
             positions = torch.arange(first, first + send.count).view(send.shape)
-            self.located[send.value] = Located(0, positions, Fraction(1, 1 << scale))
+            self.located[send.value] = Located(0, positions, Fraction(2) ** -scale)
             self.errors[send.value] = math.hypot(self.error(send.value), fresh)
             first += send.count
         for send in self.sends:
@@ -100,6 +119,7 @@ class Attempt(Builder):
             returns.append(back)
             masks.append(mask)
         registers = [self.located[back.value].register for back in returns]
+        self.bits = {back.value: self._bits(back.value) for back in returns}
         turn = Turn(tuple(self.placement.client[0]), tuple(self.sends), tuple(returns), False, scale, scale)
         self.client_steps(1)
         public = Public(
@@ -116,13 +136,16 @@ class Attempt(Builder):
         lines = tuple(self.lines[i] for i in sorted(self.lines))
         return Plan(public, tuple(self.steps), (program,), lines, basis)
 
+    def _bits(self, index: int) -> float:
+        return math.log2(max(self.size(index).rms, 2.0**-1000) / max(self.errors[index], 2.0**-1000))
+
     def _input_scale(self) -> int:
-        """s: fresh errors below 2^-12 of a typical input; a message stays below 2^30."""
+        """s: fresh errors below 2^-precision of a typical input; a message stays below 2^30, for the kernel's int32."""
         fresh = noise.fresh(self.packing, self.degree)
         needed = [fresh / max(self.size(send.value).rms, 2.0**-30) for send in self.sends]
         largest = packings.peak(self.packing) * max(self.limits[send.value] for send in self.sends)
         room = math.floor(29 - math.log2(max(largest, 2.0**-30)))
-        return max(0, min(math.ceil(noise.PRECISION + math.log2(max(needed))), room))
+        return max(-MOST_SCALE, min(math.ceil(self.precision + math.log2(max(needed))), room, MOST_SCALE))
 
     # ---- where ciphertexts are, and whether they fit
 
@@ -131,7 +154,7 @@ class Attempt(Builder):
         located = self.located[index]
         primes = self.registers.form(located).primes
         largest = packings.peak(self.packing) * self.limits[index] + _PEAK * self.error(index)
-        bits = 1 + math.log2(max(largest, 2.0**-200)) - math.log2(abs(located.unit))
+        bits = 1 + math.log2(max(largest, 2.0**-200)) - log2(located.unit)
         missing = bits - math.log2(self.parameters.modulus(primes))
         if missing >= 0:
             more = math.floor(min(missing, _HOPELESS) / PRIME_BITS) + 1
@@ -148,7 +171,7 @@ class Attempt(Builder):
     def _free(self, index: int) -> Located:
         step = self.steps[index]
         if step.op in ("cat", "stack"):
-            return self._joined(step, self.read(index))
+            return self._joined(index)
         before = self._locate(self.read(index)[0])
         if step.op == "neg":
             return replace(before, unit=-before.unit)
@@ -158,18 +181,20 @@ class Attempt(Builder):
             return replace(before, unit=before.unit * Fraction(step.attrs["value"]))
         return replace(before, index=view(step, before.index))
 
-    def _joined(self, step: Step, read: Sequence[int]) -> Located:
+    def _joined(self, index: int) -> Located:
         """cat and stack: another list of positions where all parts are in one register, else copied to one."""
+        step, read = self.steps[index], self.read(index)
         places = [self._locate(i) for i in read]
         if len({(place.register, place.unit) for place in places}) == 1:
             return replace(places[0], index=view(step, *(place.index for place in places)))
-        unit, factors, _ = common([place.unit for place in places])
+        unit, factors, wrong = common([place.unit for place in places])
+        self.errors[index] = math.hypot(self.errors[index], wrong * max(self.size(i).rms for i in read))
         shifted, first = [], 0
         for place in places:
             shifted.append(torch.where(place.index < 0, -1, place.index + first))
             first += self.registers.form(place).count
-        index = view(step, *shifted)
-        return self.registers.pick(tuple(place.register for place in places), index, tuple(factors), unit)
+        registers = tuple(place.register for place in places)
+        return self.registers.pick(registers, view(step, *shifted), tuple(factors), unit)
 
     def _droppable(self, form: Form, unit: Fraction, rms: float) -> tuple[int, Fraction, float]:
         """How many primes remain, the unit then, and the error that dividing adds."""
@@ -178,7 +203,7 @@ class Attempt(Builder):
         while count > 1:
             larger = unit * self.parameters.primes[count - 1]
             now = math.hypot(added, rounding * abs(float(larger)))
-            if now > rms * 2.0 ** -(noise.PRECISION + _SPARE):
+            if now > rms * 2.0 ** -(self.precision + _SPARE):
                 break
             unit, count, added = larger, count - 1, now
         return count, unit, added
@@ -193,9 +218,9 @@ class Attempt(Builder):
         elif is_product(step):
             self._multiply(index)
         elif len(step.inputs) == 2:
-            self._add(index)
+            own = self._add(index)
         else:
-            self._shift(index)
+            own = self._shift(index)
         if is_product(step):
             a, b = (self.errors[i] for i in (self.read(index)[0], self.read(index)[-1]))
             own = a * b
@@ -210,39 +235,47 @@ class Attempt(Builder):
             0,
             register=located.register,
             level=form.primes,
-            scale=-math.log2(abs(located.unit)),
+            scale=-log2(located.unit),
             margin=margin(self.ring, self.registers.operations[located.register - 1]),
             rms=self.size(index).rms,
             error=self.errors[index],
         )
 
     def _linear(self, index: int) -> float:
-        """Weights, pools and sums; returns the error of rounding the weights."""
+        """Weights, pools and sums; returns the error of rounding the weights and what is added."""
         source = self.read(index)[0]
         located = self._locate(source)
         linear = linear_map(self.steps[index], located.index)
         bits, own = 0, 0.0
-        if linear.weights is not None and not bool((linear.weights == linear.weights.round()).all()):
+        most = exact_norm(self.ring)
+        if linear.weights is not None and not _is_whole(linear.weights, most):
             wrong = math.sqrt(linear.gather.taps.numel() * noise.ROUNDING) * self.size(source).rms
             rms = max(self.size(index).rms, 2.0**-200)
             norm = max(float(linear.weights.abs().sum(2).max()), 2.0**-200)
-            wanted = noise.PRECISION + math.log2(max(wrong, 2.0**-200) / rms)
-            bits = min(math.ceil(wanted), math.floor(PRIME_BITS + _WEIGHTS - math.log2(norm)))
+            wanted = self.precision + math.log2(max(wrong, 2.0**-200) / rms)
+            single = max(float(linear.weights.abs().max()), 2.0**-200)  # the fewest terms that can be added up exactly
+            exact = min(PRIME_BITS + _WEIGHTS - math.log2(norm), math.log2(most - 1) - math.log2(single))
+            bits = min(math.ceil(wanted), math.floor(exact))
             own = wrong * 2.0**-bits
-        weights = parts(quantized(linear, bits, False), exact_norm(self.ring), self.steps[index].name)
+        weights = parts(quantized(linear, bits, False), most, self.steps[index].name)
         unit = located.unit * Fraction(2) ** -bits / Fraction(linear.divisor)
-        constants = None if linear.bias is None else self._residues(linear.bias, unit)
+        constants = None
+        if linear.bias is not None:
+            constants, rounding = self._residues(linear.bias, unit)
+            own = math.hypot(own, rounding)
         operation = Linear(located.register, linear.gather, weights, None, constants)
         self.located[index] = self.registers.add(operation, linear.shape, unit, linear)
         self.maps[index] = linear
         return own
 
-    def _residues(self, values: Tensor, unit: Fraction) -> Tensor:
-        """Constants as whole numbers of a unit, centred residues: int32 (n, L)."""
-        whole = [round(Fraction(value) / unit) for value in values.tolist()]
+    def _residues(self, values: Tensor, unit: Fraction) -> tuple[Tensor, float]:
+        """Constants as whole numbers of a unit, centred residues: int32 (n, L); and the largest error of one."""
+        exact = [Fraction(value) / unit for value in values.tolist()]
+        whole = [round(value) for value in exact]
+        wrong = float(max(abs((x - value) * unit) for x, value in zip(whole, exact, strict=True)))
         half = [q // 2 for q in self.parameters.primes]
         rows = [[(x + h) % q - h for q, h in zip(self.parameters.primes, half, strict=True)] for x in whole]
-        return torch.tensor(rows, dtype=torch.int32)
+        return torch.tensor(rows, dtype=torch.int32), wrong
 
     def _multiply(self, index: int) -> None:
         shape, read = self.size(index).shape, self.read(index)
@@ -256,27 +289,30 @@ class Attempt(Builder):
             raise ModelError([Problem(self.steps[index].name, what, hint)])
         self.located[index] = self.registers.add(Product(a.register, b.register), shape, a.unit * b.unit)
 
-    def _add(self, index: int) -> None:
-        """a + b or a - b, of any shapes that broadcast, at a common unit and form."""
+    def _add(self, index: int) -> float:
+        """a + b or a - b, of any shapes that broadcast, at a common unit and form; returns the error of that unit."""
         step, shape = self.steps[index], self.size(index).shape
         a, b = (self._locate(i) for i in (step.inputs[0].index, step.inputs[1].index))
         forms = self.registers.form(a), self.registers.form(b)
         size, primes = max(form.size for form in forms), min(form.primes for form in forms)
         a, b = (self.registers.own(x, shape, size, primes) for x in (a, b))
-        unit, factors, _ = common([a.unit, b.unit if step.op == "add" else -b.unit])
+        unit, factors, wrong = common([a.unit, b.unit if step.op == "add" else -b.unit])
         operation = Combine(a.register, b.register, (factors[0], factors[1]))
         self.located[index] = self.registers.add(operation, shape, unit)
+        return wrong * max(self.size(i).rms for i in self.read(index))
 
-    def _shift(self, index: int) -> None:
-        """A number of the net's code added, or padded."""
+    def _shift(self, index: int) -> float:
+        """A number of the net's code added, or padded; returns the error of rounding it."""
         step, before = self.steps[index], self._locate(self.read(index)[0])
         a, positions, where = step.attrs, before.index, torch.ones_like(before.index)
         if step.op == "pad":
             positions, where = view(step, positions), (view(step, torch.zeros_like(positions)) < 0).long()
         unit = -before.unit if a.get("reversed") else before.unit
         added = -a["value"] if step.op == "sub" and not a["reversed"] else a["value"]
-        constants = self._residues(torch.tensor([0.0, added], dtype=torch.float64), unit)[where.reshape(-1)]
-        self.located[index] = self.registers.pick((before.register,), positions, (1,), unit, constants=constants)
+        constants, own = self._residues(torch.tensor([0.0, added], dtype=torch.float64), unit)
+        shifted = constants[where.reshape(-1)]
+        self.located[index] = self.registers.pick((before.register,), positions, (1,), unit, constants=shifted)
+        return own
 
     def _return(self, index: int, answers: int) -> tuple[Return, Mask]:
         """An answer: masked, then divided by as many primes as precision allows. answers: ciphertexts of the plan's."""
@@ -291,7 +327,7 @@ class Attempt(Builder):
         self._check(index)
         count, unit, added = self._droppable(form, unit, rms)
         self.errors[index] = error = math.hypot(self.errors[index], added)
-        noise_left = error / abs(float(unit))
+        noise_left = rounded(error / abs(float(unit)))
         back = Return(index, shape, rows, places, tile, last, form.size, count, unit, (), 0, noise_left, 0.0)
         down = back.count * back.size * count * self.degree * PRIME_BITS // 8
         self.lines[index] = replace(self.lines[index], error=error, down=down)

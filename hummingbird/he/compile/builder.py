@@ -117,6 +117,17 @@ def parts(weights: Tensor, most: int, name: str) -> tuple[Tensor, ...]:
     raise ModelError([Problem(name, what, "the layer's weights are too large or too far apart in size: rescale them")])
 
 
+def rounded(size: float) -> float:
+    """A size that the client is told, rounded up to five significant bits, by at most a 16th."""
+    mantissa, exponent = math.frexp(size)
+    return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)
+
+
+def log2(unit: Fraction) -> float:
+    """log2 |unit|, of units beyond a float's range too."""
+    return math.log2(abs(unit.numerator)) - math.log2(unit.denominator)
+
+
 def common(units: Sequence[Fraction]) -> tuple[Fraction, list[int], float]:
     """A unit u and whole factors f_i, of at most 20 significant bits, with f_i u = units[i], and the largest relative
     error in that. The integers of values of these units, times their factors, can be added up.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hummingbird.errors import ConfigError
-from hummingbird.he.compile.builder import Builder, common, exact_norm, margin, parts, public_steps, quantized
+from hummingbird.he.compile.builder import Builder, common, exact_norm, margin, parts, public_steps, quantized, rounded
 from hummingbird.he.compile.im2col import Map, has_bias, is_weighted, linear_map, view
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import FREE, Placement
@@ -181,8 +181,8 @@ class _TurnBuilder:
         gains[next((i for i in range(len(gains)) if last < self.firsts[i + 1]), 0)] = int(taken.abs().sum(2).max())
         coarse = _rms(taken.square().sum(2).sqrt()) * noise.fresh(self.whole.packing, degree)
         coarse = math.hypot(coarse, _rms(bias) * noise.fresh(self.whole.packing, degree)) * 2.0**-bits
-        rounded = math.sqrt(noise.ROUNDING * (terms * self.whole.size(self.whole.read(index)[0]).rms ** 2 + has_bias))
-        self.own[index] = coarse, rounded * 2.0**-bits
+        own = math.sqrt(noise.ROUNDING * (terms * self.whole.size(self.whole.read(index)[0]).rms ** 2 + has_bias))
+        self.own[index] = coarse, own * 2.0**-bits
         cut = parts(weights, self.most, self.steps[index].name)
         operation = Linear(0, linear.gather, cut, self.firsts[-1] if has_bias else None, None)
         self._made(index, operation, (gains, int(bias.abs().max()) if has_bias else 0), Fraction(2) ** -bits)
@@ -237,8 +237,8 @@ class _TurnBuilder:
         scale = max(0, int(fitted))
         for index in self.served:
             located = self.located[index]
-            coarse, rounded = self.own.get(index, (0.0, 0.0))
-            whole.errors[index] = math.hypot(whole.passed_on(index), coarse * 2.0**-scale, rounded)
+            coarse, own = self.own.get(index, (0.0, 0.0))
+            whole.errors[index] = math.hypot(whole.passed_on(index), coarse * 2.0**-scale, own)
             operation = program.operations[located.register - 1]
             whole.lines[index] = Line(
                 self.steps[index].name,
@@ -257,13 +257,13 @@ class _TurnBuilder:
         backs = []
         for back in turn.returns:
             error, added = whole.errors[back.value], rounding * abs(float(back.unit))
-            (coarse, rounded), rms = self._made_here(back.value), whole.size(back.value).rms
+            (coarse, own), rms = self._made_here(back.value), whole.size(back.value).rms
             integers = coarse / abs(float(back.unit))
             if added <= max(error, rms * 2.0**-noise.PRECISION):
                 back = replace(back, primes=1, unit=back.unit * dropped)
                 whole.errors[back.value] = error = math.hypot(error, added)
                 integers = math.hypot(integers / dropped, noise.switch(whole.packing, self.parameters.degree, 2))
-            back = replace(back, noise=_rounded(integers), relative=_rounded(rounded / max(rms, 2.0**-200)))
+            back = replace(back, noise=rounded(integers), relative=rounded(own / max(rms, 2.0**-200)))
             backs.append(back)
             line = whole.lines[back.value]
             whole.lines[back.value] = replace(
@@ -277,8 +277,8 @@ class _TurnBuilder:
             return self.own.get(index, (0.0, 0.0))
         size = self.whole.sizes[index]
         made = [(1.0 if size is None else size.gains[i], self._made_here(i)) for i in set(self.whole.read(index))]
-        coarse, rounded = (math.hypot(*(gain * errors[kind] for gain, errors in made)) for kind in (0, 1))
-        return coarse, rounded
+        coarse, own = (math.hypot(*(gain * errors[kind] for gain, errors in made)) for kind in (0, 1))
+        return coarse, own
 
 
 def _bias(linear: Map) -> Tensor:
@@ -293,9 +293,3 @@ def _coarse(gain: int) -> int:
     """A gain rounded up to five significant bits, by at most a 16th, for the client is told it."""
     shift = max(0, gain.bit_length() - 5)
     return -(-gain >> shift) << shift
-
-
-def _rounded(error: float) -> float:
-    """An error rounded up to five significant bits, as `_coarse` does."""
-    mantissa, exponent = math.frexp(error)
-    return math.ldexp(math.ceil(mantissa * 32) / 32, exponent)

@@ -23,7 +23,8 @@ from torch import Tensor
 from hummingbird.graph import OPS, Step, alias
 from hummingbird.he.runtime.operations import Gather
 
-VIEWS = alias.VIEWS | {"cat", "stack"}
+_MOVES = frozenset("cat stack flip roll pixel_shuffle pixel_unshuffle channel_shuffle edge_pad".split())
+VIEWS = alias.VIEWS | _MOVES
 SUMS = frozenset("avg_pool adaptive_avg_pool mean sum".split())
 _LAYERS = frozenset("conv conv_transpose linear affine scale_last".split())
 _ARITHMETIC = frozenset("add sub mul".split())
@@ -189,7 +190,7 @@ def _elementwise(scale: Tensor, shift: Tensor | None, index: Tensor) -> Map:
     shape = torch.broadcast_shapes(index.shape, scale.shape, () if shift is None else shift.shape)
     parts = [part for part in (scale, shift) if part is not None]
     index = index.expand(shape)
-    by_channel = all(part.expand(shape)[..., :1].numel() and _constant_beyond_first(part, len(shape)) for part in parts)
+    by_channel = all(_constant_beyond_first(part, len(shape)) for part in parts)
     groups = shape[0] if by_channel and shape else math.prod(shape)
     places = math.prod(shape) // groups
     gather = Gather(_flat(index), _range(groups, places), _range(places), _range(1))

@@ -2,7 +2,8 @@
 
 The plan is that of the smallest degree that has room for it (`attempt.Attempt` plans at given parameters). Values are
 bounded for all inputs in range, or by the largest ones seen, with a margin (bounds.py). An attempt that finds no room
-says how many primes would do; degrees are tried from the smallest.
+says how many primes would do; degrees are tried from the smallest. Where values cancel, so that answers have fewer than
+_WANTED bits, inputs and weights are held finer by as many bits as lack, as long as that helps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from hummingbird.he.compile import bounds
 from hummingbird.he.compile.attempt import Attempt, NoRoom, is_product
 from hummingbird.he.compile.magnitudes import Magnitude
 from hummingbird.he.compile.placement import Placement
+from hummingbird.he.runtime.precision import LEAST
 from hummingbird.he.runtime.program import Plan
+from hummingbird.he.scheme import noise
 from hummingbird.he.scheme.params import DEGREES, PRIME_BITS, choose, most_primes
+
+_WANTED = noise.PRECISION - 3  # bits of a typical answer
 
 
 def build(
@@ -28,7 +33,10 @@ def build(
     calibrated: bool,
     basis: str,
 ) -> Plan:
-    """The plan of the smallest degree that has room, or of the given one. ConfigError where none has."""
+    """The plan of the smallest degree that has room, or of the given one.
+
+    ConfigError where none has; ModelError where less than LEAST bits of a typical answer would be right.
+    """
     steps = placement.steps
     multiplies = [steps[i] for i in placement.served[0] if is_product(steps[i])]
     packing = packing or ("real" if multiplies else "coefficients")
@@ -47,14 +55,25 @@ def build(
             hint = "give samples= of your data, or compute it before the net"
             raise ModelError([Problem(steps[index].name, "no bound is known for values that are encrypted", hint)])
     short: NoRoom | None = None
+    best: tuple[float, Attempt, Plan] | None = None
+    finer, helps = 0, True
     for candidate in DEGREES if degree is None else (degree,):
         count = 1
-        while count <= most_primes(candidate):
-            parameters = choose(candidate, count)
+        while helps and count <= most_primes(candidate):
+            attempt = Attempt(placement, sizes, choose(candidate, count), packing, limits, finer)
             try:
-                return Attempt(placement, sizes, parameters, packing, limits).plan(bound, basis)
+                plan = attempt.plan(bound, basis)
             except NoRoom as error:
                 short, count = error, max(count + 1, error.primes)
+                continue
+            bits = min(attempt.bits.values())
+            helps = bits < _WANTED and (best is None or bits > best[0] + 0.5)
+            finer += math.ceil(max(_WANTED - bits, 0))
+            if best is None or bits > best[0]:
+                best = bits, attempt, plan
+    if best is not None:
+        _check_bits(best[1])
+        return best[2]
     assert short is not None
     raise ConfigError(
         f"scale out of bounds: values at {short.name!r} need {short.primes} primes of {PRIME_BITS} bits",
@@ -63,3 +82,19 @@ def build(
         if degree is not None and degree < DEGREES[-1]
         else "give samples= where proven ranges are far too large, use fewer products, or mode='client-aided'",
     )
+
+
+def _check_bits(attempt: Attempt) -> None:
+    """ModelError unless typical answers have LEAST bits above their errors."""
+    steps = attempt.steps
+    found = [
+        Problem(
+            steps[index].name,
+            f"less than {LEAST} bits of its values would be right: they cancel, or are too far apart in size",
+            "give samples= of your data and the input_range= that they have, or take mode='client-aided'",
+        )
+        for index, bits in attempt.bits.items()
+        if bits < LEAST
+    ]
+    if found:
+        raise ModelError(found)

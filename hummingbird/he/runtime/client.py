@@ -29,8 +29,8 @@ from hummingbird.errors import InputError
 from hummingbird.graph import OPS, Step
 from hummingbird.he.runtime.client_spec import Public, client_steps
 from hummingbird.he.runtime.placing import moved
-from hummingbird.he.runtime.precision import Precision, Shadow, named
-from hummingbird.he.runtime.rounds import Download, Return, Turn, Upload, check_body
+from hummingbird.he.runtime.precision import PLANNED, SMALL, TIMES, Precision, Shadow, least_bits, named
+from hummingbird.he.runtime.rounds import MOST_MESSAGE, Download, Return, Turn, Upload, check_body
 from hummingbird.he.scheme import packing
 from hummingbird.he.scheme.ckks import Coins, SecretKey
 from hummingbird.kernels.devices import find_device
@@ -108,6 +108,7 @@ class Batch:
         self._waiting: Iterator[tuple[int, int, Return]] = iter(())
         self._order: dict[int, Tensor] = {}
         self._scales = torch.zeros(len(images), dtype=torch.int64, device=device)
+        self._small = torch.zeros(len(images), dtype=torch.bool, device=device)  # beside what is typical
 
     def uploads(self, number: int) -> Iterator[Upload]:
         """The slices of turn `number`, encrypted as they are asked for; the turn before must be complete.
@@ -126,8 +127,13 @@ class Batch:
             self.precision.mark()
         flat = [self._flat(self._values[send.value]) for send in turn.sends]
         self._scales = self._input_scales(turn, flat)
-        outliers = (self._scales < turn.usual).nonzero()[:, 0]
-        self._shadow = Shadow(outliers, self._first) if len(outliers) else None
+        if turn.scale is None:
+            outliers = (self._scales < turn.usual).nonzero()[:, 0]
+            self._shadow = Shadow(outliers, self._first) if len(outliers) else None
+        else:
+            self._weigh(turn, flat)
+            everyone = torch.arange(self.images, device=self._device)
+            self._shadow = Shadow(everyone, self._first, PLANNED, TIMES)
         for start, stop in turn.up():
             message = self._messages(turn, flat, start, stop)
             seed, body = self._key.encrypt(message, Coins(self._key.ring, stop - start, self._device), public.form)
@@ -171,9 +177,14 @@ class Batch:
     def result(self) -> Tensor:
         """The net's outputs (images, *output) on the CPU, float32 unless they are indices, after the last turn."""
         self._expect(len(self.public.turns))
-        self._steps.run(self._values, self._compute, self.public.last)
-        self._check_errors(self.public.last[-1])
-        output = self._values[self.public.last[-1]]
+        last, back = self.public.last, [x.value for x in self.public.turns[-1].returns]
+        if self.public.mode == "polynomial" and any(self.public.steps[index].op == "argmax" for index in last):
+            for index in back:  # places tell nothing of the values' errors
+                self._check_errors(index)
+            self._shadow = None
+        self._steps.run(self._values, self._compute, last)
+        self._check_errors(last[-1])
+        output = self._values[last[-1]]
         self._check_finite(
             (~output.isfinite()).reshape(self.images, -1).any(1), self.public.steps[self.public.last[-1]].name
         )
@@ -217,13 +228,24 @@ class Batch:
     def _check_errors(self, index: int) -> None:
         """InputError naming the images of which a value would be mostly errors."""
         if self._shadow is not None:
-            self._shadow.check(index, self._values[index], self.public.steps[index].name)
+            value, least = self._values[index], None
+            if self.public.mode == "polynomial":
+                least = least_bits(value[0].numel(), self._small)
+            self._shadow.check(index, value, self.public.steps[index].name, least)
 
     def _check_finite(self, wrong: Tensor, where: str) -> None:
         """InputError naming the images of which a value is not finite: wrong, bool (images,)."""
         if bool(wrong.any()):
             what = f"the net's values are no longer finite: {named(wrong.nonzero()[:, 0], self._first)}"
             raise InputError(what, where=where, hint="are images and weights right?")
+
+    def _weigh(self, turn: Turn, flat: list[Tensor]) -> None:
+        """Find the images that are small beside those that a fixed scale was made for."""
+        small = torch.ones(self.images, dtype=torch.bool, device=self._device)
+        for part, send in zip(flat, turn.sends, strict=True):
+            energy = torch.linalg.vector_norm(part, dim=0, dtype=torch.float64) / len(part) ** 0.5
+            small &= energy < SMALL * send.typical
+        self._small = small
 
     def _input_scales(self, turn: Turn, flat: list[Tensor]) -> Tensor:
         """log2 of every image's scale: int64 (images,)."""
@@ -232,6 +254,11 @@ class Batch:
         names = ", ".join(repr(self.public.steps[send.value].name) for send in turn.sends)
         self._check_finite(~peaks.isfinite().all(0), names)
         if turn.scale is not None:
+            large = peaks.amax(0) * packing.peak(self.public.packing) * 2.0**turn.scale >= MOST_MESSAGE
+            if bool(large.any()):
+                what = f"scale out of bounds: values up to {float(peaks.max()):.3g}, more than the plan was made for"
+                hint = "convert with samples= that are as large, or without samples"
+                raise InputError(f"{what}: {named(large.nonzero()[:, 0], self._first)}", where=names, hint=hint)
             return torch.full((self.images,), turn.scale, device=self._device)
         scales = turn.fit(peaks, self.public.parameters, self.public.packing)
         if bool((scales < 0).any()):

@@ -7,6 +7,10 @@ what they hold comes back with the same errors and nothing else that differs, so
 Where values are larger than the plan expects, errors are too, and an activation that cuts values off may leave nothing
 but errors. Of such images the client's steps are run once more with errors added, and where the results differ by more
 than 2^-LEAST of their size, the image is refused.
+
+In polynomial mode all images have the scales of the plan: what is small beside its typical images, or cancels, may come
+back as errors alone. So every image is judged there, by the same rule; but outputs of an image of ordinary size may be
+near zero by chance, and must have 4 bits, or 2 if there is one output.
 """
 
 from __future__ import annotations
@@ -24,6 +28,15 @@ from hummingbird.graph.steps import map_refs
 from hummingbird.he.runtime.rounds import Return
 
 LEAST = 6  # bits
+# Of an image of ordinary size. One output of typical size T is below 2^-10 T, four errors of 2^-12 T, once in 1,300.
+ORDINARY, _ONE = 4, 2
+TIMES = 8  # that a few values are moved: so that their errors do not cancel by chance
+SMALL = 2.0**-4  # of a typical image: then a small output is no chance
+OUTLIERS = "their values are too far apart in size: look for outliers, normalize as in training"
+PLANNED = (
+    "their values are small beside those that the plan was made for, or cancel: convert with samples= of your data or "
+    "a smaller input_range=, or with mode='client-aided', where each image has its own scale"
+)
 _SHOWN = 8  # images named in an error
 
 
@@ -86,22 +99,28 @@ def summary(batches: Sequence[Precision]) -> str:
     )
 
 
-class Shadow:
-    """The values of a few images once more, with errors, as far as the client's steps take them.
+def least_bits(outputs: int, small: Tensor) -> Tensor:
+    """The bits that an image's outputs, so many, must have in polynomial mode; small: bool (images,), below SMALL."""
+    return torch.where(small, LEAST, _ONE if outputs == 1 else ORDINARY)
 
-    images: int64 (n,), their positions in the batch. first: the number of the batch's first image, for errors.
+
+class Shadow:
+    """The values of a few images again, `times` over, with errors, as far as the client's steps take them.
+
+    images: int64 (n,), their positions in the batch. first: the number of the batch's first image, for errors. hint:
+    for errors.
     """
 
-    def __init__(self, images: Tensor, first: int) -> None:
-        self._images, self._first = images, first
+    def __init__(self, images: Tensor, first: int, hint: str = OUTLIERS, times: int = 1) -> None:
+        self._images, self._first, self._hint, self._times = images.repeat(times), first, hint, times
         self._values: dict[int, Any] = {}
 
     def add(self, index: int, value: Tensor, errors: Tensor) -> None:
         """Add errors of these deviations, (batch,), to the images of `value`, (batch, ...)."""
         few, deviations = value[self._images], errors[self._images].to(value.dtype)
         key = prg.derive(bytes(prg.SEED_BYTES), index)  # a fixed one: this is no secret
-        signs = prg.Stream(key, few.device).bits(*few.shape)
-        self._values[index] = few + (signs.to(few.dtype) * 2 - 1) * deviations.view(-1, *[1] * (few.dim() - 1))
+        errors_of_one = (prg.Stream(key, few.device).words(*few.shape) >> 11).to(few.dtype) * (2.0**-52 * 3**0.5)
+        self._values[index] = few + errors_of_one * deviations.view(-1, *[1] * (few.dim() - 1))
 
     def run(self, index: int, step: Step, values: Mapping[int, Any]) -> None:
         """Run a step where it reads a value that has errors; `values`: those of all images."""
@@ -111,18 +130,24 @@ class Shadow:
 
         self._values[index] = OPS[step.op](step.attrs, *map_refs(step.inputs, read))
 
-    def check(self, index: int, value: Tensor, where: str) -> None:
-        """InputError naming the images whose `value` the errors change by more than 2^-LEAST of its size."""
+    def check(self, index: int, value: Tensor, where: str, least: Tensor | None = None) -> None:
+        """InputError naming the images whose `value` the errors change by more than 2^-LEAST of its size.
+
+        least: (batch,), bits in place of LEAST.
+        """
         if index not in self._values:
             return
-        few, moved = (part.double().reshape(len(self._images), -1) for part in (self._few(value), self._values[index]))
-        right = (moved - few).square().mean(1).sqrt() <= 2.0**-LEAST * few.square().mean(1).sqrt()
+        judged = self._images[: len(self._images) // self._times]
+        bits = torch.full((len(judged),), LEAST) if least is None else least[judged].cpu()
+        tolerance = torch.exp2(-bits.double()).to(value.device)
+        few = value[judged].double().reshape(len(judged), -1)
+        moved = self._values[index].double().reshape(self._times, len(judged), -1)
+        right = (moved - few).square().mean((0, 2)).sqrt() <= tolerance * few.square().mean(1).sqrt()
         wrong = ~right  # what is no number is not right
         if bool(wrong.any()):
-            images = named(self._images[wrong], self._first)
-            what = f"{images}: less than {LEAST} bits of the values here would be right"
-            hint = "their values are too far apart in size: look for outliers, normalize as in training"
-            raise InputError(what, where=where, hint=hint)
+            images, fewest = named(judged[wrong], self._first), int(bits[wrong.cpu()].min())
+            what = f"{images}: less than {fewest} bits of the values here would be right"
+            raise InputError(what, where=where, hint=self._hint)
 
     def _few(self, value: Any) -> Any:
         return tuple(self._few(part) for part in value) if isinstance(value, tuple) else value[self._images]

@@ -20,15 +20,20 @@ from hummingbird.he.scheme.ckks import NOISE
 from hummingbird.he.scheme.params import Parameters
 
 SLICE = 256  # ciphertexts
-MOST_SCALE = 60
+MOST_SCALE = 60  # and least, negated
+MOST_MESSAGE = ((1 << 30) - NOISE - 0.5) * (1 - 2.0**-40)  # of what is encrypted, before it is rounded
 
 
 @dataclass(frozen=True)
 class Send:
-    """A value that the client encrypts. value: its step's number. shape: of one image."""
+    """A value that the client encrypts. value: its step's number. shape: of one image.
+
+    typical: the root mean square that the plan was made for; 0 where the client chooses a scale for each image.
+    """
 
     value: int
     shape: tuple[int, ...]
+    typical: float = 0.0
 
     @property
     def count(self) -> int:
@@ -146,7 +151,7 @@ class Turn:
         """
         peaks, errors, most = peaks.double().abs(), NOISE + 0.5, packings.peak(packing)
         largest = torch.cat([peaks, peaks.new_full((1, peaks.shape[1]), float(self.one))]).amax(0)
-        bounds = [((1 << 30) - errors) * (1 - 2.0**-40) / (most * largest)]
+        bounds = [MOST_MESSAGE / (most * largest)]
         for back in self.returns:
             gains = torch.tensor([float(gain) for gain in back.gains], dtype=peaks.dtype).to(peaks.device)
             one = float(back.one_gain)

@@ -7,6 +7,7 @@ Steps are written as `graph.step_json` has it, and none holds a tensor. Readers 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -19,7 +20,7 @@ from hummingbird.he.runtime.rounds import MOST_SCALE, Return, Send, Turn
 
 __all__ = ["MALFORMED", "load", "read_step", "read_turn", "step_fields", "turn_fields", "whole", "wholes", "word"]
 
-VERSION = 2
+VERSION = 3
 REMOTE = "server"  # the op of a step whose value the server computes
 # The largest net in the benchmarks, MobileNetV2 at 224 x 224, has some 200 steps in 200 kB of text.
 _MOST_TEXT = 4 << 20  # bytes
@@ -85,13 +86,13 @@ def turn_fields(turn: Turn) -> dict[str, Any]:
 
 def read_turn(steps: Any, sends: Any, returns: Any, one: Any, scale: Any, usual: Any) -> Turn:
     """A turn from the values of `turn_fields`."""
-    if not isinstance(one, bool) or not (scale is None or 0 <= whole(scale) <= MOST_SCALE):
+    if not isinstance(one, bool) or not (scale is None or abs(signed(scale)) <= MOST_SCALE):
         raise ValueError("one or scale")
-    if one and scale is not None or whole(usual) > MOST_SCALE:
+    if one and scale is not None or abs(signed(usual)) > MOST_SCALE:
         raise ValueError("one or usual")
     return Turn(
         wholes(steps),
-        tuple(Send(whole(send["value"]), wholes(send["shape"])) for send in sends),
+        tuple(Send(whole(send["value"]), wholes(send["shape"]), _size(send["typical"])) for send in sends),
         tuple(_return(**back) for back in returns),
         one,
         scale,
@@ -112,6 +113,20 @@ def _return(
     return Return(
         value, wholes(shape), rows, places, tile, last, size, primes, fraction, wholes(gains), one_gain, *errors
     )
+
+
+def _size(value: Any) -> float:
+    """A float of 0 or more, and below infinity."""
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"a size of {str(value)[:32]}")
+    return float(value)
+
+
+def signed(value: Any) -> int:
+    """A whole number of either sign."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{str(value)[:32]!r} is no whole number")
+    return value
 
 
 def wholes(values: Any) -> tuple[int, ...]:

@@ -331,7 +331,7 @@ def test_insecure_descriptions_are_refused_by_the_client() -> None:
 
 def test_a_plan_of_another_version() -> None:
     fields = json.loads(make_plan(nn.Linear(4, 2), (4,)).public.to_json())
-    with pytest.raises(InputError, match="version 7, this is 2"):
+    with pytest.raises(InputError, match="version 7, this is 3"):
         Public.from_json(json.dumps(fields | {"version": 7}))
 
 

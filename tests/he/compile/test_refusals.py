@@ -79,7 +79,7 @@ def test_nets(mode: str) -> None:
         (nn.Linear(4, 2).half(), "float16"),
         (nn.Linear(4, 2, dtype=torch.complex64), "complex64"),
         (nn.Linear(4, 0), "0, output: holds no values"),
-        (scaled(1e30), "0: weights up to"),
+        *([(scaled(1e30), "0: weights up to")] if mode == "client-aided" else []),
         (scaled(float("nan")), "0: weight holds NaN"),
         (nn.LocalResponseNorm(2), "LocalResponseNorm is not in the vocabulary"),
     ]:
