@@ -127,7 +127,8 @@ class _Joining:
         lane: int | None,
     ) -> None:
         self._rank, self._addresses, self._token, self._lane = rank, addresses, token, lane
-        self._calling, self._called = tls or (None, None)
+        self._calling: ssl.SSLContext | None = tls[0] if tls else None
+        self._called: ssl.SSLContext | None = tls[1] if tls else None
         if self._called:
             # A ticket would wait unread at the sender of a one-way connection, and turn its end into a reset, which
             # may overtake the last frame.
@@ -290,14 +291,15 @@ class _Joining:
         """Something has come from another lane: at lane 0 that it is complete, at the others a connection."""
         link = self._links[lane]
         try:
+            handles: list[int] = []
             if self._server is not None:
-                data, handles = link.recv(1), []
+                data = link.recv(1)
             else:
                 data, handles, _, _ = socket.recv_fds(link, HELLO_BYTES, 1)
         except BlockingIOError:
             return
         except OSError:
-            data, handles = b"", []
+            data = b""
         for handle in handles:
             self._take(socket.socket(fileno=handle), data, f"lane {lane}")
         if not handles:

@@ -1,4 +1,4 @@
-"""What two parties say when one calls the other: who they are, before a byte of the protocol.
+"""Words of two parties when one calls the other: who they are, before a byte of the protocol.
 
     the caller   16 bytes: a keyed hash, under the run's token, of who calls whom and which of the two will send
     TLS          where they have certificates, each for the name `party-RANK`
@@ -38,11 +38,11 @@ class Call(NamedTuple):
     sends: bool
 
     def hello(self, token: bytes) -> bytes:
-        """What the caller says."""
+        """The caller's words."""
         return derive(token, "call", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
     def answer(self, token: bytes) -> bytes:
-        """What the called party answers."""
+        """The words of the called party."""
         return derive(token, "answer", self.caller, self.called, int(self.sends), size=HELLO_BYTES)
 
 

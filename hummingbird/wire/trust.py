@@ -179,7 +179,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def joined(host: str, port: int) -> str:
-    """What `split` reads as this host and port."""
+    """The text that `split` reads as this host and port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -220,9 +220,9 @@ class Authority:
             )
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str) -> Tls:
+    def issue(self, name: str, *hosts: str) -> Tls:
         key, stem = ec.generate_private_key(ec.SECP256R1()), self.folder / f"{self.label}-{name}"
-        stem.with_suffix(".crt").write_bytes(self._sign(name, key.public_key(), [name]))
+        stem.with_suffix(".crt").write_bytes(self._sign(name, key.public_key(), [name, *hosts]))
         pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
         stem.with_suffix(".key").write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
         return Tls(stem.with_suffix(".crt"), stem.with_suffix(".key"), self.path)
