@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from hummingbird.errors import AgreementError
 from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.wire.flag import check
 
 _POLL = 0.03  # seconds between two looks into the store
 _REACH = 2.0  # seconds for a connection to the store
@@ -99,6 +100,7 @@ def _listening(host: str, port: int, deadline: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise OSError(f"nothing listens at {host}:{port}: {error.strerror or error}") from None
+        check()
         time.sleep(_POLL)
 
 
@@ -139,6 +141,7 @@ def _at(store: dist.Store, number: int) -> dist.Store:
 def _pause(deadline: float, missing: list[int]) -> None:
     if time.monotonic() > deadline:
         raise Late(missing)
+    check()
     time.sleep(_POLL)
 
 

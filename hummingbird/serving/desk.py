@@ -214,5 +214,6 @@ def seconds_to_send(service: Description, images: int) -> float:
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
-    """The refusal of requests after the failure of a party."""
-    return UnavailableError(f"the service is interrupted: {error.what}", hint="try again in a few seconds")
+    """The refusal of requests after a failure; on what parties disagree is for their operators to know."""
+    what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
+    return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

@@ -32,11 +32,13 @@ class Methods:
         self.party, self._reason = None, reason
         self._ready(False)
 
-    def drain(self) -> None:
-        """Have the party end; it still answers what it has."""
+    def drain(self) -> bool:
+        """Have the party end; it still answers what it has. Whether there is one."""
         self._ready(False)
-        if self.party is not None:
-            self.party.end()
+        party = self.party
+        if party is not None:
+            party.end()
+        return party is not None
 
     def handlers(self) -> dict[str, Method | Brief]:
         """The methods that `wire.front.Front` serves."""

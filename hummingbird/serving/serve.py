@@ -54,7 +54,7 @@ def serve(
     """
     session = current()
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
-    with Front("serve", config) as front:
+    with Front("serve", config, second=False) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
         if session.lane == 0:
             front.serve(methods.handlers())
