@@ -91,8 +91,9 @@ def run(args: argparse.Namespace) -> None:
             image = [torch.empty(1, *each) for each in args.input or ()]
             net, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
             shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
-            how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
-            return join(private, shapes, session, table=table, grace=config.grace, figures=figures, **how)
+            how: dict[str, Any] = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"]}
+            how |= {"limits": limits, "grace": config.grace, "figures": figures, "restocked": methods.look}
+            return join(private, shapes, session, table=table, **how)
 
         def begun() -> None:
             if place.lane == 0:

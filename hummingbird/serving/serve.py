@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -58,7 +59,8 @@ def serve(
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
         if session.lane == 0:
             front.serve(methods.handlers())
-        party = join(private, shape, session, table=table, most=max_batch, wait=max_wait, tls=tls, figures=figures)
+        how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
+        party = join(private, shape, session, table=table, restocked=methods.look, **how)
         try:
             methods.open(party)
             threading.Thread(target=_drain, args=(front, methods), daemon=True).start()

@@ -93,7 +93,8 @@ class Front:
                 gate.watch()
                 ends.callback(gate.close)
             if config.metrics is not None:
-                ends.callback(Page(self.metrics.registry, config.metrics).close)
+                page = Page(self.metrics.registry, config.metrics, lambda: self._health.serving)
+                ends.callback(page.close)
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
