@@ -11,7 +11,8 @@ from hummingbird.wire.service import Tls
 
 HELP = "Ask a service (serve, dealer, he-server and others) whether it is ready."
 _DESCRIPTION = """Print SERVING or NOT_SERVING, what a service's gRPC health says; the exit status is 0 for SERVING
-alone. No token is needed: where callers show one, give --tls-ca alone; with mutual TLS, a certificate."""
+alone. A party of `serve` that waits for others, or for material, lives and is not ready. No token is needed: where
+callers show one, give --tls-ca alone; with mutual TLS, a certificate."""
 _EPILOG = """example:
   python -m hummingbird health 127.0.0.1:9100
 """
@@ -24,6 +25,7 @@ def add_parser(commands: Any) -> None:
     sub.add_argument("address", metavar="ADDRESS", help="HOST:PORT or unix:PATH, as the certificate names the host")
     text = "seconds for the answer (default: %(default)s)"
     sub.add_argument("--timeout", type=positive, default=10.0, metavar="SECONDS", help=text)
+    sub.add_argument("--live", action="store_true", help="whether the program lives, ready or not")
     add_tls(sub)
     sub.set_defaults(run=run)
 
@@ -32,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Ask once."""
     authority_alone = args.tls_ca is not None and args.tls_cert is None and args.tls_key is None
     tls = Tls(ca=args.tls_ca) if authority_alone else tls_of(args)
-    status = health.ask(args.address, tls, args.timeout)
+    status = health.ask(args.address, tls, args.timeout, health.LIVE if args.live else health.READY)
     print(status)
     return 0 if status == "SERVING" else 1

@@ -22,6 +22,7 @@ from hummingbird.serving.lives import Lives
 from hummingbird.serving.message import MAX_BYTES
 from hummingbird.serving.methods import Methods
 from hummingbird.serving.party import MAX_BATCH, MAX_WAIT, Lane, Party, join
+from hummingbird.wire.flag import check
 from hummingbird.wire.front import Front
 from hummingbird.wire.options import add_service, count, positive, service_of, shape
 
@@ -82,22 +83,24 @@ def run(args: argparse.Namespace) -> None:
         config = replace(config, metrics=None, log=None)
     most = config.limits
     limits = Limits(requests=most.requests, requests_each=most.per_client, named=most.named)
-    with Front("serve", config) as front:
+    with Front("serve", config, second=False) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
 
         def begin() -> Party | Lane:
             session = launch.init(**options)
+            check()
             image = [torch.empty(1, *each) for each in args.input or ()]
             net, private = nets_of(copy.copy(args), session.rank, *image)  # which changes its options
             shapes, table = (net.shapes, net.table.weight) if isinstance(net, LookedUp) else (args.input, None)
-            how = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"], "limits": limits}
-            return join(private, shapes, session, table=table, grace=config.grace, figures=figures, **how)
+            how: dict[str, Any] = {"most": args.max_batch, "wait": args.max_wait / 1e3, "tls": options["tls"]}
+            how |= {"limits": limits, "grace": config.grace, "figures": figures, "restocked": methods.look}
+            return join(private, shapes, session, table=table, **how)
 
         def begun() -> None:
             if place.lane == 0:
                 print(f"[{launch.name()}] {front.line}", flush=True)
 
-        lives = Lives(methods, begin, begun)
+        lives = Lives(methods, begin, front.told, begun, lambda reason: front.say("interrupted", reason=reason))
         if place.lane == 0:
             front.serve(methods.handlers())
         try:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hummingbird.errors import InputError, PeerError
 from hummingbird.mpc.lanes import Place
+from hummingbird.wire.flag import check
 from hummingbird.wire.meter import Meter, Row
 
 PATIENCE = 3600.0  # seconds for which the slower lanes may do nothing that is counted: more than a slice takes
@@ -89,6 +90,7 @@ class Tally:
                     what = f"{waits} did not come to the end, after a failure: {why}"
                     raise PeerError(what, where=self._place.name, hint="its own output says why")
                 looked = now
+            check()
             time.sleep(_POLL)
 
     def _counts(self, number: int = 0) -> list[int]:
@@ -136,6 +138,7 @@ class Gathering:
                     ended += f", after a failure: {why}" if why else f" within {PATIENCE:g} s"
                     raise PeerError(ended, where=self.place.name, hint="its own output says why")
                 looked = now if now - looked > _LOOK else looked
+                check()
                 time.sleep(_POLL)
             return store.get(what).decode()
         except RuntimeError as error:

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from hummingbird.errors import AgreementError, EnvironmentProblem, InputError
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.wire.connect import serve_store
+from hummingbird.wire.flag import check
 from hummingbird.wire.trust import split
 
 _POLL = 0.03  # seconds between two looks into the store
@@ -121,6 +122,7 @@ def _listening(host: str, port: int, deadline: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise OSError(f"nothing listens at {host}:{port}: {error.strerror or error}") from None
+        check()
         time.sleep(_POLL)
 
 
@@ -163,6 +165,7 @@ def _at(store: dist.Store, number: int) -> dist.Store:
 def _pause(deadline: float, missing: list[int]) -> None:
     if time.monotonic() > deadline:
         raise Late(missing)
+    check()
     time.sleep(_POLL)
 
 

@@ -11,13 +11,13 @@ and windows are the parties' matter.
 
 A party that dies ends its service's session, and all meet again within seconds. So a request that is refused as
 UNAVAILABLE is asked again until its timeout: under another id and with other shares, which say no more together than
-each alone. An answer can then be computed twice, and is never mixed from two runs.
+each alone. An answer can then be computed twice, and is never mixed from two runs. One that is refused for lack of room
+is taken to another service, or asked again when the refusal says.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import inputs
-from hummingbird.errors import AgreementError, ConfigError, InputError, PeerError, UnavailableError
+from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import MOST_PARTIES, Description
 from hummingbird.serving.group import Group, Joined, difference
@@ -45,10 +45,10 @@ class Client:
     """A client of N parties: `client(images)`, from any thread; a context manager, or `close`.
 
     parties: their addresses, HOST:PORT or unix:PATH, in any order; or several such lists, of groups of parties that
-        serve the same net: requests go to the first that serves.
+        serve the same net: requests go to the first that serves and has room.
     tls: needed off this host. token: of a client without a certificate.
     timeout: seconds for each request, and for the parties to answer at first. Until then the client tries again where
-        parties are lost or stopping.
+        parties are lost or stopping, and as refusals for lack of room say.
     Sends, for each request of n images, N - 1 seeds and one copy of their low bits, and keys of rows that are looked up
     (`cost.asking`); one round trip.
     Raises PeerError (UnavailableError, OverloadError, AccessError) for a party that does not answer or refuses,
@@ -176,31 +176,37 @@ class Client:
         return await self._attempts(request)
 
     async def _attempts(self, attempt: Callable[[Group, Joined, float], Awaitable[_T]]) -> _T:
-        """The result of attempt(group, joint, seconds left) at the first group that serves; again until the timeout."""
+        """The result of attempt(group, joint, seconds left) at the first group that serves and has room; again until
+        the timeout.
+        """
         deadline, pause = time.monotonic() + self._timeout, _PAUSES[0]
-        for number in itertools.count(1):
-            at = self._at
+        rests = [0.0] * len(self._groups)  # until when a group is not asked again
+        while True:
+            at = min(range(len(rests)), key=lambda each: (rests[each], (each - self._at) % len(rests)))
+            if (rest := rests[at] - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
             try:
                 joint = await self._join(at, deadline - time.monotonic())
-                return await attempt(self._groups[at], joint, deadline - time.monotonic())
-            except UnavailableError:
+                out = await attempt(self._groups[at], joint, deadline - time.monotonic())
+            except UnavailableError as error:
                 self._groups[at].forget()
-                if self._at == at:
-                    self._at = (at + 1) % len(self._groups)
-                if time.monotonic() + pause > deadline:
-                    raise
-            if number % len(self._groups) == 0:
-                await asyncio.sleep(pause)
+                failure, rests[at] = error, time.monotonic() + pause
                 pause = min(2 * pause, _PAUSES[1])
-        raise AssertionError("itertools.count has no end")
+            except OverloadError as error:
+                failure, rests[at] = error, time.monotonic() + max(error.retry_after, _PAUSES[0])
+            else:
+                self._at = at
+                return out
+            if min(rests) > deadline:
+                raise failure
 
     async def _join(self, at: int, left: float) -> Joined:
-        """The service of a group. UnavailableError if it does not, and there are others."""
+        """The service of a group. UnavailableError or OverloadError if it does not serve, and there are others."""
         group, several = self._groups[at], len(self._groups) > 1
         try:
             joint = await group.join(min(left, _GLANCE) if several else left)
         except PeerError as error:
-            if not several or isinstance(error, UnavailableError):
+            if not several or isinstance(error, (UnavailableError, OverloadError)):
                 raise
             raise UnavailableError(error.what, where=str(group), hint=error.hint) from None
         self._net = self._net or joint.service.net

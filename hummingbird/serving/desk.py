@@ -11,7 +11,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -68,7 +68,7 @@ class OwnDesk:
     """The desk of this party, whose lanes are those of the session.
 
     control: the parties' second channel. wait: see `Order`. grace: seconds for what waits once a service is told
-    to end. beat: seconds between two words of this party.
+    to end. beat: seconds between two words of this party. restocked: called when `stocked` has changed.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class OwnDesk:
         limits: Limits | None = None,
         grace: float = GRACE,
         figures: Figures | None = None,
+        restocked: Callable[[], object] = lambda: None,
     ) -> None:
         self.service, self.rank = service, session.rank
         self._name, self._lanes = session.channel.name, session.lanes
@@ -93,7 +94,8 @@ class OwnDesk:
         self.slots = [math.nan] * session.lanes
         store = "dealt" if isinstance(session.dealer, STORES) else ""
         store = "kept" if isinstance(session.dealer, KeptStore) else store
-        patience = _PATIENCE if store == "kept" else 0.0
+        self.stocked, self._empty, self._restocked = True, math.inf, restocked
+        self._patience = patience = _PATIENCE if store == "kept" else 0.0
         alone, sending = not service.rowwise, partial(seconds_to_send, service)
         self._order = Order(session.parties, service.most, wait, alone, session.lanes, patience, sending)
         self.inbox = Inbox(Limits() if limits is None else limits, self._arrived)
@@ -181,6 +183,7 @@ class OwnDesk:
     def take(self, lane: int, decisions: Sequence[Decision], last: bool, slots: float) -> list[Request]:
         """See `Desk`; AgreementError for a request that this party does not hold."""
         self.slots[lane] = slots
+        self._look_at_stock()
         self._check()
         if last:
             self._last.add(lane)
@@ -205,6 +208,15 @@ class OwnDesk:
         for id, answer in answers:
             self.inbox.finish(id, answer)
 
+    def _look_at_stock(self) -> None:
+        """See whether there is material in some lane's store, or has been a moment ago where a keeper deals more."""
+        now = time.monotonic()
+        self._empty = min(self._empty, now) if sum(self.slots) == 0 else math.inf  # NaN with a dealer
+        stocked = now < self._empty + self._patience
+        if stocked != self.stocked:
+            self.stocked = stocked
+            self._restocked()
+
     def _check(self) -> None:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
@@ -216,5 +228,6 @@ def seconds_to_send(service: Description, images: int) -> float:
 
 
 def unavailable(error: HummingbirdError) -> UnavailableError:
-    """The refusal of requests after the failure of a party."""
-    return UnavailableError(f"the service is interrupted: {error.what}", hint="try again in a few seconds")
+    """The refusal of requests after a failure; on what parties disagree is for their operators to know."""
+    what = "the parties do not agree on what they serve" if isinstance(error, AgreementError) else error.what
+    return UnavailableError(f"the service is interrupted: {what}", hint="try again in a few seconds")

@@ -24,6 +24,7 @@ from hummingbird.serving.desk import OwnDesk
 from hummingbird.serving.link import Link, Message, reach
 from hummingbird.serving.message import Request
 from hummingbird.serving.order import Action, Decision
+from hummingbird.wire.flag import check
 from hummingbird.wire.trust import check_address
 
 _LOOK = 0.5  # seconds between two looks for a lane that has failed
@@ -58,6 +59,7 @@ class Lobby:
                 try:
                     connection, _ = server.accept()
                 except TimeoutError:
+                    check()
                     why = self._session.failure()
                     if why or time.monotonic() > deadline:
                         names = " and ".join(self._name(lane) for lane in sorted(missing))

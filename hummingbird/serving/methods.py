@@ -15,28 +15,38 @@ _Asked = Callable[[Party, bytes, grpc.ServicerContext], bytes]
 
 
 class Methods:
-    """Answers with a `Party`, and without one says why; at a `Lane` nobody calls. ready: told whether there is one."""
+    """Answers with a `Party`, and without one says why; at a `Lane` nobody calls. ready: told whether there is one that
+    takes requests and has material.
+    """
 
     def __init__(self, ready: Callable[[bool], object] = lambda yes: None) -> None:
         self.party: Party | Lane | None = None
-        self._ready = ready
+        self._ready, self._draining = ready, False
         self._reason = UnavailableError("the parties have not met yet", hint="try again in a few seconds")
 
     def open(self, party: Party | Lane) -> None:
         """Answer with this party from now on."""
         self.party = party
-        self._ready(True)
+        self.look()
+
+    def look(self) -> None:
+        """Tell whether this party is ready now."""
+        party = self.party
+        self._ready(party is not None and party.stocked and not self._draining)
 
     def shut(self, reason: UnavailableError) -> None:
         """Refuse from now on."""
         self.party, self._reason = None, reason
-        self._ready(False)
+        self.look()
 
-    def drain(self) -> None:
-        """Have the party end; it still answers what it has."""
-        self._ready(False)
-        if self.party is not None:
-            self.party.end()
+    def drain(self) -> bool:
+        """Have the party end; it still answers what it has. Whether there is one."""
+        self._draining = True
+        self.look()
+        party = self.party
+        if party is not None:
+            party.end()
+        return party is not None
 
     def handlers(self) -> dict[str, Method | Brief]:
         """The methods that `wire.front.Front` serves."""

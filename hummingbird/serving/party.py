@@ -10,7 +10,8 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc
 from torch import Tensor
@@ -48,14 +49,15 @@ def join(
     limits: Limits | None = None,
     grace: float = GRACE,
     figures: Figures | None = None,
+    restocked: Callable[[], object] = lambda: None,
 ) -> Party | Lane:
     """This process's part in a service, from a private net that is set up in a session. A few rounds.
 
     shape: of one image; of a net with several inputs, one for each. table: rows (rows, dim) that clients look up, for a
     net of rows and weights (hummingbird/lookup.py). most: images of a batch, and of a request. wait: seconds for which
     a request may wait for others to share its batch. tls: for the parties' second channel, as in `init`. grace: seconds
-    for what waits when a service is told to end. Raises what `plan.describe` does, AgreementError where parties or
-    lanes differ in these options, and PeerError.
+    for what waits when a service is told to end. restocked: called when `Party.stocked` has changed. Raises what
+    `plan.describe` does, AgreementError where parties or lanes differ in these options, and PeerError.
     """
     rows = None if table is None else Rows(table, session)
     if session.lane:
@@ -68,7 +70,14 @@ def join(
     service = describe(private, shape, most, session, name, rows)
     worker = Worker(private, service, session, rows)
     control = beside(session, tls)
-    desk = OwnDesk(service, session, control, wait=wait, beat=worker.beat, limits=limits, grace=grace, figures=figures)
+    how: dict[str, Any] = {
+        "beat": worker.beat,
+        "limits": limits,
+        "grace": grace,
+        "figures": figures,
+        "restocked": restocked,
+    }
+    desk = OwnDesk(service, session, control, wait=wait, **how)
     desk.slots[0] = worker.slots
     try:
         return Party(worker, desk, Lobby(desk, service, session))
@@ -88,6 +97,11 @@ class Party:
     def counts(self) -> Counts:
         """The batches of all lanes of this party."""
         return self._desk.counts
+
+    @property
+    def stocked(self) -> bool:
+        """Whether there is material for a request, as far as is known."""
+        return self._desk.stocked
 
     def ask(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         """This party's answer to its part of a request, once it is computed; the errors of `Request.read`,
@@ -135,7 +149,7 @@ class Lane:
 
     def __init__(self, worker: Worker, desk: FarDesk) -> None:
         self._worker, self._desk = worker, desk
-        self.counts = Counts()  # lane 0 counts for all
+        self.counts, self.stocked = Counts(), True  # lane 0 counts for all
 
     def end(self) -> None:
         """As `Party.end`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -56,11 +57,12 @@ def serve(
     session = current()
     refuse_dynamic(listen)
     config = ServiceConfig(listen=(listen,), tls=tls, limits=Limits(message=MAX_BYTES))
-    with Front("serve", config) as front:
+    with Front("serve", config, second=False) as front:
         methods, figures = Methods(front.ready), Figures(front.metrics.registry)
         if session.lane == 0:
             front.serve(methods.handlers())
-        party = join(private, shape, session, table=table, most=max_batch, wait=max_wait, tls=tls, figures=figures)
+        how: dict[str, Any] = {"most": max_batch, "wait": max_wait, "tls": tls, "figures": figures}
+        party = join(private, shape, session, table=table, restocked=methods.look, **how)
         try:
             methods.open(party)
             threading.Thread(target=_drain, args=(front, methods), daemon=True).start()

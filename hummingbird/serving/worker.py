@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hummingbird.errors import AgreementError
+from hummingbird.errors import ConfigError
 from hummingbird.mpc.dealer.kept_store import STORES
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import Session
@@ -31,7 +31,8 @@ _QUIET = 0.01  # seconds without a request, after a batch, until something is ma
 class Worker:
     """One lane of a party, from a private net that is set up in its session. 2 rounds, with the others' same lane.
 
-    Raises AgreementError where these have another service, DealerError for a store of another net.
+    Raises AgreementError where these have another service, DealerError for a store of another net, and ConfigError for
+    one of other images.
     """
 
     def __init__(self, private: PrivateNet, service: Description, session: Session, rows: Rows | None) -> None:
@@ -47,7 +48,7 @@ class Worker:
         session.dealer.admit(private.facts, [] if slot is None or used_up else [slot])
         if slot is not None and slot[1:] != service.shape:
             what = f"the store was dealt for images of shape {slot[1:]}, the service has {service.shape}"
-            raise AgreementError(what, where="--store", hint="deal a store for this shape")
+            raise ConfigError(what, where="--store", hint="deal a store for this shape")
         if service.rowwise:
             private.images_per_slice = service.most
         self._zeros = ZeroShares(session.channel)

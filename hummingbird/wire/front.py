@@ -7,7 +7,7 @@
         front.wait()                                   # until a signal
     # drained: new calls are refused as UNAVAILABLE, those at work have ended, or `grace` seconds have passed
 
-A second signal ends the process at once.
+A second signal ends the process at once, or changes nothing.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ class ServiceConfig:
 class Front:
     """A program's servers, as a context. name: of the program. `metrics.registry` takes a service's own figures.
 
-    Raises the errors of `wire.service.serve`, of Tokens, Log and Page.
+    second: whether a second signal ends the process at once; it must not where a launcher passes on the signal that a
+    service manager sends to both. Raises the errors of `wire.service.serve`, of Tokens, Log and Page.
     """
 
-    def __init__(self, name: str, config: ServiceConfig) -> None:
-        self.name, self.config = name, config
+    def __init__(self, name: str, config: ServiceConfig, *, second: bool = True) -> None:
+        self.name, self.config, self._second = name, config, second
         self.line = f"{name} listening on {' '.join(config.listen)}"
-        self._stopped = Flag()
+        self.told = Flag()  # to end
         self._health = Health()
         self._ends = ExitStack()
         self._servers: list[grpc.Server] = []
@@ -85,14 +86,15 @@ class Front:
                 ends.callback(self._log.close)
             self._certificates = None
             if config.tls is not None:
-                self._certificates = Certificates(config.tls, lambda: self._say("certificates renewed"))
+                self._certificates = Certificates(config.tls, lambda: self.say("certificates renewed"))
             self.metrics = Metrics(self._certificates, lambda: self.gate.in_flight)
             self.gate = Gate(limits, tokens, self._ended)
             for gate in (self.gate, self._health.gate):
                 gate.watch()
                 ends.callback(gate.close)
             if config.metrics is not None:
-                ends.callback(Page(self.metrics.registry, config.metrics).close)
+                page = Page(self.metrics.registry, config.metrics, lambda: self._health.serving)
+                ends.callback(page.close)
             self._ends = ends.pop_all()
 
     def serve(self, handlers: Mapping[str, Method | Exchange | Brief], address: str | None = None) -> None:
@@ -101,27 +103,27 @@ class Front:
         health = (self._health.gate, self._health.handlers())
         self.metrics.offer(handlers)
         self._servers.append(serve(handlers, address, self._certificates, gate=self.gate, health=health))
-        self._say("listening", address=address)
+        self.say("listening", address=address)
 
     def ready(self, yes: bool = True) -> None:
         """Have the health service say SERVING, or NOT_SERVING."""
         if self._health.set(yes and not self.stopping):
-            self._say("ready" if self._health.serving else "not ready")
+            self.say("ready" if self._health.serving else "not ready")
         self.metrics.ready.set(self._health.serving)
 
     @property
     def stopping(self) -> bool:
         """Whether this program has been told to end."""
-        return self._stopped.is_set()
+        return self.told.is_set()
 
     def wait(self, look: Callable[[], object] = lambda: None) -> None:
         """Return when the program is told to end. look: called five times a second; what it raises is raised."""
-        while not self._stopped.wait(_POLL):
+        while not self.told.wait(_POLL):
             look()
 
     def stop(self) -> None:
         """Tell the program to end, as a signal does."""
-        self._stopped.set()
+        self.told.set()
 
     def __enter__(self) -> Front:
         if threading.current_thread() is threading.main_thread():
@@ -130,26 +132,27 @@ class Front:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopped.set()
+        self.told.set()
         with self._ends:
             self.ready(False)
-            self._say("draining", at_work=self.gate.in_flight)
+            self.say("draining", at_work=self.gate.in_flight)
             in_time = self.gate.drain(self.config.grace)
             for ended in [server.stop(_LAST if in_time else 0) for server in self._servers]:
                 ended.wait(2 * _LAST)
-            self._say("stopped", in_time=in_time)
+            self.say("stopped", in_time=in_time)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stopped.set()
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_DFL)  # a second one ends the process at once
+        self.told.set()
+        for each in _SIGNALS if self._second else ():
+            signal.signal(each, signal.SIG_DFL)
 
     def _ended(self, record: Record) -> None:
         self.metrics.count(record)
         if self._log is not None:
             self._log.call(record)
 
-    def _say(self, event: str, **fields: object) -> None:
+    def say(self, event: str, **fields: object) -> None:
+        """A line of the log, if there is one."""
         if self._log is not None:
             self._log.event(event, **fields)
 

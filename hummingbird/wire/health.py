@@ -1,5 +1,7 @@
 """gRPC's standard health service: SERVING or not, for load balancers and probes, without a token.
 
+Of the services "", "hummingbird" and "readyz" it says whether the program serves; "livez" is SERVING as long as it
+answers, so that a probe that ends what does not live leaves alone who waits for others.
 Its own limits keep it apart from the service's calls: who asks for health takes no room of those. Connections share
 its room as names share that of a service (room.py), for a probe needs no name: one connection that leaves answers
 unread has no more than its own part of it.
@@ -23,10 +25,12 @@ from hummingbird.wire.trust import Tls
 _WATCHERS, _WATCHERS_EACH = 32, 2  # that watch at a time, and those of one connection
 _LIMITS = Limits(requests=128, per_client=8, stall=5.0)  # watchers and those who ask once
 _POLL = 0.2  # seconds between looks at whether a watcher is there
+LIVE, READY = "livez", "readyz"  # names of services
+_NAMES = ("", "hummingbird", READY, LIVE)
 
 
 class Health:
-    """gRPC's standard health service, of the whole server (service name "" or "hummingbird")."""
+    """gRPC's standard health service."""
 
     def __init__(self) -> None:
         self.serving = False
@@ -46,9 +50,13 @@ class Health:
         return {"Check": self._check, "Watch": self._watch}
 
     def _check(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        if not _ours(request):
-            raise NotFoundError("no such service", hint="ask for hummingbird, or for nothing: the whole server")
-        return _status("SERVING" if self.serving else "NOT_SERVING")
+        name = _asked(request)
+        if name not in _NAMES:
+            raise NotFoundError("no such service", hint=f"ask for {READY}, {LIVE}, or for nothing: the whole server")
+        return _status(self._word(name))
+
+    def _word(self, name: str) -> str:
+        return "SERVING" if self.serving or name == LIVE else "NOT_SERVING"
 
     def _watch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         name = connection(context)
@@ -56,9 +64,9 @@ class Health:
             self._watchers.check(name)
             self._watchers.take(name)
         try:
-            told = ""
+            told, asked = "", _asked(request)
             while context.is_active():
-                now = ("SERVING" if self.serving else "NOT_SERVING") if _ours(request) else "SERVICE_UNKNOWN"
+                now = self._word(asked) if asked in _NAMES else "SERVICE_UNKNOWN"
                 if now != told:
                     told = now
                     yield _status(now)
@@ -82,14 +90,15 @@ def _messages() -> Any:
     return health_pb2
 
 
-def ask(address: str, tls: Tls | None = None, timeout: float = 10.0) -> str:
-    """The word of the health service at an address: SERVING or NOT_SERVING.
+def ask(address: str, tls: Tls | None = None, timeout: float = 10.0, name: str = READY) -> str:
+    """The word of the health service at an address: SERVING or NOT_SERVING; of a service there by its name.
 
     A token is not needed. timeout: seconds. Raises as `wire.service.connect`, and does not try again.
     """
     with dial(address, tls) as channel:
         try:
-            answer = channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=timeout)
+            request = _messages().HealthCheckRequest(service=name).SerializeToString()
+            answer = channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=timeout)
             status = _messages().HealthCheckResponse.FromString(answer).status
         except grpc.RpcError as error:
             raise explain(error, address) from None
@@ -98,10 +107,10 @@ def ask(address: str, tls: Tls | None = None, timeout: float = 10.0) -> str:
     return "SERVING" if status == _messages().HealthCheckResponse.SERVING else "NOT_SERVING"
 
 
-def _ours(request: bytes) -> bool:
-    """Whether a request for health asks for this server."""
+def _asked(request: bytes) -> str:
+    """The service that a request for health asks for."""
     try:
-        return _messages().HealthCheckRequest.FromString(request).service in ("", "hummingbird")
+        return str(_messages().HealthCheckRequest.FromString(request).service)
     except message.DecodeError:
         raise InputError("malformed message: no request for health") from None
 

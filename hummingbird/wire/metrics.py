@@ -8,6 +8,7 @@
     hummingbird_certificate_expiry_timestamp_seconds{file}     when the one in use ends, Unix time
 
 A service adds its own to `registry`. Whoever reaches the address reads them: it is on loopback unless a host is given.
+Beside them are two pages for probes: /livez, whether the program lives, and /readyz, whether it serves.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from http import HTTPStatus
 from http.server import ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import MetricsHandler
@@ -83,12 +86,13 @@ class Metrics:
 class Page:
     """`registry` at http://ADDRESS/metrics, from now until `close`. EnvironmentProblem for an address in use.
 
-    address: HOST:PORT, or PORT for this host alone.
+    address: HOST:PORT, or PORT for this host alone. ready: whether the program serves, for /readyz.
     """
 
-    def __init__(self, registry: CollectorRegistry, address: str) -> None:
+    def __init__(self, registry: CollectorRegistry, address: str, ready: Callable[[], bool]) -> None:
         host, port = split(address if ":" in address else f"127.0.0.1:{address}")
-        handler = type("Handler", (MetricsHandler,), {"registry": registry, "timeout": _PATIENCE})
+        own = {"registry": registry, "timeout": _PATIENCE, "ready": staticmethod(ready)}
+        handler = type("Handler", (_Handler,), own)
         kind = type("Server", (_Server,), {"address_family": socket.AF_INET6 if ":" in host else socket.AF_INET})
         try:
             self._server = kind((host, port), handler)
@@ -101,6 +105,33 @@ class Page:
         """End; may be called twice."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Handler(MetricsHandler):
+    """Figures, and two pages for probes: 200 OK, or 503 Service Unavailable."""
+
+    ready: Callable[[], bool]
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path == "/metrics":
+            super().do_GET()
+        elif path == "/livez":
+            self._say(HTTPStatus.OK, "alive")
+        elif path == "/readyz" and self.ready():
+            self._say(HTTPStatus.OK, "ready")
+        elif path == "/readyz":
+            self._say(HTTPStatus.SERVICE_UNAVAILABLE, "not ready")
+        else:
+            self._say(HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz")
+
+    def _say(self, status: HTTPStatus, text: str) -> None:
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
 
 class _Server(ThreadingHTTPServer):

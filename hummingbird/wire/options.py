@@ -9,17 +9,16 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from hummingbird.errors import InputError
 from hummingbird.wire.front import GRACE, ServiceConfig
 from hummingbird.wire.gate import MAX_MESSAGE, Limits
 from hummingbird.wire.service import Tls
 from hummingbird.wire.tokens import read_token
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Numbers --------------------------------------------------------------------------------------------------------------
 
@@ -42,9 +41,9 @@ def count(text: str) -> int:
 def share(text: str) -> tuple[str | None, int]:
     """A number for every name, or for one: N or NAME=N, as (None, N) or (NAME, N)."""
     name, equals, number = text.rpartition("=")
-    if equals and not name:
-        raise argparse.ArgumentTypeError(f"{text!r} has no name; expected N or NAME=N")
-    return name or None, count(number)
+    if (equals and not name) or not number.isdecimal() or int(number) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor NAME=N, with a whole number N from 1")
+    return name or None, int(number)
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -226,6 +225,9 @@ def accuracy(outputs: Tensor, labels: Tensor) -> str:
 
 def array_of(path: Path, where: str) -> Tensor:
     """The numbers of a file of numpy.save, at least one, of their own type; InputError names the option `where`."""
+    import numpy as np  # here: a probe of a service's health needs neither of these, which take seconds to import
+    import torch
+
     try:
         array = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

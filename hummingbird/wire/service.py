@@ -23,6 +23,7 @@ import grpc
 import grpc.experimental
 
 from hummingbird.errors import EnvironmentProblem, InputError, PeerError, TrustError, UnavailableError
+from hummingbird.wire.flag import check
 from hummingbird.wire.gate import BRIEF, MAX_MESSAGE, STOPPING, Call, Gate
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.renewal import Certificates
@@ -352,6 +353,7 @@ def _wait_for_answer(channel: grpc.Channel, address: str, deadline: float) -> No
             return
         except grpc.RpcError as error:
             patience.bear(error)
+        check()
         time.sleep(PAUSE)
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 import grpc
 
 from hummingbird.errors import EnvironmentProblem, InputError
-from hummingbird.prg import new_seed
 from hummingbird.wire.refusal import Unknown
 
 TOKEN_BYTES = 32
@@ -31,6 +30,8 @@ _HINT = "python -m hummingbird token makes one"
 
 def new_token() -> str:
     """A fresh token, 64 hexadecimal digits."""
+    from hummingbird.prg import new_seed  # it needs torch, which takes seconds to import: who reads tokens does not
+
     return new_seed(TOKEN_BYTES).hex()
 
 

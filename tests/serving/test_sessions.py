@@ -9,19 +9,20 @@ from collections.abc import Callable
 
 import pytest
 
-from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, UnavailableError
+from hummingbird.errors import AgreementError, DealerError, HummingbirdError, PeerError, StoreError, UnavailableError
 from hummingbird.serving import lives as module
-from hummingbird.serving.desk import Counts
+from hummingbird.serving.desk import Counts, unavailable
 from hummingbird.serving.lives import Lives
 from hummingbird.serving.methods import Methods
-from tests.support.patience import HANG
+from hummingbird.wire.flag import Flag, check
+from tests.support.patience import HANG, until
 
 
 class Part:
     """A party's part of which nothing is asked; `run` calls this, then waits for `end` if it is to."""
 
     def __init__(self, during: Callable[[], object] = lambda: None, waits: bool = False) -> None:
-        self.counts = Counts(1, 3, 0)
+        self.counts, self.stocked = Counts(1, 3, 0), True
         self._during, self._ended = during, threading.Event()
         if not waits:
             self._ended.set()
@@ -58,14 +59,16 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def live(*begins: Callable[[], Part]) -> tuple[Lives, list[bool]]:
     """Lives that begin like this, one after the other, to their end; and what health has said."""
     health: list[bool] = []
-    beginnings = iter(begins)
-    lives = Lives(Methods(health.append), lambda: next(beginnings)(), lambda: None)  # type: ignore[arg-type, return-value]
-    before = signal.getsignal(signal.SIGTERM)
+    beginnings, flag = iter(begins), Flag()
+    methods, reasons = Methods(health.append), list[str]()
+    lives = Lives(methods, lambda: next(beginnings)(), flag, lambda: None, reasons.append)  # type: ignore[arg-type, return-value]
+    before = signal.signal(signal.SIGTERM, lambda number, frame: flag.set())
     try:
         lives.run()
     finally:
-        assert signal.getsignal(signal.SIGTERM) is before
+        signal.signal(signal.SIGTERM, before)
         assert next(beginnings, None) is None
+    assert all("\n" not in reason for reason in reasons)
     return lives, health
 
 
@@ -82,15 +85,24 @@ def test_others_and_the_dealer_are_waited_for(capfd: pytest.CaptureFixture[str])
 
 
 def test_what_waiting_does_not_mend_ends_the_process() -> None:
-    for begin in (failing(AgreementError("other nets")), lambda: Part(failing(AgreementError("other nets")))):
-        with pytest.raises(AgreementError, match="other nets"):
+    for begin in (failing(StoreError("damaged")), lambda: Part(failing(StoreError("damaged")))):
+        with pytest.raises(StoreError, match="damaged"):
             live(Part, begin)
+
+
+def test_parties_that_do_not_agree_wait_for_each_other(capfd: pytest.CaptureFixture[str]) -> None:
+    other = failing(AgreementError("the parties disagree on net: party 0 has a, party 1 has b", where="net"))
+    lives, _ = live(other, Part, lambda: Part(other), stopping)
+    assert lives.count == 3
+    assert capfd.readouterr().err.count("disagree on net: party 0 has a, party 1 has b (at net); meeting") == 2
+    told_to_clients = unavailable(AgreementError("the parties disagree on dealer: party 0 has 10.0.0.9:9000"))
+    assert "do not agree" in told_to_clients.what and "10.0.0.9" not in str(told_to_clients)
 
 
 def test_a_signal_ends_a_party_that_waits_for_others_at_once() -> None:
     def waiting() -> Part:
         told()
-        assert threading.Event().wait(HANG)
+        until(check, "a signal to be heard")
         raise AssertionError("the signal was not heard")
 
     lives, health = live(waiting)
@@ -104,3 +116,16 @@ def test_a_failure_while_a_party_drains_ends_it_well() -> None:
 
     lives, _ = live(lambda: Part(drained_and_lost))
     assert lives.count == 1
+
+
+def test_a_party_is_ready_while_it_has_material() -> None:
+    health: list[bool] = []
+    methods, part = Methods(health.append), Part()
+    methods.open(part)  # type: ignore[arg-type]
+    part.stocked = False
+    methods.look()
+    part.stocked = True
+    methods.look()
+    methods.drain()
+    methods.look()
+    assert health == [True, False, True, False, False]

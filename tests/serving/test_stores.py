@@ -25,6 +25,7 @@ from tests.support.serving import Service, served
 from tests.support.serving_nets import doubled
 
 NET = "tests.support.serving_nets:doubled"
+HASTE = 50.0  # seconds: less than a store that is used up says to wait
 
 
 def dealt(folder: Path, images: int, *options: str) -> list[str]:
@@ -47,7 +48,7 @@ def right(client: Client, images: int) -> None:
 
 @pytest.mark.slow
 def test_batches_fill_slots_and_a_store_that_is_used_up_refuses(tmp_path: Path) -> None:
-    with Service(*dealt(tmp_path, 12)) as service, service.client() as client:
+    with Service(*dealt(tmp_path, 12), metrics=True) as service, service.client(HASTE) as client:
         right(client, 6)  # two of three slots of four rows
         for _ in range(2):
             with pytest.raises(OverloadError, match="material that is left is too little") as caught:
@@ -56,6 +57,9 @@ def test_batches_fill_slots_and_a_store_that_is_used_up_refuses(tmp_path: Path) 
         right(client, 3)  # the third
         with pytest.raises(OverloadError, match="too little"):
             client(torch.rand(1, 4))
+        for rank in range(2):
+            until(lambda rank=rank: service.figures(rank)["hummingbird_ready"] == 0.0, "a party to be not ready")
+            assert service.figures(rank)["hummingbird_serving_lives_total"] == 1
         ended_parties = service.stop()
         assert served(ended_parties) == (9, 2)
         assert "3 images of padding" in ended_parties[0].out
@@ -65,7 +69,7 @@ def test_batches_fill_slots_and_a_store_that_is_used_up_refuses(tmp_path: Path) 
 def test_a_lane_whose_store_is_used_up_leaves_the_batches_to_the_others(tmp_path: Path) -> None:
     """Two lanes with three slots of four rows each; which of them is the first to take a batch is chance."""
     options = dealt(tmp_path, 24, "--lanes", "2")
-    with Service(*options, lanes=2, metrics=True) as service, service.client() as client:
+    with Service(*options, lanes=2, metrics=True) as service, service.client(HASTE) as client:
         right(client, 8)  # leaves 1 and 3
         right(client, 8)  # 1 and 1, as only one lane has the slots for it
         with pytest.raises(OverloadError, match="too little"):
@@ -76,7 +80,7 @@ def test_a_lane_whose_store_is_used_up_leaves_the_batches_to_the_others(tmp_path
         figures = service.figures(1)
         assert sorted(figures[f'hummingbird_serving_batches_total{{lane="{lane}"}}'] for lane in range(2)) == [1, 2]
         assert served(service.stop()) == (20, 3)
-    with Service(*options, lanes=2) as service, service.client() as client:
+    with Service(*options, lanes=2) as service, service.client(HASTE) as client:
         right(client, 3)  # though one lane has nothing from the beginning
         with pytest.raises(OverloadError, match="too little"):
             client(torch.rand(1, 4))
@@ -152,6 +156,7 @@ def test_a_service_on_a_kept_store_goes_from_set_to_set(tmp_path: Path) -> None:
                 until(lambda: left(port) >= 6, "the figure to follow")
                 keeper.kill()
                 before, asked, x = left(port), 0, torch.rand(4, 4)
+                client._timeout = HASTE
                 with pytest.raises(OverloadError, match="material that is left is too little") as caught:
                     while True:
                         assert (client(x) - net(x)).abs().max() < 1e-3

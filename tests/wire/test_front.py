@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,29 @@ def scraped(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG) as page:
         lines = page.read().decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def page(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=HANG) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_pages_for_probes(tmp_path: Path) -> None:
+    """Whether a program lives, and whether it serves; at other paths there is nothing."""
+    port = free_port()
+    with Front("test", ServiceConfig((f"unix:{tmp_path}/s",), metrics=str(port))) as front:
+        front.serve(HANDLERS)
+        assert (page(port, "/livez"), page(port, "/readyz")) == ((200, "alive\n"), (503, "not ready\n"))
+        front.ready()
+        assert (page(port, "/livez")[0], page(port, "/readyz?verbose")) == (200, (200, "ready\n"))
+        assert page(port, "/metrics?name[]=hummingbird_ready")[1].endswith("hummingbird_ready 1.0\n")
+        for path in ("/", "/metrics/", "/anything", "/livez/ping"):
+            assert page(port, path)[0] == 404, path
+        front.ready(False)
+        assert (page(port, "/livez")[0], page(port, "/readyz")[0]) == (200, 503)
 
 
 def test_health_metrics_and_log(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from hummingbird.wire import health
 from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.service import Tls, serve
 from tests.support.dealers import Authority
+from tests.support.paths import ROOT
+from tests.support.patience import HANG
 from tests.support.services import HANDLERS, file_of, started
+from tests.support.services import health as asked_for_health
 
 
 def test_callers_with_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,6 +33,36 @@ def test_callers_with_certificates(tmp_path: Path, capsys: pytest.CaptureFixture
         assert capsys.readouterr().err.startswith("error: ")
     with pytest.raises(UnavailableError):
         health.ask(address, mine)
+
+
+def test_what_lives_need_not_be_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"unix:{tmp_path}/s"
+    with Front("test", ServiceConfig((address,))) as front:
+        front.serve(HANDLERS)
+        assert main(["health", address]) == 1 and main(["health", address, "--live"]) == 0
+        assert capsys.readouterr().out == "NOT_SERVING\nSERVING\n"
+        assert asked_for_health(address, "livez") == "SERVING"
+        assert asked_for_health(address, "readyz") == asked_for_health(address, "") == "NOT_SERVING"
+        front.ready()
+        assert main(["health", address]) == main(["health", address, "--live"]) == 0
+        front.ready(False)
+        assert main(["health", address]) == 1
+
+
+def test_a_probe_imports_no_torch(tmp_path: Path) -> None:
+    """Which takes seconds, and more of them on a busy host."""
+    address = f"unix:{tmp_path}/s"
+    program = f"""
+import sys
+from hummingbird.__main__ import main
+assert main(["health", {address!r}]) == 0
+print(sorted(name for name in ("crypten", "numpy", "torch") if name in sys.modules))
+"""
+    with Front("test", ServiceConfig((address,))) as front:
+        front.serve(HANDLERS)
+        front.ready()
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, capture_output=True, timeout=HANG)
+    assert done.stdout == "SERVING\n[]\n", done.stderr
 
 
 def test_no_token_is_needed(tmp_path: Path) -> None:

@@ -20,6 +20,11 @@ from hummingbird.wire.service import Tls
     ("kind", "good", "bad"),
     [
         (options.positive, {"0.5": 0.5, "1e9": 1e9}, ["0", "-1", "inf", "nan", "x", ""]),
+        (
+            options.share,
+            {"5": (None, 5), "a=5": ("a", 5), "a=b=5": ("a=b", 5)},
+            ["=5", "a=", "a=x", "a", "0", "a=0", ""],
+        ),
         (options.count, {"1": 1, "16": 16}, ["0", "-1", "1.5", "x", "", "1e3"]),
         (options.shape, {"3x32x32": (3, 32, 32), "3,4": (3, 4), "7": (7,)}, ["3x0x1", "-3x4", "3xx4", "x", ""]),
     ],
@@ -72,6 +77,11 @@ def test_the_options_of_a_service() -> None:
     )
     limits = Limits(requests=5, per_client=2, connections=9)
     assert full[0] == ServiceConfig(("unix:s",), metrics="9100", log="-", limits=limits, grace=3.0)
+    named = service("--max-per-client", "gateway=200", "8", "trial=2")[0].limits
+    assert named == Limits(per_client=8, named={"gateway": 200, "trial": 2})
+    for twice in (("8", "9"), ("a=8", "a=9")):
+        with pytest.raises(InputError, match="two limits"):
+            service("--max-per-client", *twice)
     for words, error in (
         ((CERT, KEY), InputError),  # nobody would have to show anything
         ((CERT, KEY, CA, "--tokens=t"), TrustError),
