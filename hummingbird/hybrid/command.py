@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hummingbird.hybrid.link import TIMEOUT
 from hummingbird.hybrid.plan import GARBLERS
 from hummingbird.hybrid.proxy import Proxy
 from hummingbird.hybrid.service import Service
+from hummingbird.hybrid.sessions import DAYS
 from hummingbird.hybrid.user import ProxiedNet
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.kernels import heap
@@ -53,9 +55,11 @@ def serve_net(args: argparse.Namespace, net: nn.Module) -> int:
     config = options.service_of(args)
     model = make_plan(net, args.input, args.bits, args.garbler)
     disk = None if args.disk is None else int(args.disk * 1e9)
-    service = Service(model, args.store, disk=disk, idle=args.idle)
+    service = Service(model, args.store, disk=disk, days=args.session_days, idle=args.idle)
+    # A name may have two calls that deal at a time, however large a slot is.
+    limits = replace(config.limits, client_bytes=max(config.limits.client_bytes, 2 * service.dealing_bytes))
     try:
-        run_service("gc-server", service.handlers(), config, service.measure)
+        run_service("gc-server", service.handlers(), replace(config, limits=limits), service.measure)
     finally:
         service.close()
     return 0
@@ -174,6 +178,8 @@ def add_server(
     text = "folder of all clients' slots, for this process alone; made if not there"
     sub.add_argument("--store", required=True, type=Path, metavar="DIR", help=text)
     sub.add_argument("--disk", type=positive, metavar="GB", help="most that slots may take there (default: no limit)")
+    text = "a client's session that nobody uses for so many days is removed, slots and all (default: %(default)g)"
+    sub.add_argument("--session-days", type=positive, default=DAYS, metavar="N", help=text)
     sub.add_argument("--idle", type=positive, default=TIMEOUT, help="longest silence of a client, seconds")
     options.add_service(sub)
     sub.set_defaults(run=lambda args: serve_net(args, build(args)))

@@ -1,8 +1,9 @@
 """One end of the connection between the data's side and the model's side: bytes out, bytes of a known length in.
 
 Every length follows from the plan, so nothing that the other side says is believed: more or fewer bytes are an error.
-Sending never blocks, so that two sides that both send much cannot wait for each other; the memory is at most that of
-one slot's messages. Every wait for a message has a limit, and ends at once when the other side is gone.
+A caller's sending never blocks, so that two sides that both send much cannot wait for each other; its memory is at most
+that of one slot's messages. A service's sending waits while its caller leaves `AHEAD` bytes unread. Every wait has a
+limit, and ends at once when the other side is gone.
 
     data, model = paired()
     data.send("x", b"abc")
@@ -11,10 +12,10 @@ one slot's messages. Every wait for a message has a limit, and ends at once when
 
 from __future__ import annotations
 
-import queue
+import math
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -30,11 +31,48 @@ from hummingbird.wire.service import CHUNK
 
 TIMEOUT = 120.0  # seconds of silence
 _DEPTH = 4  # messages received ahead
+AHEAD = 8 * CHUNK  # bytes that a service has ready for a caller that does not read
+HELD = 2 * _DEPTH * CHUNK + AHEAD  # bytes of messages that a service keeps for a call, both ways
 _LONGEST_CALL = 86400.0  # seconds; silence ends a call much earlier
 _POLL = 0.5  # seconds between looks at whether the caller is there
 _AT_WORK = 5.0  # seconds between the empty messages that say so
 
-Outgoing = queue.SimpleQueue["bytes | None"]  # None: nothing more will come
+
+class Outgoing:
+    """Messages on their way from the thread that sends to the one that carries them away. most: bytes unsent."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most, self._unsent, self._closed = most, 0, False
+        self._messages: deque[bytes | None] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, message: bytes | None, timeout: float) -> None:
+        """Add one, None after the last; TimeoutError without room for so many seconds, BrokenPipeError if closed."""
+        with self._changed:
+            room = lambda: self._closed or message is None or self._unsent < self._most  # noqa: E731
+            if not self._changed.wait_for(room, timeout):
+                raise TimeoutError
+            if self._closed and message is not None:
+                raise BrokenPipeError
+            self._messages.append(message)
+            self._unsent += len(message or b"")
+            self._changed.notify_all()
+
+    def get(self, timeout: float | None = None) -> bytes | None:
+        """The next one; TimeoutError when there is none for `timeout` seconds, if given."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._messages, timeout):
+                raise TimeoutError
+            message = self._messages.popleft()
+            self._unsent -= len(message or b"")
+            self._changed.notify_all()
+            return message
+
+    def close(self) -> None:
+        """Take no more: nobody carries them away."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class Incoming(Protocol):
@@ -47,7 +85,8 @@ class Incoming(Protocol):
 class Link:
     """One end. sent, received: bytes, by the names that `send` and `receive` were given.
 
-    where: the other side, as errors name it. timeout: longest silence of the other side, seconds.
+    where: the other side, as errors name it. timeout: longest silence of the other side, and longest time that it may
+    leave messages unread, seconds.
     """
 
     def __init__(self, incoming: Incoming, outgoing: Outgoing, where: str, timeout: float = TIMEOUT) -> None:
@@ -57,10 +96,19 @@ class Link:
         self._incoming, self._outgoing, self._timeout = incoming, outgoing, timeout
 
     def send(self, name: str, data: bytes | Tensor) -> None:
-        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the count."""
+        """Send bytes, or a tensor uint8 (size,), in messages of at most `CHUNK` bytes. name: for the count.
+
+        PeerError where the other side reads nothing, or is gone.
+        """
         view = memoryview(data) if isinstance(data, bytes) else data.contiguous().numpy().data
         for at in range(0, len(view), CHUNK):
-            self._outgoing.put(bytes(view[at : at + CHUNK]))
+            try:
+                self._outgoing.put(bytes(view[at : at + CHUNK]), self._timeout)
+            except TimeoutError:
+                what = f"it has read nothing for {self._timeout:.0f} s, unread: {name}"
+                raise PeerError(what, where=self.where, hint="is it stopped, or the connection too slow?") from None
+            except BrokenPipeError:
+                raise PeerError(f"the connection is lost, unsent: {name}", where=self.where) from None
         self.sent[name] += len(view)
 
     def receive(self, name: str, size: int) -> Tensor:
@@ -88,7 +136,7 @@ class Link:
 
     def end(self) -> None:
         """Say that nothing more will be sent."""
-        self._outgoing.put(None)
+        self._outgoing.put(None, 0.0)
 
     def _next(self, name: str) -> bytes:
         message: bytes | None = b""
@@ -114,10 +162,7 @@ class _Queued:
         self._source = source
 
     def next(self, timeout: float) -> bytes | None:
-        try:
-            return self._source.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError from None
+        return self._source.get(timeout)
 
 
 def paired(timeout: float = TIMEOUT) -> tuple[Link, Link]:
@@ -161,7 +206,7 @@ def called(channel: grpc.Channel, method: str, where: str, timeout: float = TIME
         try:
             yield Link(incoming, outgoing, where, timeout)
         finally:
-            outgoing.put(None)
+            outgoing.put(None, 0.0)
 
 
 def answered(
@@ -171,7 +216,7 @@ def answered(
 
     While it computes, empty messages tell the caller that it is at work.
     """
-    outgoing, errors = Outgoing(), list[BaseException]()
+    outgoing, errors = Outgoing(AHEAD), list[BaseException]()
     incoming = Prefetch(requests, _DEPTH)
 
     def run() -> None:
@@ -180,21 +225,24 @@ def answered(
         except BaseException as error:  # noqa: BLE001 - raised again below, for the caller
             errors.append(error)
         finally:
-            outgoing.put(None)
+            outgoing.put(None, 0.0)
             incoming.close()  # not earlier: a caller that is gone must end the role's wait
 
     threading.Thread(target=run, name="hummingbird-role", daemon=True).start()
     signed = time.monotonic()
-    while context.is_active():
-        try:
-            message = outgoing.get(timeout=_POLL)
-        except queue.Empty:
-            if time.monotonic() < signed + _AT_WORK:
-                continue
-            message = b""
-        if message is None:
-            break
-        yield message
-        signed = time.monotonic()
+    try:
+        while context.is_active():
+            try:
+                message = outgoing.get(_POLL)
+            except TimeoutError:
+                if time.monotonic() < signed + _AT_WORK:
+                    continue
+                message = b""
+            if message is None:
+                break
+            yield message
+            signed = time.monotonic()
+    finally:
+        outgoing.close()
     if errors:
         raise errors[0]

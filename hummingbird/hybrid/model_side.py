@@ -12,6 +12,7 @@ Online, a layer of gates takes one round trip, and the result is y - r, the mode
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -46,17 +47,19 @@ class ModelSide:
         places = self.numbering.places
         return sum(place.table_bytes if self.plan.garbler == "data" else 8 * place.gate.count for place in places)
 
-    def prepare(self, link: Link, store: Store, admit: Callable[[], None] = lambda: None) -> None:
-        """Deal slots until the data's side says END. Errors of `Link.receive` and `Store.deal`.
+    def prepare(
+        self, link: Link, store: Store, room: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """Deal slots until the data's side says END. Errors of `Link.receive`, `Link.send` and `Store.deal`.
 
-        admit: raises where there is no room for another slot.
+        room: a context in which there is room for another slot; raises where there is none.
         """
         public = bfv.PublicKey.from_bytes(link.receive("key", KEY_BYTES).numpy().tobytes())
         while (number := link.receive("number", messages.NUMBER_BYTES).numpy().tobytes()) != messages.END:
-            admit()
-            slot = store.deal(int.from_bytes(number, "little"))
-            kept = self._deal(link, store, public, slot)
-            store.keep(slot, kept)
+            with room():
+                slot = store.deal(int.from_bytes(number, "little"))
+                kept = self._deal(link, store, public, slot)
+                store.keep(slot, kept)
             link.send("done", messages.DONE)
 
     def _deal(self, link: Link, store: Store, public: bfv.PublicKey, slot: int) -> list[Tensor]:
@@ -90,24 +93,23 @@ class ModelSide:
         """Labels of 0 of this side's bits, as garbler: int64 (bits, 2)."""
         return Stream(derive(slot_seed(store.seed, slot), "labels")).words(self.numbering.bits, 2)
 
-    def infer(self, link: Link, store: Store, slot: int, x: Tensor) -> Tensor:
-        """The share of the logits, int64 (1, *shape), from X - r; marks the slot as used before anything is sent."""
+    def begin(self, link: Link, store: Store, slot: int) -> Online:
+        """One image with a slot, which is marked as used before anything is sent; StoreError where it is not ready."""
         _, kept = store.use(slot)
-        online = Online(self, link, store, slot, kept)
-        return arithmetic.online(self.plan, x, online.linear, online.gate)
+        return Online(self, link, store, slot, kept)
 
 
 class Online:
-    """One image at the model's side: what `arithmetic.online` calls."""
+    """One image at the model's side. kept: what its slot holds."""
 
     def __init__(self, side: ModelSide, link: Link, store: Store, slot: int, kept: list[Tensor]) -> None:
-        self._link, self._slot, self._seed = link, slot, slot_seed(store.seed, slot)
+        self._plan, self._link, self._slot, self._seed = side.plan, link, slot, slot_seed(store.seed, slot)
         self._numbering, self._key = side.numbering, hash_key(store.header.session)
         self._places = {
             place.number: (place, tensor) for place, tensor in zip(side.numbering.places, kept, strict=True)
         }
         hidden = {n: layer.hidden(mask_seed(self._seed, n)) for n, layer in side.layers.items()}
-        self.linear = arithmetic.model_linear(side.parameters, side.factors, hidden)
+        self._linear = arithmetic.model_linear(side.parameters, side.factors, hidden)
         self._gate: Callable[[Place, Tensor, Tensor], Tensor] = self._send_labels
         if side.plan.garbler == "data":
             receiver, first = receiver_of(store), side.numbering.first_ot(slot)
@@ -116,7 +118,11 @@ class Online:
         else:
             self._delta, self._labels = sender_of(store).delta, side.own(store, slot)
 
-    def gate(self, number: int, step: Gate, share: Tensor) -> Tensor:
+    def infer(self, x: Tensor) -> Tensor:
+        """The share of the logits, int64 (1, *shape), from X - r. Errors of `Link.receive` and `Link.send`."""
+        return arithmetic.online(self._plan, x, self._linear, self._answer)
+
+    def _answer(self, number: int, step: Gate, share: Tensor) -> Tensor:
         """y - r mod 2^ring, from this side's share mod 2^width, int64 (1, *shape)."""
         place, kept = self._places[number]
         return self._gate(place, kept, messages.pack(share, step.width)).view(1, *step.shape)

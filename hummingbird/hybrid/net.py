@@ -87,8 +87,9 @@ class HybridNet:
 
         def model(link: Link) -> None:
             link.receive_text("opening")
+            online = self._model.begin(link, self._store, slot.number)
             given = link.receive("input", messages.words_bytes(step.count, step.ring))
-            share = self._model.infer(link, self._store, slot.number, messages.unpack(given, step.shape, step.ring))
+            share = online.infer(messages.unpack(given, step.shape, step.ring))
             link.send("logits", messages.pack(share, output.ring))
 
         logits: Tensor = both(data, model)[0]

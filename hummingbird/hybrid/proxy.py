@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import grpc
 
-from hummingbird.errors import HummingbirdError, OverloadError, StoreError
+from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
 from hummingbird.hybrid import messages, report
 from hummingbird.hybrid.client import Connection
@@ -30,18 +30,21 @@ from hummingbird.hybrid.plan import reduced
 from hummingbird.hybrid.switched import Image
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
+from hummingbird.wire.gate import Places, caller_name
 from hummingbird.wire.service import WORKERS, Method
 
 _US, _THEM = "the proxy", "the user"
 _PAUSE = 2.0  # seconds after a failure to prepare
 MAX_USERS = WORKERS // 4
+_LATE = 120.0  # seconds for which the name of a user who did not come has a place less
 _log = logging.getLogger(__name__)
 
 
 class Proxy:
     """All users of one connection: `serve(Proxy(connection, 16).handlers(), address)`.
 
-    slots: how many are kept ready; a thread prepares others. A user's slot is burned if the user never comes.
+    slots: how many are kept ready; a thread prepares others. A user's slot is burned if the user never comes, and for a
+    while the user's name may ask for fewer.
     served: images so far, by the kind of input.
     """
 
@@ -51,7 +54,7 @@ class Proxy:
         self._secret = bfv.Secret.new()
         self._public = self._secret.public().to_bytes()
         self._wanted, self._ended = threading.Event(), threading.Event()
-        self._users = threading.Semaphore(MAX_USERS)
+        self._users = Places(MAX_USERS, "users", _US, _PAUSE)
         self.served: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._problem = ""
@@ -88,17 +91,18 @@ class Proxy:
         kind = messages.read_opening(data, self._connection.digest, _US, _THEM).get("input")
         if kind not in INPUTS:
             raise messages.malformed("no input")
-        if not self._users.acquire(blocking=False):
-            raise OverloadError(f"{MAX_USERS} users are served already", where=_US, retry_after=_PAUSE)
+        name = caller_name(context)
+        self._users.enter(name)
         try:
             slot = self._side.take()
         except StoreError as error:
-            self._users.release()
+            self._users.leave(name)
             what = f"{error.what}; {self._problem}" if self._problem else error.what
             raise StoreError(what, where=_US, hint="others are being prepared: try again later") from None
         finally:
             self._wanted.set()
-        call = _Call(self._connection, slot, self._users, self._count, self._secret if kind == "switched" else None)
+        leave = lambda late: self._users.leave(name, late)  # noqa: E731
+        call = _Call(self._connection, slot, leave, self._count, self._secret if kind == "switched" else None)
         call.announced()
         output = self._connection.plan.output
         seed = bytes(SEED_BYTES) if kind == "switched" else mask_seed(slot.seed, self._connection.plan.input_number)
@@ -122,20 +126,21 @@ class Proxy:
 class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side, once the user has come.
 
-    count: told of an image that is done, by the kind of its input. secret: for an image that comes encrypted.
+    leave: told of the end, and how long its user's name has a place less. count: told of an image that is done, by the
+    kind of its input. secret: for an image that comes encrypted.
     """
 
     def __init__(
         self,
         connection: Connection,
         slot: Slot,
-        users: threading.Semaphore,
+        leave: Callable[[float], None],
         count: Callable[[str], None],
         secret: bfv.Secret | None,
     ) -> None:
         self._secret, self._kind, self._count = secret, INPUTS[secret is not None], count
         self.ticket = new_seed(messages.TICKET_BYTES)
-        self._connection, self._slot, self._users = connection, slot, users
+        self._connection, self._slot, self._leave = connection, slot, leave
         self._announced, self._error = threading.Event(), list[HummingbirdError]()
         threading.Thread(target=self._run, name="hummingbird-user", daemon=True).start()
 
@@ -146,7 +151,7 @@ class _Call:
             raise self._error[0]
 
     def _run(self) -> None:
-        side = self._connection.side
+        side, late = self._connection.side, 0.0
         try:
             with self._connection.call("Online", self._connection.online) as link:
                 side.open(link, self._slot, ticket=self.ticket.hex(), input=self._kind)
@@ -158,11 +163,12 @@ class _Call:
                 link.receive("done", len(messages.DONE))
             self._count(self._kind)
         except HummingbirdError as error:
+            late = _LATE if self._announced.is_set() else 0.0
             self._error.append(error)
             _log.warning("slot %d is burned: %s", self._slot.number, error.what)
         finally:
             self._announced.set()
-            self._users.release()
+            self._leave(late)
 
     def _mask(self, link: Link, secret: bfv.Secret) -> None:
         """Turn an encrypted X - rho into X - rho - r."""

@@ -8,80 +8,83 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
 
-from hummingbird.errors import ConfigError, HummingbirdError, OverloadError, StoreError
+from hummingbird.errors import StoreError
 from hummingbird.hybrid import description, messages
-from hummingbird.hybrid.link import TIMEOUT, Link, answered
+from hummingbird.hybrid.link import HELD, TIMEOUT, Link, answered
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
-from hummingbird.hybrid.session import check_bound, check_owner, set_up_model
+from hummingbird.hybrid.session import set_up_model
+from hummingbird.hybrid.sessions import DAYS, WHERE, Sessions
 from hummingbird.hybrid.store import Store
 from hummingbird.hybrid.users import Users
 from hummingbird.prg import SEED_BYTES, new_seed
-from hummingbird.wire.gate import caller_name
+from hummingbird.wire.gate import Places, caller_name
 from hummingbird.wire.service import WORKERS, Exchange, Method
 
-SESSIONS = 256  # folders of clients
-MAX_CALLS = WORKERS // 2  # calls at work: the other workers answer who comes next, and users of proxies
+MAX_CALLS = 2 * WORKERS  # calls at work
 _RETRY = 5.0  # seconds after which a client that found no room may try again
 _US, _THEM = "the model's side", "the data's side"
 _SECRET = "seed"
-_KEPT = "the server's store"
 
 
 class Service:
     """All clients of one net: `serve(Service(model, folder).handlers(), address)`.
 
-    folder: of all sessions, for this process alone. disk: bytes that slots may take there together; no limit if not
-    given. idle: seconds of silence that end a call. StoreError for a folder that is in use or cannot be written;
-    ConfigError for weights whose encrypted products would not be hidden.
+    folder: of all sessions, for this process alone. disk, days: of `Sessions`. idle: seconds of silence that end a
+    call. StoreError for a folder that is in use or cannot be written; ConfigError for weights whose encrypted products
+    would not be hidden.
     """
 
-    def __init__(self, model: Model, folder: Path, *, disk: int | None = None, idle: float = TIMEOUT) -> None:
-        if disk is not None and disk < 1:
-            raise ConfigError(f"{disk} bytes", where="disk", hint="more than 0")
-        self._side, self._plan, self._folder = ModelSide(model), model.plan, folder
-        self._disk, self._idle = disk, idle
+    def __init__(
+        self, model: Model, folder: Path, *, disk: int | None = None, days: float = DAYS, idle: float = TIMEOUT
+    ) -> None:
+        self._side, self._plan, self._folder, self._idle = ModelSide(model), model.plan, folder, idle
         self._locked, secret = _claim(folder)
-        self._text = description.describe(model, secret)
-        self.digest = description.digest(self._text)
-        self._stores: dict[str, Store] = {}
+        try:
+            self._text = description.describe(model, secret)
+            self.digest = description.digest(self._text)
+            self._sessions = Sessions(folder, self.digest, disk=disk, days=days)
+        except BaseException:
+            os.close(self._locked)
+            raise
         self._users = Users(model.plan, self.digest, idle)
-        self._lock, self._calls = threading.Lock(), threading.Semaphore(MAX_CALLS)
+        self._calls = Places(MAX_CALLS, "calls", _US, _RETRY)
+
+    @property
+    def dealing_bytes(self) -> int:
+        """Bytes that a call keeps in memory while it deals slots: its messages, and a slot."""
+        return HELD + self._side.slot_bytes
 
     def handlers(self) -> dict[str, Method | Exchange]:
         """The methods for `wire.service.serve`."""
         roles = {"Session": self._session, "Offline": self._offline, "Online": self._online}
-        calls: dict[str, Method | Exchange] = {name: Exchange(self._call(role)) for name, role in roles.items()}
+        held = {"Offline": self.dealing_bytes}
+        calls: dict[str, Method | Exchange] = {
+            name: Exchange(self._call(role), held.get(name, HELD)) for name, role in roles.items()
+        }
         return {"Public": self._describe, **self._users.handlers(), **calls}
 
     def measure(self, registry: CollectorRegistry) -> None:
         """Have figures of sessions and slots among those of a program's metrics."""
 
-        def add(name: str, text: str, value: Callable[[list[Store]], int]) -> None:
-            Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(lambda: value(self._opened()))
+        def add(name: str, text: str, value: Callable[[], int]) -> None:
+            Gauge(f"hummingbird_gc_{name}", text, registry=registry).set_function(value)
 
-        add("sessions_open", "Clients' sessions in use since the start.", len)
-        add("slots_ready", "Their slots that are ready.", lambda stores: sum(len(store.ready) for store in stores))
-        add("slot_bytes", "Bytes of these slots.", lambda stores: sum(store.bytes for store in stores))
-
-    def _opened(self) -> list[Store]:
-        with self._lock:
-            return list(self._stores.values())
+        add("sessions", "Clients' sessions.", lambda: len(self._sessions))
+        add("slots_ready", "Their slots that are ready.", lambda: self._sessions.ready[0])
+        add("slot_bytes", "Bytes of these slots.", lambda: self._sessions.ready[1])
 
     def close(self) -> None:
         """Give the locks back; may be called twice."""
-        with self._lock:
-            for store in self._stores.values():
-                store.close()
-            self._stores.clear()
+        self._sessions.close()
         if self._locked >= 0:
             os.close(self._locked)
             self._locked = -1
@@ -95,82 +98,47 @@ class Service:
     def _call(
         self, role: Callable[[Link, str], None]
     ) -> Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]:
-        def admitted(link: Link, owner: str) -> None:
+        def admitted(link: Link, name: str | None) -> None:
             try:
-                role(link, owner)
+                role(link, name or "")
             except StoreError as error:  # without paths of this host
-                raise StoreError(error.what, where=_KEPT, hint=error.hint) from None
+                raise StoreError(error.what, where=WHERE, hint=error.hint) from None
             finally:
-                self._calls.release()
+                self._calls.leave(name)
 
         def method(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            if not self._calls.acquire(blocking=False):
-                raise OverloadError(f"{MAX_CALLS} calls are at work already", where=_US, retry_after=_RETRY)
-            owner = caller_name(context) or ""
-            yield from answered(lambda link: admitted(link, owner), requests, context, self._idle)
+            name = caller_name(context)
+            self._calls.enter(name)
+            yield from answered(lambda link: admitted(link, name), requests, context, self._idle)
 
         return method
 
     def _session(self, link: Link, owner: str) -> None:
-        with self._lock:
-            count = sum(path.is_dir() for path in self._folder.iterdir())
-        if count >= SESSIONS:
-            hint = "its operator removes folders of clients that are gone"
-            raise StoreError(f"the server has {count} sessions, its most", where=_KEPT, hint=hint)
-        store = set_up_model(link, self._plan.garbler, self.digest, self._folder, owner)
-        with self._lock:
-            self._stores[store.header.session] = store
+        make = lambda: set_up_model(link, self._plan.garbler, self.digest, self._folder, owner)  # noqa: E731
+        self._sessions.begin(owner, make)
 
     def _offline(self, link: Link, owner: str) -> None:
-        store, fields = self._open(link, owner)
-        store.discard_before(messages.number_of(fields, "first"))
-        self._side.prepare(link, store, self._check_room)
+        with self._opened(link, owner) as (store, fields):
+            store.discard_before(messages.number_of(fields, "first"))
+            self._side.prepare(link, store, lambda: self._sessions.room(owner, self._side.slot_bytes))
 
     def _online(self, link: Link, owner: str) -> None:
-        store, fields = self._open(link, owner)
-        slot, step, output = messages.number_of(fields, "slot"), self._plan.input, self._plan.output
-        if "ticket" not in fields:
+        with self._opened(link, owner) as (store, fields):
+            online = self._side.begin(link, store, messages.number_of(fields, "slot"))
+            if "ticket" in fields:
+                self._users.serve(link, fields, online.infer)
+                return
+            step, output = self._plan.input, self._plan.output
             given = link.receive("input", messages.words_bytes(step.count, step.ring))
             x = messages.unpack(given, step.shape, step.ring)
-            link.send("logits", messages.pack(self._side.infer(link, store, slot, x), output.ring))
-            return
-        try:
-            self._users.serve(link, fields, lambda x: self._side.infer(link, store, slot, x))
-        except HummingbirdError:
-            store.discard(slot)
-            raise
+            link.send("logits", messages.pack(online.infer(x), output.ring))
 
-    # Sessions ---------------------------------------------------------------------------------------------------------
-
-    def _open(self, link: Link, owner: str) -> tuple[Store, dict[str, Any]]:
+    @contextmanager
+    def _opened(self, link: Link, owner: str) -> Iterator[tuple[Store, dict[str, Any]]]:
         """The store that an opening names, which is this client's, and the opening's fields."""
         fields = messages.read_opening(link.receive_text("opening"), self.digest, _US, _THEM)
-        session = messages.text_of(fields, "session", messages.SESSION_BYTES)
-        with self._lock:
-            store = self._stores.get(session)
-            if store is None:
-                if not (self._folder / session).is_dir():
-                    hint = "is it the right server? Otherwise prepare again in another folder: a new session begins"
-                    raise StoreError(f"the server has no session {session[:8]}...", where=_KEPT, hint=hint)
-                store = Store(self._folder / session)
-                try:
-                    check_bound(store, "model", self.digest)
-                except BaseException:
-                    store.close()
-                    raise
-                self._stores[session] = store
-        check_owner(store, owner)
-        return store, fields
-
-    def _check_room(self) -> None:
-        """StoreError where another slot would take more than `disk`."""
-        if self._disk is None:
-            return
-        with self._lock:
-            taken = sum(store.bytes for store in self._stores.values())
-        if taken + self._side.slot_bytes > self._disk:
-            what = f"slots take {taken / 1e6:.1f} MB, another {self._side.slot_bytes / 1e6:.1f} is above the limit"
-            raise StoreError(what, where=_KEPT, hint="use slots that are ready, or have its operator allow more")
+        with self._sessions.use(messages.text_of(fields, "session", messages.SESSION_BYTES), owner) as store:
+            yield store, fields
 
 
 def _claim(folder: Path) -> tuple[int, bytes]:

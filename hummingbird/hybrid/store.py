@@ -220,6 +220,19 @@ def there_is(folder: Path) -> bool:
     return (folder / HEADER).is_file()
 
 
+def owner_of(folder: Path) -> str:
+    """The client that began the session of a folder, as `Header.owner`; empty where that cannot be read."""
+    try:
+        return _read_header(folder)[0].owner
+    except StoreError:
+        return ""
+
+
+def slots_of(folder: Path) -> list[int]:
+    """Sizes of the files of slots in a session's folder that is not open."""
+    return [path.stat().st_size for path in folder.glob(f"{SLOT}*")]
+
+
 def _mac(seed: bytes, purpose: str, number: int, data: bytes | memoryview) -> bytes:
     state = Poly1305(derive(seed, "store", purpose, number, size=32))
     state.update(data)

@@ -1,13 +1,15 @@
 """Users behind proxies, at the model's side: the proxy's call announces a ticket, its user brings the input.
 
 Only the user whom the proxy has sent has the ticket, so that nobody else can bring a slot's input. The input is X - r,
-or the image under encryption (switched.py), for which the user has brought a key before.
+or the image under encryption (switched.py), for which the user has brought a key before. Where keys are too many, who
+has brought the most loses the oldest of them.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,15 +23,19 @@ from hummingbird.hybrid.link import Link
 from hummingbird.hybrid.plan import Plan, reduced
 from hummingbird.hybrid.switched import KEYS_BYTES, Image, Keys
 from hummingbird.prg import new_seed
+from hummingbird.wire.gate import caller_name
 from hummingbird.wire.service import Method
 
 INPUTS = ("shares", "switched")
-MOST_KEYS = 256  # users' keys that are kept, 1.3 MB each; the oldest goes first
+MOST_KEYS = 256  # users' keys that are kept, 1.3 MB each
+USER_SECONDS = 30.0  # for a user who has its ticket to bring its input
 _US, _USER = "the model's side", "the user"
 
 
 class Users:
-    """All users of a server. digest: of the plan. idle: longest wait for a user, and of a user, seconds."""
+    """All users of a server. digest: of the plan. idle: longest wait of a user, seconds, and for one, where less than
+    `USER_SECONDS`.
+    """
 
     def __init__(self, plan: Plan, digest: str, idle: float) -> None:
         self._plan, self._digest, self._idle = plan, digest, idle
@@ -39,7 +45,7 @@ class Users:
             "switched": messages.TICKET_BYTES + self._image.up,
         }
         self._waiting: dict[str, _Meeting] = {}
-        self._keys: dict[str, Keys] = {}
+        self._keys: dict[str, tuple[str | None, Keys]] = {}  # with who has brought them, the oldest first
         self._lock = threading.Lock()
 
     def handlers(self) -> dict[str, Method]:
@@ -56,9 +62,10 @@ class Users:
         self._image.check()
         keys, name = Keys.from_bytes(rest), new_seed(messages.TICKET_BYTES)
         with self._lock:
-            self._keys[name.hex()] = keys
-            while len(self._keys) > MOST_KEYS:
-                del self._keys[next(iter(self._keys))]
+            self._keys[name.hex()] = caller_name(context), keys
+            if len(self._keys) > MOST_KEYS:
+                ((most, _),) = Counter(owner for owner, _ in self._keys.values()).most_common(1)
+                del self._keys[next(name for name, (owner, _) in self._keys.items() if owner == most)]
         return name
 
     def input(self, data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -76,7 +83,8 @@ class Users:
         return met.bring(body, self._idle)
 
     def serve(self, link: Link, fields: dict[str, Any], infer: Callable[[Tensor], Tensor]) -> None:
-        """Run the call of a proxy that waits for its user. infer: the share of the logits, from X - r.
+        """Run the call of a proxy that waits for its user. infer: the share of the logits, from X - r, with a slot that
+        is marked as used.
 
         Errors of `infer`, which the user hears of too; PeerError where no user comes.
         """
@@ -87,7 +95,7 @@ class Users:
         with self._expected(ticket, self._sizes[kind]) as met:
             link.send("done", messages.DONE)
             try:
-                data = met.brought(self._idle)
+                data = met.brought(min(self._idle, USER_SECONDS))
                 if kind == "switched":
                     x = self._switched(link, data)
                 else:
@@ -102,7 +110,7 @@ class Users:
         """X - r of a user's ciphertexts, by the proxy's help."""
         name, step = data[: messages.TICKET_BYTES].hex(), self._plan.input
         with self._lock:
-            keys = self._keys.get(name)
+            _, keys = self._keys.get(name, (None, None))
         if keys is None:
             raise StoreError("the server does not have this user's key", where=_US, hint="connect again")
         sent, rho = self._image.masked(keys, data[messages.TICKET_BYTES :])

@@ -8,7 +8,8 @@ what fits nowhere is dropped, at once or when it has waited for a keeper to deal
 hold delays nobody, and is dropped as soon as its client has had the time to send it to all.
 
 A drop, and another party's word that it holds the request, may cross on their way. So what was dropped stays dropped:
-such a word gets the same decision again, and makes no request complete that its party has refused already.
+such a word gets the same decision again, and makes no request complete that its party has refused already. Of drops
+the last 2^18 are remembered: many more than there can be while a word is on its way.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NamedTuple
 from hummingbird.errors import HummingbirdError, OverloadError, PeerError
 
 _KEPT = 600.0  # seconds for which a drop is remembered: as long as a request's deadline may be ahead
+_MOST_KEPT = 1 << 18  # drops
 _LOOK = 0.01  # seconds between two words of a lane on its room while a request waits for material
 
 
@@ -229,6 +231,7 @@ class Order:
             self._dropped.setdefault(decision.id, (now, decision))
             if held.complete:
                 self._ready.remove(decision.id)
+        self._forget(now)
         return out
 
     def _lacks_material(self, held: _Held, now: float) -> bool:
@@ -239,7 +242,7 @@ class Order:
     def _forget(self, now: float) -> None:
         while self._dropped:
             id = next(iter(self._dropped))
-            if now < self._dropped[id][0] + _KEPT:
+            if now < self._dropped[id][0] + _KEPT and len(self._dropped) <= _MOST_KEPT:
                 break
             del self._dropped[id]
 

@@ -32,6 +32,7 @@ _LOOK = 1.0  # seconds between looks at calls that stand still
 _RETRY = 1.0  # seconds after which a caller may try again
 BRIEF = 128  # brief calls at a time
 _BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # those of one name; seconds that they may be unread, or unsent
+_SHARE = 4  # one name may have this part of a service's own places
 _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
 
 
@@ -61,6 +62,55 @@ class Limits:
         for name, value in numbers.items():
             if not value > 0:
                 raise ConfigError(f"{name} is {value}", where="Limits", hint="more than 0")
+
+
+class Places:
+    """A service's own places, of which one name may have a part. Callers without a name, all alike, may have all.
+
+    unit: the callers' matter, as in "turns". where: the service, as errors name it. retry: seconds until another try.
+    """
+
+    def __init__(self, places: int, unit: str, where: str, retry: float) -> None:
+        self.places, self.most = places, max(1, places // _SHARE)
+        self._unit, self._where, self._retry = unit, where, retry
+        self._taken = 0
+        self._by_caller: Counter[str | None] = Counter()
+        self._late: list[tuple[float, str]] = []  # places that a name has back at a time
+        self._lock = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """Places that are taken."""
+        return self._taken
+
+    def enter(self, caller: str | None) -> None:
+        """Take a place, which must `leave`. OverloadError where none is free, or the caller has its part."""
+        with self._lock:
+            for late in [late for late in self._late if late[0] <= time.monotonic()]:
+                self._late.remove(late)
+                self._give_back(late[1])
+            if self._taken >= self.places:
+                what = f"{self.places} {self._unit} are at work or waiting already"
+                raise OverloadError(what, where=self._where, retry_after=self._retry)
+            if caller is not None and self._by_caller[caller] >= self.most:
+                what = f"{self.most} {self._unit} of yours are at work or waiting"
+                raise OverloadError(what, where=self._where, retry_after=self._retry)
+            self._taken += 1
+            self._by_caller[caller] += 1
+
+    def leave(self, caller: str | None, late: float = 0.0) -> None:
+        """Give a place back. late: seconds for which others have it, but its name does not."""
+        with self._lock:
+            self._taken -= 1
+            if late and caller is not None:
+                self._late.append((time.monotonic() + late, caller))
+            else:
+                self._give_back(caller)
+
+    def _give_back(self, caller: str | None) -> None:
+        self._by_caller[caller] -= 1
+        if not self._by_caller[caller]:  # names that are gone take no memory
+            del self._by_caller[caller]
 
 
 class Record(NamedTuple):

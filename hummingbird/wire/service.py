@@ -46,9 +46,14 @@ Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
 
 
 class Exchange(NamedTuple):
-    """A method of two streams: a generator function that reads the caller's messages while it yields its own."""
+    """A method of two streams: a generator function that reads the caller's messages while it yields its own, both of
+    at most `CHUNK` bytes.
+
+    held: bytes of messages that it keeps in memory at most.
+    """
 
     function: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+    held: int = _STREAM
 
 
 class Brief(NamedTuple):
@@ -207,8 +212,8 @@ def _handler(name: str, function: Method | Exchange | Brief, gate: Gate) -> grpc
 
     def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with gate.call(name, context) as call:
-            gate.hold(call, _STREAM)
-            request: Any = call.read(requests) if exchange else _message(name, call, requests, gate)
+            gate.hold(call, function.held if isinstance(function, Exchange) else _STREAM)
+            request: Any = _pieces(name, call, requests) if exchange else _message(name, call, requests, gate)
             for message in run(request, context):
                 call.sent += len(message)
                 with call.for_caller():
@@ -230,6 +235,14 @@ def _single(
             return message
 
     return answer
+
+
+def _pieces(name: str, call: Call, requests: Iterator[bytes]) -> Iterator[bytes]:
+    """The messages of an exchange's caller, which are small: a few of them are kept."""
+    for request in call.read(requests):
+        if len(request) > CHUNK:
+            raise InputError(f"a message of {len(request)} bytes", where=name, hint=f"at most {CHUNK} at a time")
+        yield request
 
 
 def _message(name: str, call: Call, requests: Iterator[bytes], gate: Gate) -> bytes:

@@ -137,7 +137,7 @@ def sides_of(garbler: str) -> Sides:
         fields = messages.read_opening(link.receive_text("opening"), DIGEST, "us", "them")
         messages.number_of(fields, "slot")
         given = link.receive("input", messages.words_bytes(step.count, step.ring))
-        share = at_model.infer(link, theirs, 0, messages.unpack(given, step.shape, step.ring))
+        share = at_model.begin(link, theirs, 0).infer(messages.unpack(given, step.shape, step.ring))
         link.send("logits", messages.pack(share, output.ring))
 
     converse("offline", lambda link: data.prepare(link, 1), offline)
@@ -213,7 +213,7 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
         return data + store._mac(seed, store.SLOT, 0, data)
 
     service = Service(made, root / "m")
-    context: Any = SimpleNamespace(is_active=lambda: True)
+    context: Any = _Nameless()
     step = made.plan.input
     user = bytes.fromhex(service.digest) + bytes(16 + messages.words_bytes(step.count, step.ring))
     secret = bfv.Secret.new()
@@ -235,6 +235,10 @@ def readers(root: Path) -> dict[str, tuple[list[bytes], Callable[[bytes], object
         "user's keys": ([keys], lambda data: service._users.keys(data, context)),
         "user's input": ([user], lambda data: service._users.input(data, context)),
     }
+
+
+class _Nameless:
+    """The context of a call whose caller has no name."""
 
 
 READERS = ["opening", "description", "ends", "header", "header, signed", "slot", "slot, signed", "ledger"]

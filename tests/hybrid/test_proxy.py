@@ -9,27 +9,36 @@ from typing import Any
 
 import pytest
 
-from hummingbird.errors import HummingbirdError, InputError, PeerError
+from hummingbird.errors import HummingbirdError, InputError, OverloadError, PeerError
+from hummingbird.he import bfv
 from hummingbird.hybrid import messages, prices
 from hummingbird.hybrid.client import Connection
 from hummingbird.hybrid.ends import ends, read_ends
+from hummingbird.hybrid.link import Link
 from hummingbird.hybrid.plan import Model
-from hummingbird.hybrid.proxy import Proxy
+from hummingbird.hybrid.proxy import MAX_USERS, Proxy
+from hummingbird.hybrid.switched import keys_of
 from hummingbird.hybrid.user import ProxiedNet
+from hummingbird.hybrid.users import MOST_KEYS
 from hummingbird.wire import service
+from hummingbird.wire.gate import Gate
+from hummingbird.wire.tokens import Tokens
 from tests.hybrid.test_arithmetic import images
 from tests.support.hybrid import close, model, serving
 from tests.support.patience import HANG, until
+from tests.support.services import asked, file_of
 
 
 @contextmanager
-def proxied(made: Model, folder: Path, slots: int = 2, **options: Any) -> Iterator[tuple[str, str, Proxy]]:
-    """Addresses of a server and a proxy, and the proxy."""
+def proxied(
+    made: Model, folder: Path, slots: int = 2, gate: Gate | None = None, **options: Any
+) -> Iterator[tuple[str, str, Proxy]]:
+    """Addresses of a server and a proxy, and the proxy, whose users pass `gate`."""
     with serving(made, folder / "m", **options) as (server, _):
         with Connection(server, folder / "p", timeout=HANG) as connection:
             offered = Proxy(connection, slots)
             address = f"unix:{server.removeprefix('unix:')}.proxy"
-            served = service.serve(offered.handlers(), address)
+            served = service.serve(offered.handlers(), address, gate=gate)
             try:
                 until(lambda: connection.ready == slots, "slots to be prepared")
                 yield server, address, offered
@@ -84,24 +93,14 @@ def test_users_send_encrypted_images(tmp_path: Path, garbler: str) -> None:
             ProxiedNet(server, address, input="plain")
 
 
-def slot_of(address: str, digest: str) -> bytes:
+def slot_of(address: str, digest: str, **caller: str) -> bytes:
     """A slot that a user asks for."""
-    channel = service.connect(address, timeout=HANG)
-    try:
-        return service.call(channel, "Slot", messages.opening(digest, input="shares"), timeout=HANG)
-    finally:
-        channel.close()
+    return asked(address, "Slot", messages.opening(digest, input="shares"), **caller)
 
 
 def bring(server: str, request: bytes) -> bytes:
     """A server's answer to a user's input."""
-    channel = service.connect(server, timeout=HANG)
-    try:
-        return service.call(channel, "Input", request, timeout=HANG)
-    except service.grpc.RpcError as error:
-        raise service.explain(error, "server") from None
-    finally:
-        channel.close()
+    return asked(server, "Input", request)
 
 
 def test_a_ticket_serves_once_and_only_for_this_net(tmp_path: Path) -> None:
@@ -130,7 +129,8 @@ def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path) -> None:
     with proxied(made, tmp_path, slots=1, idle=1.0) as (server, address, offered):
         connection = offered._connection
         slot = slot_of(address, connection.digest)
-        until(lambda: not list((tmp_path / "m").glob("*/slot-0000000")), "the slot to be burned")
+        until(lambda: offered._users.taken == 0, "the call to end")
+        assert not list((tmp_path / "m").glob("*/slot-0000000"))
         with pytest.raises(PeerError, match="no slot waits"):
             size = messages.words_bytes(made.plan.input.count, made.plan.input.ring)
             bring(server, bytes.fromhex(connection.digest) + slot[:16] + bytes(size))
@@ -160,3 +160,58 @@ def test_a_proxy_of_another_plan_is_refused(tmp_path: Path) -> None:
         net._digest = "00" * 32
         with pytest.raises(HummingbirdError, match="another net, windows or weights"):
             net(images(1).float())
+
+
+@pytest.mark.parametrize("kind", ["shares", "switched"])
+def test_the_model_s_side_marks_a_slot_as_used_before_it_sends_a_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sends, sent, made = Link.send, [], model()
+
+    def send(link: Link, name: str, data: Any) -> None:
+        if link.where == "the data's side":
+            lines = [path.read_bytes().splitlines() for path in (tmp_path / "m").glob("*/used")]
+            sent.append((name, sum(map(len, lines)) - len(lines)))
+        sends(link, name, data)
+
+    with proxied(made, tmp_path, slots=1) as (server, address, offered):
+        offered._ended.set()  # prepares no more
+        monkeypatch.setattr(Link, "send", send)
+        with ProxiedNet(server, address, input=kind, timeout=HANG) as net:
+            net(images(1).float())
+        assert [name for name, _ in sent][:2] == ["done", "switched" if kind == "switched" else "relu: bits"]
+        assert {used for _, used in sent} == {1}, sent
+
+
+def test_one_absent_user_does_not_hold_all_places(tmp_path: Path) -> None:
+    """It has two of them; when they are given up others have them, and that name has none for a while."""
+    made = model()
+    path, (alice, bob) = file_of(tmp_path, "alice", "bob")
+    options: dict[str, Any] = {"slots": MAX_USERS, "gate": Gate(tokens=Tokens(path)), "idle": 5.0}
+    with proxied(made, tmp_path, **options) as (_, address, offered):
+        digest = offered._connection.digest
+        for _ in range(2):
+            slot_of(address, digest, token=alice)
+        for _ in range(MAX_USERS):
+            with pytest.raises(OverloadError, match="2 users of yours"):
+                slot_of(address, digest, token=alice)
+        slot_of(address, digest, token=bob)
+        until(lambda: offered._users.taken == 0, "the places to be free")
+        with pytest.raises(OverloadError, match="2 users of yours"):
+            slot_of(address, digest, token=alice)
+        slot_of(address, digest, token=bob)
+
+
+def test_one_user_s_keys_are_in_nobody_else_s_way(tmp_path: Path) -> None:
+    made = model()
+    path, (alice, bob) = file_of(tmp_path, "alice", "bob")
+    with proxied(made, tmp_path) as (_, _, offered):
+        public, digest = offered._public, offered._connection.digest
+        keys = bytes.fromhex(digest) + keys_of(bfv.Secret.new(), public)
+    with serving(made, tmp_path / "m", gate=Gate(tokens=Tokens(path))) as (server, here):
+        mine = asked(server, "Keys", keys, token=bob).hex()
+        channel = service.connect(server, timeout=HANG, token=alice)
+        hers = [service.call(channel, "Keys", keys, timeout=HANG).hex() for _ in range(MOST_KEYS)]
+        channel.close()
+        known = here._users._keys
+        assert len(known) == MOST_KEYS and mine in known and hers[0] not in known and hers[1] in known

@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hummingbird.errors import HummingbirdError
 from hummingbird.hybrid.client import RemoteNet
 from hummingbird.hybrid.data_side import DataSide, Slot
 from hummingbird.hybrid.link import Link
-from hummingbird.hybrid.model_side import ModelSide
+from hummingbird.hybrid.model_side import ModelSide, Online
 from hummingbird.hybrid.service import Service
 from hummingbird.hybrid.store import Store
 from hummingbird.wire import service
@@ -39,7 +37,7 @@ def write(place: Path, line: str) -> None:
 def recorded(place: Path) -> None:
     """Have both sides write down every slot, before its first byte is sent."""
     data_deal, model_deal = DataSide._deal, ModelSide._deal
-    answer, infer = DataSide.answer, ModelSide.infer
+    answer, begin = DataSide.answer, ModelSide.begin
 
     def deal_at_data(self: DataSide, link: Link, secret: Any, slot: int) -> Any:
         write(place, f"dealt data {slot}")
@@ -53,13 +51,13 @@ def recorded(place: Path) -> None:
         write(place, f"used data {slot.number}")
         answer(self, link, slot)
 
-    def infer_at_model(self: ModelSide, link: Link, store: Store, slot: int, x: torch.Tensor) -> torch.Tensor:
-        share = infer(self, link, store, slot, x)
+    def begin_at_model(self: ModelSide, link: Link, store: Store, slot: int) -> Online:
+        online = begin(self, link, store, slot)
         write(place, f"used model {slot}")
-        return share
+        return online
 
     DataSide._deal, ModelSide._deal = deal_at_data, deal_at_model  # type: ignore[method-assign]
-    DataSide.answer, ModelSide.infer = answer_at_data, infer_at_model  # type: ignore[method-assign]
+    DataSide.answer, ModelSide.begin = answer_at_data, begin_at_model  # type: ignore[method-assign]
 
 
 def server(address: str, folder: Path, garbler: str) -> None:

@@ -150,6 +150,17 @@ def test_what_was_dropped_stays_dropped(monkeypatch: pytest.MonkeyPatch) -> None
     assert order.next(NEVER) == run([id]) and not order._dropped
 
 
+def test_of_what_was_dropped_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose requests have the shortest of deadlines cannot fill party 0's memory."""
+    monkeypatch.setattr("hummingbird.serving.order._MOST_KEPT", 3)
+    order, ids = Order(2, most=8, wait=NEVER), [os.urandom(16) for _ in range(9)]
+    for at in range(0, len(ids), 2):
+        for id in ids[at : at + 2]:
+            order.hold(0, id, claim(left=0.0))
+        assert len(order.next(NEVER)) == len(ids[at : at + 2])
+        assert list(order._dropped) == ids[: at + 2][-3:]
+
+
 def test_a_request_that_is_late_or_given_up_leaves_its_place() -> None:
     order = Order(2, most=3, wait=NEVER)
     held(order, 1)

@@ -135,6 +135,23 @@ def test_bytes_of_a_caller_are_bounded(tmp_path: Path) -> None:
         channel.close()
 
 
+def test_messages_of_a_stream_are_small(tmp_path: Path) -> None:
+    """A few of them are kept, and are counted as so many bytes of this size."""
+    echo = service.Exchange(lambda requests, context: requests)
+    with Front("test", ServiceConfig((f"unix:{tmp_path}/s",))) as front:
+        front.serve({"Each": echo})
+        channel = service.connect(f"unix:{tmp_path}/s", timeout=HANG)
+        for size in (service.CHUNK, service.CHUNK + 1):
+            answers = service.exchange(channel, "Each", iter([bytes(size)]), timeout=HANG)
+            if size == service.CHUNK:
+                assert list(answers) == [bytes(size)]
+                continue
+            with pytest.raises(grpc.RpcError) as caught:
+                list(answers)
+            assert f"a message of {size} bytes" in str(caught.value.details())
+        channel.close()
+
+
 def test_a_slow_reader_and_a_slow_sender_hold_up_nobody(tmp_path: Path) -> None:
     """More of both than there may be calls at work: each is cancelled after its time, others go on meanwhile."""
     address, ended = f"unix:{tmp_path}/s", threading.Semaphore(0)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from hummingbird.errors import OverloadError
+from hummingbird.wire.gate import Places
 
 RETRY = 5.0  # seconds after which a client that found no room may try again
-_SHARE = 4  # one caller may have this part of all calls
 
 
 class Room:
     """`places` for turns at work, and calls that wait for one: `calls` in all. Callers without a name are all alike."""
 
     def __init__(self, places: int, calls: int) -> None:
-        self.places, self._calls = places, calls
-        self._by_caller: Counter[str | None] = Counter()
+        self.places, self.calls = places, Places(calls, "turns", "he", RETRY)
         self._at_work: Counter[str | None] = Counter()
         self._waiting: list[Place] = []
         self.changed = threading.Condition()
@@ -35,15 +33,7 @@ class Room:
         """Come in with a call, which may `wait` for a place, and must `leave`. OverloadError where too many are here,
         or too many of one name.
         """
-        with self.changed:
-            if self._by_caller.total() >= self._calls:
-                raise OverloadError(
-                    f"{self._calls} turns are at work or waiting already", where="he", retry_after=RETRY
-                )
-            most = max(1, self._calls // _SHARE)
-            if caller is not None and self._by_caller[caller] >= most:
-                raise OverloadError(f"{most} turns of yours are at work or waiting", where="he", retry_after=RETRY)
-            self._by_caller[caller] += 1
+        self.calls.enter(caller)
         return Place(self, caller)
 
     def ask(self, place: Place) -> None:
@@ -58,11 +48,10 @@ class Room:
                 self._at_work[place.caller] -= 1
             elif place in self._waiting:
                 self._waiting.remove(place)
-            self._by_caller[place.caller] -= 1
-            for counts in (self._at_work, self._by_caller):  # names that are gone take no memory
-                if not counts[place.caller]:
-                    del counts[place.caller]
+            if not self._at_work[place.caller]:  # names that are gone take no memory
+                del self._at_work[place.caller]
             self._assign()
+        self.calls.leave(place.caller)
 
     def _assign(self) -> None:
         while self._waiting and self.at_work < self.places:

@@ -39,7 +39,7 @@ def test_who_has_the_fewest_at_work_is_next() -> None:
         place.leave()
     assert greedy[3].taken
     greedy[3].leave()
-    assert (room.at_work, room.waiting, len(room._by_caller), len(room._at_work)) == (0, 0, 0, 0)
+    assert (room.at_work, room.waiting, room.calls.taken, len(room._at_work)) == (0, 0, 0, 0)
 
 
 def test_one_caller_does_not_fill_the_house() -> None:
