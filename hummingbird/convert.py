@@ -20,6 +20,7 @@ from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError, Problem
 from hummingbird.graph import Step, whole
 from hummingbird.graph.at_hand import fingerprints
+from hummingbird.mpc import columns
 from hummingbird.mpc import session as sessions
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import BUILDERS, COMPARING, CUSTOM, PLAIN, bare, builder, check_rows
@@ -52,18 +53,22 @@ def validate_model(net: nn.Module, example: Any = None) -> list[Problem]:
 
     example: as for `convert_model`.
     """
-    return _problems(net, None, example)
+    return _problems(net, None, example, BitConfig())
 
 
-def _problems(net: nn.Module, owner: int | None, example: Any) -> list[Problem]:
+def _problems(net: nn.Module, owner: int | None, example: Any, config: BitConfig) -> list[Problem]:
     found = graph.problems(net, custom=tuple(CUSTOM), example=example, secret=owner is not None)
-    return found or _unpriced(net, owner, example)
+    return found or _unpriced(net, owner, example, config)
 
 
-def _unpriced(net: nn.Module, owner: int | None, example: Any) -> list[Problem]:
+def _unpriced(net: nn.Module, owner: int | None, example: Any, config: BitConfig) -> list[Problem]:
     """Steps without a private form or without values, and numbers that fixed point cannot hold."""
     steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     found = whole.rounded(steps)
+    if owner is None:
+        steps = columns.kept(steps)
+    elif not sessions.is_initialized() or sessions.current().rank == owner:
+        found += columns.lost(steps, config)
     for step in steps:
         if any(tensor.is_meta for tensor in _tensors(step)):
             hint = "net.to_empty(device='cpu'), then load_state_dict"
@@ -157,7 +162,7 @@ def build(
     owner = owner_of(weights)
     named(protocol)
     chosen = Aim.of(aim)
-    if problems := _problems(net, owner, example):
+    if problems := _problems(net, owner, example, config):
         raise ModelError(problems, hint="replace these layers, or teach them with register_converter")
     steps = graph.trace(net, custom=tuple(CUSTOM), example=example)
     if owner is not None and (public := [step.name for step in steps if step.op == "custom" and _tensors(step)]):
@@ -168,7 +173,7 @@ def build(
     check_rows(config, steps)
     if owner is None or (sessions.is_initialized() and sessions.current().rank == owner):
         config.check_use(lambda: fingerprints(net, steps, example, custom=tuple(CUSTOM)), protocol, parties)
-    order = Exchanged.of(steps, protocol)
+    order = Exchanged.of(steps, protocol, None if owner is None else config)
     plan = Planner(builder(protocol, order.windows(config), owner, chosen), protocol).plan(order.steps)
     facts = {
         "architecture": graph.fingerprint([bare(step) for step in steps], weights=False),

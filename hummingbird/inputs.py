@@ -11,13 +11,14 @@ from torch import Tensor
 from hummingbird import ring
 from hummingbird.errors import InputError
 
+MOST = 2.0**20  # the magnitude below which private inference is right (docs/limits.md)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
     """Ring elements, int64, of a real tensor, scale 2^16.
 
-    limit: the largest |x| allowed; None: what `ring.encode` takes. InputError for anything else.
+    limit: the largest |x| allowed, up to 2^30; None: 2^20, as in any net. InputError for anything else.
     """
     if not isinstance(x, Tensor):
         hint = "torch.as_tensor(x, dtype=torch.float32)"
@@ -30,6 +31,10 @@ def encoded(x: Any, where: str, limit: float | None = None) -> Tensor:
     if x.dtype not in _FLOATS:
         what = f"expected a floating-point tensor, got {x.dtype}"
         raise InputError(what, where=where, hint="call .float() first")
+    if limit is None and x.numel() and float(x.detach().abs().max()) > MOST:
+        what = "expected values below 2^20 in magnitude, got a larger one"
+        hint = "divide the column by a power of two, and multiply its weights by it"
+        raise InputError(what, where=where, hint=hint)
     return ring.encode(x, where=where, limit=limit)
 
 

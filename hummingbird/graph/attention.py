@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hummingbird.errors import InputError
@@ -229,6 +230,29 @@ def shown(size: int, others: int) -> Tensor:
 
 def _causal(a: dict[str, Any], x: Tensor) -> Tensor:
     return x + torch.zeros(x.shape[-2:], dtype=x.dtype).masked_fill(~shown(*x.shape[-2:]), HIDDEN).to(x.device)
+
+
+def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """Which places of logits are shown, in x's shape, bool; None where all are. mask: as the graph's function "hidden"
+    gives it.
+    """
+    found = [] if hidden is None else [~hidden]
+    if causal:
+        found.append(shown(*x.shape[-2:]))
+    if mask is not None:
+        found.append(mask > HIDDEN)
+    if not found or x.is_meta:
+        return None
+    every = found[0].to(x.device)
+    for other in found[1:]:
+        every = every & other.to(x.device)
+    return every.expand(x.shape)
+
+
+def softmax(a: dict[str, Any], x: Tensor, *mask: Tensor) -> Tensor:
+    """Softmax along a dimension; "causal", "hidden" and a mask say which places count (mpc/hiding.py)."""
+    places = shown_places(x, a.get("causal", False), a.get("hidden"), mask[0] if mask else None)
+    return F.softmax(x if places is None else x.masked_fill(~places, -torch.inf), a["dim"])
 
 
 OPS: dict[str, Callable[..., Any]] = {

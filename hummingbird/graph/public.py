@@ -197,7 +197,12 @@ def check_rows(numbers: Tensor, count: int) -> None:
 
 def _shared(attrs: dict[str, Any], value: Tensor, x: Tensor) -> Tensor:
     check_values(value)
-    return value.to(device=x.device, dtype=x.dtype)
+    return (shown_part(value) if attrs.get("shown") else value).to(device=x.device, dtype=x.dtype)
+
+
+def shown_part(mask: Tensor) -> Tensor:
+    """What a mask, as `hidden` gives it, adds to the logits that it shows."""
+    return mask.masked_fill(mask <= HIDDEN, 0)
 
 
 def check_values(value: Tensor) -> None:

@@ -338,6 +338,12 @@ def _packed(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Sha
     return where[0]
 
 
+def _softmax(a: dict[str, Any], where: list[Where], shapes: list[Shape], out: Shape) -> Where:
+    """A mask of each call is beside the logits, as the sum before it has found."""
+    axes = (-1, -2) if a.get("causal") else (a["dim"],)
+    return _apart(axis=lambda a, shape: axes)(a, where[:1], shapes[:1], out)
+
+
 def _normed(a: dict[str, Any], shape: Shape) -> Collection[int]:
     return range(-a["last"], 0) if a["last"] is not None else range(1, len(shape))
 
@@ -355,7 +361,8 @@ _RULES: dict[str, Rule] = {
     "prelu": _apart(axis=lambda a, shape: (min(1, len(shape) - 1),) if a["weight"].numel() > 1 else ()),
     "scale_last": _apart(axis=lambda a, shape: range(-a["scale"].dim(), 0)),
     "norm": _apart(axis=_normed),
-    **dict.fromkeys(("softmax", "log_softmax"), _apart(axis=lambda a, shape: (a["dim"],))),
+    "softmax": _softmax,
+    "log_softmax": _apart(axis=lambda a, shape: (a["dim"],)),
     "root_scale": _apart(axis=lambda a, shape: (-1,)),
     "causal": _apart(axis=lambda a, shape: (-1, -2)),
     "matmul": _matmul,

@@ -126,14 +126,14 @@ def _adaptive(*pools: Callable[..., Any]) -> Callable[[Attrs, Tensor], Tensor]:
     return apply
 
 
-def _along(function: Callable[[Attrs, Tensor], Tensor]) -> Callable[[Attrs, Tensor], Tensor]:
+def _along(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function along a dimension, which must be there: a lone number has none, although torch takes 0 for one."""
 
-    def apply(a: Attrs, x: Tensor) -> Tensor:
+    def apply(a: Attrs, x: Tensor, *mask: Tensor) -> Tensor:
         if not -x.dim() <= a["dim"] < x.dim():
             what = f"softmax or argmax along dimension {a['dim']} of a value of shape {tuple(x.shape)}"
             raise InputError(what, hint="keep the dimension that it goes along")
-        return function(a, x)
+        return function(a, x, *mask)
 
     return apply
 
@@ -214,7 +214,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "silu": lambda a, x: F.silu(x),
     "hardswish": lambda a, x: F.hardswish(x),
     "gelu": lambda a, x: F.gelu(x, approximate=a["approximate"]),
-    "softmax": _along(lambda a, x: F.softmax(x, a["dim"])),
+    "softmax": _along(attention.softmax),
     "log_softmax": _along(lambda a, x: F.log_softmax(x, a["dim"])),
     "argmax": _along(lambda a, x: x.argmax(a["dim"], a["keepdim"])),
     "max_pool": _max_pool,

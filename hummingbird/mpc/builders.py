@@ -16,6 +16,7 @@ from hummingbird.mpc import smooth, softmax_in_range, splines
 from hummingbird.mpc.aim import LATENCY, Aim
 from hummingbird.mpc.attention import Causal, Einsum, MatMul, RootScale
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.columns import Halved
 from hummingbird.mpc.constants import AddConstant, Constant, Pad, Scale
 from hummingbird.mpc.layer import FLOOR, Combine, Layer, Local
 from hummingbird.mpc.linear import Linear
@@ -87,19 +88,31 @@ def _conv(step: Step, comparison: Comparison, owner: int | None) -> Layer:
     transposed = step.op == "conv_transpose"
     names = ("stride", "padding", "dilation", *(("output_padding",) if transposed else ()))
     options = {name: [int(v) for v in a[name]] for name in names} | {"groups": int(a["groups"])}
-    return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner)
+    return Linear(f"{step.op}{len(a['stride'])}d", a["weight"], a["bias"], options, owner, **_inputs(step))
 
 
 def _linear(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner)
+    known = _inputs(step)
+    if "unscaled" in known:
+        known["unscaled"] = known["unscaled"].t()
+    return Linear("matmul", step.attrs["weight"].t().contiguous(), step.attrs["bias"], {}, owner, **known)
+
+
+def _inputs(step: Step) -> dict[str, Any]:
+    """What mpc/columns.py knows of the inputs of a layer with weights."""
+    return {name: step.attrs[name] for name in ("unscaled", "fraction") if name in step.attrs}
 
 
 def _affine(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner)
+    if "halved" in step.attrs:
+        return Halved(step.attrs["scale"], last=False)
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, **_inputs(step))
 
 
 def _scale_last(step: Step, comparison: Comparison, owner: int | None) -> Layer:
-    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True)
+    if "halved" in step.attrs:
+        return Halved(step.attrs["scale"], last=True)
+    return Linear("mul", step.attrs["scale"], step.attrs["shift"], {}, owner, last=True, **_inputs(step))
 
 
 def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
@@ -107,8 +120,10 @@ def _norm(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
 
 
 def _softmax(step: Step, comparison: Comparison, rows: Rows | None) -> Layer:
-    if rows is None or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
-        return Softmax(step.attrs["dim"], comparison, rows)
+    causal, hidden = step.attrs.get("causal", False), step.attrs.get("hidden")
+    masked = causal or hidden is not None or len(step.inputs) > 1
+    if rows is None or masked or comparison.drops or not comparison.looks_up or not softmax_in_range.serves(rows):
+        return Softmax(step.attrs["dim"], comparison, rows, causal, hidden)
     return SoftmaxInRange(step.attrs["dim"], comparison, rows)
 
 
@@ -137,7 +152,7 @@ def _mul(step: Step, comparison: Comparison, owner: int | None) -> Layer:
         return Multiply(comparison.takes_rounded_shares)
     factor, its = _constant(step), _owner(step, owner)
     if factor.numel() != 1 or its is not None:
-        return Linear("mul", factor, None, {}, its, last=True)
+        return Linear("mul", factor, None, {}, its, last=True, **_inputs(step))
     return Scale(float(factor))
 
 
@@ -256,7 +271,7 @@ BUILDERS: dict[str, Build] = {
     "pack": lambda step, comparison, owner: Combine(lambda xs: _bind(step)(tuple(xs)), "join the results"),
     "constant": lambda step, comparison, owner: Constant(_constant(step), owner),
     "pad": _pad,
-    "share_public": lambda step, comparison, owner: SharePublic(),
+    "share_public": lambda step, comparison, owner: SharePublic(step.attrs.get("shown", False)),
     "embedding": lambda step, comparison, owner: Embedding(step.attrs["weight"], owner),
     **dict.fromkeys(
         "flatten expand reshape permute transpose squeeze unsqueeze unflatten unbind chunk split".split(), _defined

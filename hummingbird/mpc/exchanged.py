@@ -1,5 +1,6 @@
 """A net's steps as its parties compute them: ReLUs behind max poolings (graph/exchange.py), and norms whose means are
-taken by the weights before them (graph/means.py).
+taken by the weights before them (graph/means.py); columns of small weights that are kept (mpc/columns.py);
+and softmaxes that know which places are hidden (mpc/hiding.py).
 
 A pooling that passes a ReLU compares values of both signs. The ReLU's window holds |x| < 2^(k - 1), less (N - 1) 2^m,
 and two such values differ by less than 2^k, less 2 (N - 1) 2^m: so k + 1 bits hold their difference, or k + 2 where the
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.graph import Step, centered, pools_first
+from hummingbird.mpc import columns, hiding
 from hummingbird.mpc.protocols.registry import named
 
 
@@ -27,10 +29,14 @@ class Exchanged(NamedTuple):
     passed: Mapping[str, Sequence[str]]
 
     @classmethod
-    def of(cls, steps: Sequence[Step], protocol: str) -> Exchanged:
-        """The steps for a protocol. "gmw" keeps the net's own: its pooling would have to rescale before it compares."""
+    def of(cls, steps: Sequence[Step], protocol: str, private: BitConfig | None = None) -> Exchanged:
+        """The steps for a protocol. "gmw" keeps the net's own: its pooling would have to rescale before it compares.
+
+        private: what the net is converted with if its weights are private, else None.
+        """
+        steps = hiding.hidden_left_out(columns.kept(steps) if private is None else columns.marked(steps, private))
         if not named(protocol).takes_rounded_shares:
-            return cls(list(steps), {})
+            return cls(steps, {})
         return cls(*pools_first(centered(steps)))
 
     def windows(self, config: BitConfig) -> BitConfig:

@@ -161,25 +161,33 @@ class Layer(nn.Module):
 
 
 class LocalRescale(Layer):
-    """x to scale 2^16 by rounding every share on its own: free, within N/2 units, and with that many valid bits less.
+    """x to scale 2^target by rounding every share on its own: free, within N/2 units, and with that many valid bits
+    less.
 
     The readers know: "masked" takes what is left of the ring and lifts it (protocols/comparison.py).
     """
 
     input_limit = 62
 
+    def __init__(self, target: int = SCALE) -> None:
+        super().__init__()
+        self.target = target
+
+    def out_scale(self, scales: Sequence[int]) -> int:
+        return self.target
+
     def valid(self, scales: Sequence[int], valid: Sequence[int]) -> int:
-        return valid[0] - (scales[0] - SCALE)
+        return valid[0] - (scales[0] - self.target)
 
     def needs(self, scales: Sequence[int], later: int) -> int:
-        return min(64, later + scales[0] - SCALE)
+        return min(64, later + scales[0] - self.target)
 
     def grain(self) -> int:
-        return max(0, self.given[0].grain - (self.given[0].scale - SCALE))
+        return max(0, self.given[0].grain - (self.given[0].scale - self.target))
 
     def forward(self, x: MPCTensor) -> MPCTensor:
-        shift = scale_of(x) - SCALE
-        return from_share((share_of(x) + (1 << shift >> 1)) >> shift)
+        shift = scale_of(x) - self.target
+        return from_share((share_of(x) + (1 << shift >> 1)) >> shift, self.target)
 
 
 class Lift(Layer):

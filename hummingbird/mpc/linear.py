@@ -30,6 +30,8 @@ class Linear(Layer):
     weight, bias: real tensors in torch's layout for the op ("matmul": (in, out); "mul": one factor per channel). The
         bias has one entry per output channel, which is dimension 1, or the last one for "matmul".
     last: for "mul", factors and bias are for the last dimensions, not for channels.
+    unscaled: the public weights, where `weight` has columns doubled for inputs that are halved (mpc/columns.py).
+    fraction: bits of fraction of private weights.
     owner: None for public weights, else the party whose weights they are: the others' values are ignored.
     Public: no communication. Private: `cost.fixed_product`, 1 round and as many bits per element of the input as are
     read of the result; the weights are opened masked once, by `PrivateNet.set_up`. InputError for weights too small for
@@ -49,11 +51,15 @@ class Linear(Layer):
         options: dict[str, Any],
         owner: int | None,
         last: bool = False,
+        unscaled: Tensor | None = None,
+        fraction: int = WEIGHT_SCALE,
     ) -> None:
         super().__init__()
         self.op, self.options, self.owner, self.last = op, options, owner, last
         # A result is a sum of products, and its bias: how large it is at most, if the weights are known.
-        self.growth = _growth(op, weight, options) if owner is None else None
+        self.unscaled = unscaled is not None
+        known = weight if unscaled is None else unscaled
+        self.growth = _growth(op, known, options) if owner is None else None
         self.steepness = _steepness(weight) if owner is None and op == "matmul" else None
         self.offset = ring.exponent_of(float(bias.abs().max())) if bias is not None and bias.numel() else None
         if owner is None:
@@ -61,7 +67,7 @@ class Linear(Layer):
             self._needed = ring.fraction(weight, room(self.bound([FLOOR])), where="weight")
             self.fraction = max(WEIGHT_SCALE, self._needed)
         else:
-            self.fraction = private_fraction(weight, owner)
+            self.fraction = private_fraction(weight, owner, fraction)
         self.weight = weight_of(ring.encode(weight, self.fraction, where="weight"), owner)
         self.register_buffer("bias", None if bias is None else ring.encode(bias, _BIAS_SCALE, where="bias"))
 
@@ -69,7 +75,7 @@ class Linear(Layer):
         """The layer with weights of `scale` bits of fraction, if it has more and they are public; or of as many more as
         round the largest one by 2^-10 of itself. What they were rounded to before is rounded, halves upwards.
         """
-        fraction = max(scale, self._needed) if self.owner is None else self.fraction
+        fraction = max(scale, self._needed) if self.owner is None and not self.unscaled else self.fraction
         if fraction >= self.fraction:
             return self
         assert isinstance(self.weight, PublicWeight)

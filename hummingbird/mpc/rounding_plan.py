@@ -31,6 +31,7 @@ from hummingbird.graph.steps import map_refs, refs
 from hummingbird.mpc import weighted_mean
 from hummingbird.mpc.activations import ReLU
 from hummingbird.mpc.attention import MatMul
+from hummingbird.mpc.columns import Halved
 from hummingbird.mpc.layer import FINER, FLOOR, MARGIN, MAX_SCALE, Given, Layer, Lift, Local, LocalRescale, held
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.net import PlanStep
@@ -260,11 +261,12 @@ class Planner:
             return now
         if isinstance(built.layer, Layer) and built.layer.lifts(now):
             return now
+        finest = built.limit if built.whole or isinstance(step.layer, Halved) else SCALE
         if form == "local":
-            scale = SCALE if step.scale > built.limit else step.scale
+            scale = finest if step.scale > built.limit else step.scale
             valid = step.valid - (step.scale - scale)
         else:
-            scale, valid = min(step.scale, built.limit if built.whole else SCALE), 64
+            scale, valid = min(step.scale, finest), 64
         return Given(scale, valid, max(0, step.grain - (step.scale - scale)), now.bound)
 
     def _inputs(self, step: Step, built: Built, form: str) -> Any:
@@ -281,7 +283,7 @@ class Planner:
             raise _Narrow(index)
         scale = wanted.scale
         if (index, form, scale) not in self._rescaled:
-            layer: Layer = LocalRescale()
+            layer: Layer = LocalRescale(scale)
             if form == "whole":
                 layer = Lift(step.scale + held(now.bound), scale)
             layer.given = (now,)

@@ -17,10 +17,10 @@ from hummingbird.wire import meter
 def cryptensor(x: Tensor | None = None, src: int = 0, limit: float | None = None) -> _crypten.MPCTensor:
     """Share party `src`'s tensor among all parties: a CrypTen tensor, scale 2^16.
 
-    x: real tensor at party `src`, of at most 8 dimensions, |x| < 2^30. Other parties give None, or a tensor whose
-        shape is checked.
+    x: real tensor at party `src`, of at most 8 dimensions. Other parties give None, or a tensor whose shape is checked.
     limit: the largest |x| that the windows were made for, such as a private net's `input_range`: party `src` shares
-        nothing that has a larger value.
+        nothing that has a larger value. None: 2^20, for which any net is right; a function of your own may be right for
+        up to 2^30.
     Sends the shape only, in 1 round: the shares come from seeds that neighbouring parties hold. Raises InputError and
     AgreementError.
     """

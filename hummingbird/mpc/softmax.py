@@ -11,9 +11,12 @@ from torch import Tensor
 
 from hummingbird.bits import BitWindow, Rows
 from hummingbird.errors import ConfigError, InputError
+from hummingbird.graph.attention import shown_places
 from hummingbird.mpc import softmax_tables, splines
+from hummingbird.mpc._crypten import MPCTensor, from_share, scale_of, share_of
 from hummingbird.mpc.arithmetic import Arithmetic
-from hummingbird.mpc.comparing import Comparing
+from hummingbird.mpc.comparing import Comparing, Shares
+from hummingbird.mpc.hiding import filled
 from hummingbird.mpc.layer import FLOOR, MARGIN
 from hummingbird.mpc.polynomials import EXP_AT
 from hummingbird.mpc.protocols.comparison import Comparison
@@ -27,6 +30,9 @@ class Softmax(Comparing):
     exp and 1/x are tables where the protocol looks up (softmax_tables.py), else splines. Both are made for the number
     of places along `dim`: what exp errs by stays below 2^-9 of the sum, which is at least 1, and 1/sum errs by 2^-9 of
     itself. InputError for more than 2^17 places.
+
+    causal, hidden: places that do not count, after a query, or true in a constant that broadcasts; a further input,
+    public in each call, says more (mpc/hiding.py). Masked places cost what others do.
     """
 
     input_limit = SCALE
@@ -34,9 +40,31 @@ class Softmax(Comparing):
     fraction = splines.RECIPROCAL_FRACTION
     opens_sum = False
 
-    def __init__(self, dim: int, comparison: Comparison, told: Rows | None = None) -> None:
+    hidden: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        comparison: Comparison,
+        told: Rows | None = None,
+        causal: bool = False,
+        hidden: Tensor | None = None,
+    ) -> None:
         super().__init__(comparison)
-        self.dim, self.told = dim, told
+        self.dim, self.told, self.causal = dim, told, causal
+        self.register_buffer("hidden", hidden)
+
+    def forward(self, x: MPCTensor, *mask: Tensor) -> MPCTensor:
+        share, scale = share_of(x), scale_of(x)
+        if self.comparison.drops:
+            return from_share(share, scale)
+        out = self.formula(Shares(self.session(), self.comparison, scale), share, *mask)
+        return from_share(out, SCALE + self.fraction)
+
+    def _shown(self, x: Tensor, mask: Sequence[Tensor]) -> Tensor | None:
+        """The places that count, with `dim` in front; None for all."""
+        places = shown_places(x, self.causal, self.hidden, mask[0] if mask else None)
+        return None if places is None else places.movedim(self.dim, 0)
 
     @property
     def _clamping(self) -> Comparison:
@@ -69,18 +97,19 @@ class Softmax(Comparing):
             return None  # a maximum that is rounded would take the sum below 1
         return softmax_tables.tables(length, self._missed(length), self.opens_sum)
 
-    def formula(self, n: Arithmetic, x: Tensor) -> Tensor:
-        below = self._below(n, x)
+    def formula(self, n: Arithmetic, x: Tensor, *mask: Tensor) -> Tensor:
+        shown = self._shown(x, mask)
+        below = self._below(n, x, shown)
         found = self.tables(len(below))
         if found is None:
-            exp = splines.evaluate(splines.exponential(len(below)), below, n)
+            exp = _counted(splines.evaluate(splines.exponential(len(below)), below, n), shown)
             # One opening for both, each element and the sum: a sum of what was rounded would err by more.
             numerator, total = n.cut(SCALE, exp, exp.sum(0), top=_top(len(exp), n.undecided))
             inverse = splines.evaluate(splines.reciprocal(len(exp)), total, n)
             (inverse,) = n.cut(SCALE, inverse)  # what is left tells numbers down to 1/length apart
             left = 0
         else:
-            exp, more = self._looked_up(n, below, found), found.exp.scale - SCALE
+            exp, more = _counted(self._looked_up(n, below, found), shown), found.exp.scale - SCALE
             total = exp.sum(0) - n.constant(found.middle, more)
             inverse = n.with_comparison(self.comparison, SCALE + more).polynomial(total, found.reciprocal, found.lifted)
             # One opening for both: 1/sum is moved up by what exp is cut by.
@@ -90,11 +119,12 @@ class Softmax(Comparing):
         out = n.product(numerator, inverse.unsqueeze(0), max(1, self.read - left))
         return n.times(out, 1 << left, left).movedim(0, self.dim).to(x.dtype)
 
-    def _below(self, n: Arithmetic, x: Tensor) -> Tensor:
+    def _below(self, n: Arithmetic, x: Tensor, shown: Tensor | None = None) -> Tensor:
         """x - max with `dim` in front."""
         values = n.precise(x, SCALE).movedim(self.dim, 0)
         if len(values) > splines.LONGEST:
             raise InputError(f"softmax over {len(values)} places", hint=f"at most {splines.LONGEST}")
+        values = filled(values, shown)
         return values - n.maximum(values)
 
     def _missed(self, length: int) -> float:
@@ -109,6 +139,10 @@ class Softmax(Comparing):
             y, _ = n.with_comparison(self._clamping, n.scale).above(below, ends)
             below = (y[0] - y[1] if missed else y[0]) + n.constant(softmax_tables.LOW)
         return n.polynomial(below + n.constant(EXP_AT), found.exp, found.bits)
+
+
+def _counted(exp: Tensor, shown: Tensor | None) -> Tensor:
+    return exp if shown is None else exp * shown.to(exp.dtype)
 
 
 def _top(length: int, undecided: float) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hummingbird import ring
-from hummingbird.graph.public import check_rows, check_values
+from hummingbird.graph.public import check_rows, check_values, shown_part
 from hummingbird.kernels.devices import put
 from hummingbird.mpc import sharing
 from hummingbird.mpc._crypten import MPCTensor, from_share
@@ -35,13 +35,21 @@ class _Public(Layer):
 
 
 class SharePublic(_Public):
-    """A public tensor of a call as a private one, scale 2^16. InputError for values from 2^20 on."""
+    """A public tensor of a call as a private one, scale 2^16. InputError for values from 2^20 on.
+
+    shown: it is a mask, and its shown part counts (mpc/hiding.py).
+    """
+
+    def __init__(self, shown: bool = False) -> None:
+        super().__init__()
+        self.shown = shown
 
     def bound(self, bounds: Sequence[int]) -> int:
         return FLOOR
 
     def forward(self, value: Tensor, x: MPCTensor) -> MPCTensor:
         check_values(value)
+        value = shown_part(value) if self.shown else value
         session = self.session()
         code = put(ring.encode(value.double()), session.device)
         return from_share(code if session.rank == 0 else torch.zeros_like(code))

@@ -1,7 +1,8 @@
 """A layer's weight, public or of one party: its bits of fraction, where it is kept, and products with it.
 
 Weights have 20 bits of fraction, and public ones more where they are small, or fewer before a coarse window
-(`Linear.coarser`); private ones have no number of their own, for it would tell how small they are.
+(`Linear.coarser`); private ones have no number of their own, for it would tell how small they are. Those that read the
+net's inputs have up to 26, as large inputs ask for them (mpc/columns.py).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from hummingbird.mpc.session import Session
 from hummingbird.ring import WEIGHT_SCALE
 
 
-def private_fraction(weight: Tensor, owner: int) -> int:
-    """Bits of fraction of a weight of party `owner`: 20. InputError, at its owner, if they are too few."""
+def private_fraction(weight: Tensor, owner: int, bits: int = WEIGHT_SCALE) -> int:
+    """`bits`, the bits of fraction of a weight of party `owner`; InputError, at its owner, if they are too few."""
     if not sessions.is_initialized() or sessions.current().rank == owner:
-        ring.fraction(weight, WEIGHT_SCALE, where="weight")
-    return WEIGHT_SCALE
+        ring.fraction(weight, bits, where="weight")
+    return bits
 
 
 class PublicWeight(nn.Module):

@@ -15,6 +15,7 @@ from hummingbird.bits import EXACT
 from hummingbird.graph import Step
 from hummingbird.mpc import builders
 from hummingbird.mpc.averaging import AdaptiveAvgPool, AvgPool, Mean
+from hummingbird.mpc.columns import WEIGHTS
 from hummingbird.mpc.constants import Scale
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
@@ -23,14 +24,6 @@ from hummingbird.mpc.protocols.gmw import Gmw
 from hummingbird.mpc.resizing import Resize
 
 After = Callable[[Tensor, Tensor], Tensor]  # (input of a step, its result) -> its result with rounded constants
-_WEIGHTS = {
-    "conv": "weight",
-    "conv_transpose": "weight",
-    "linear": "weight",
-    "affine": "scale",
-    "scale_last": "scale",
-    "mul": "value",
-}
 ALL_BITS: Mapping[str, int] = {}  # no weight has fewer bits than before exact comparisons
 _MEANS = frozenset({"avg_pool", "adaptive_avg_pool", "mean"})
 
@@ -46,8 +39,8 @@ def rounded_step(step: Step, scales: Mapping[str, int] = ALL_BITS) -> Step:
 
     scales: bits of fraction of the weights of some steps, fewer than they have before no window (`Linear.coarser`).
     """
-    name = _WEIGHTS.get(step.op)
-    if name is None or name not in step.attrs:
+    name = WEIGHTS.get(step.op)
+    if name is None or name not in step.attrs or "halved" in step.attrs:
         return step
     layer, value = _layer(step), step.attrs[name]
     if isinstance(layer, Scale):

@@ -258,7 +258,7 @@ class ExactTwin(nn.Module):
         return f"all parties in this process: protocol {self._protocol}, {self._parties} parties"
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
-        """The net's arguments, real, |x| < 2^30; float32 results. InputError for other values, and for shapes that the
+        """The net's arguments, real, |x| <= 2^20; float32 results. InputError for other values, and for shapes that the
         net cannot take.
         """
         steps = graph.trace(self.net, custom=tuple(builders.CUSTOM), example=self._example)

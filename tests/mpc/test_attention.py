@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hummingbird
+from hummingbird.bits import BitWindow
 from hummingbird.convert import build
 from hummingbird.errors import InputError, ModelError
 from tests.support.operations import Function
@@ -174,3 +175,57 @@ def test_torch_writes_nothing_when_an_example_has_its_one_batch(capfd: pytest.Ca
         build(Function(lambda x: x @ x).eval(), example=seeded(2, 3, 4))
     out, err = capfd.readouterr()
     assert not out and not err
+
+
+class Hiding(nn.Module):
+    """Attention with a mask of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.linear = kind, nn.Linear(8, 8)
+        shown = torch.ones(6, 6).tril().bool()
+        shown[4, 1] = False
+        self.register_buffer("shown", shown)
+        self.register_buffer("biased", torch.randn(6, 6) * 0.5 + torch.zeros(6, 6).masked_fill(~shown, -torch.inf))
+        self.register_buffer("large", torch.zeros(6, 6).masked_fill(~shown, -1e4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q = self.linear(x)
+        if self.kind == "written out":
+            return ((q @ x.transpose(1, 2)) / 3 + self.large).softmax(-1) @ x
+        masks = {"bool": self.shown, "float": self.biased, "public": mask}
+        if self.kind == "both":
+            causal = F.scaled_dot_product_attention(q, x, x, is_causal=True)
+            return causal + F.scaled_dot_product_attention(x, q, x, attn_mask=self.shown)
+        return F.scaled_dot_product_attention(q, x, x, masks.get(self.kind), is_causal=self.kind == "causal")
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("bits", [None, BitWindow(21, 0), BitWindow(21, 6)], ids=str)
+@pytest.mark.parametrize("kind", ["causal", "bool", "float", "public", "written out", "both"])
+def test_masks_in_windows(kind: str, bits: BitWindow | None, mode: str) -> None:
+    """What a mask hides leaves the softmax: windows that hold the logits are wide enough."""
+    torch.manual_seed(3)
+    net, x = Hiding(kind).eval(), torch.randn(3, 6, 8)
+    each = torch.ones(3, 6, 6).tril().bool()
+    each[1, :, 2], each[1, 2, 0] = False, True
+    given = (x, each) if kind == "public" else (x,)
+    with torch.no_grad():
+        twin = hummingbird.simulate(net, bits, mode=mode, seed=1, example=given if kind == "public" else None)
+        # 2^-7 of a weight, of up to six, as a softmax errs; two such results in "both"
+        assert float((twin(*given) - net(*given)).abs().max()) < 2.0**-7
+        if kind == "public":
+            each[2, 5, :5] = False
+            assert float((twin(*given) - net(*given)).abs().max()) < 2.0**-7
+
+
+def test_hidden_places_count_for_nothing() -> None:
+    """However large they are: beside logits of 500 a mask of -2^12 would do, beside 5,000 it would not."""
+    net = Hiding("bool").eval()
+    with torch.no_grad():
+        net.linear.weight.copy_(torch.eye(8) * 60)
+        net.linear.bias.zero_()
+    x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(4)) * 4
+    x[:, 5] *= 8
+    with torch.no_grad():
+        assert float((hummingbird.simulate(net, mode="exact", seed=1)(x) - net(x)).abs().max()) < 2.0**-4
