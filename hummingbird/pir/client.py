@@ -9,12 +9,13 @@ must be of one state: after an update that has reached one server only, the clie
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hummingbird.errors import AgreementError, ConfigError, InputError
+from hummingbird.errors import AgreementError, ConfigError, InputError, OverloadError, UnavailableError
 from hummingbird.kernels.lookups.dpf import PRFS
 from hummingbird.pir import dpf, integrity
 from hummingbird.pir.integrity import IntegrityError, Statement
@@ -25,6 +26,7 @@ from hummingbird.pir.table import DTYPES, Facts, State
 from hummingbird.wire.service import Tls
 
 _TRIES = 5
+_PAUSE = 0.2  # seconds until a server that is away is asked again
 _WORDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -36,8 +38,9 @@ class Client:
     and when, nothing else.
     tls: mutual TLS, needed for other hosts. tokens: instead of a certificate, one of each server's operator; TLS then
     takes its authority alone, `Tls(ca=...)`. decoder: `xor` or `sum`, the same rows. prf: `aes` or `chacha12`, what the
-    servers expand keys with. timeout: seconds for each message. owner: the table owner's public key; rows must carry
-    its signatures. identities: both servers' public keys, in their order; answers must carry their signatures.
+    servers expand keys with. timeout: seconds for each message; for as long a lookup is repeated, with new keys, while
+    a server is away or has no room. owner: the table owner's public key; rows must carry its signatures. identities:
+    both servers' public keys, in their order; answers must carry their signatures.
     Raises PeerError for a server that is down or late, AgreementError for servers that differ, TrustError for the same
     server twice; all name the server. InputError for keys that are none, or not two.
 
@@ -151,11 +154,18 @@ class Client:
 
     def _lookup(self, places: Tensor, numbers: Tensor) -> tuple[State, Tensor]:
         """State and records uint8 (n, record_bytes), checked, from one message each way."""
-        deadline = self._pair.deadline()
+        deadline, until = self._pair.deadline(), time.monotonic() + self._timeout
         while True:
             keys0, keys1, signs = dpf.generate(places, self.facts.rows, self._prf)
             queries = [pack_query(self._decoder, keys) for keys in (keys0, keys1)]
-            answers = self._pair.ask(queries)
+            try:
+                answers = self._pair.ask(queries)
+            except (OverloadError, UnavailableError) as error:
+                pause = error.retry_after if isinstance(error, OverloadError) else _PAUSE
+                if time.monotonic() + pause > until:
+                    raise
+                time.sleep(pause)
+                continue
             parts = self._pair.unpacked(answers, len(places))
             statements = [
                 Statement(party, query, answer, signed)

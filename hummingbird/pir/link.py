@@ -9,7 +9,14 @@ from typing import Protocol
 
 import grpc
 
-from hummingbird.errors import ConfigError, HummingbirdError, PeerError, TrustError
+from hummingbird.errors import (
+    ConfigError,
+    HummingbirdError,
+    OverloadError,
+    PeerError,
+    TrustError,
+    UnavailableError,
+)
 from hummingbird.wire import service
 from hummingbird.wire.refusal import explain
 from hummingbird.wire.service import Tls
@@ -127,7 +134,9 @@ def ask(links: Sequence[Link], messages: Sequence[bytes], method: str, where: st
             errors.append(error)
     if len(errors) == 2:
         what = "; ".join(f"{link.name}: {error.what}" for link, error in zip(links, errors, strict=True))
-        raise PeerError(f"neither server answers: {what}", where=where, hint=errors[0].hint)
+        passing = all(isinstance(error, (OverloadError, UnavailableError)) for error in errors)
+        kind = UnavailableError if passing else PeerError  # both may be back
+        raise kind(f"neither server answers: {what}", where=where, hint=errors[0].hint)
     if errors:
         raise errors[0]
     return answers

@@ -40,6 +40,7 @@ _STREAM = 8 * CHUNK  # bytes that the queues of an exchange hold at most, and th
 _HEALTH = "grpc.health.v1.Health"
 PREFIX = "/hummingbird/"  # of the names of methods
 PAUSE = 0.05  # seconds between attempts to reach a service
+_AGE_MS = 3_600_000  # of a connection: then its caller shows its certificate again
 _KEEPALIVE = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000)]
 
 Method = Callable[[bytes, grpc.ServicerContext], "bytes | Iterator[bytes]"]
@@ -96,6 +97,7 @@ def serve(
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ("grpc.server_handshake_timeout_ms", 20_000),
             ("grpc.max_allowed_incoming_connections", gate.limits.connections),
+            ("grpc.max_connection_age_ms", _AGE_MS),  # calls under way go on; the caller connects anew for others
             *_KEEPALIVE,
             *_messages(gate.limits.message),
         ],

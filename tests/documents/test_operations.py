@@ -80,3 +80,14 @@ def made_metrics(tmp_path: Path) -> set[str]:
 def test_every_metric_has_its_row(tmp_path: Path) -> None:
     shown = set(re.findall(r"hummingbird_\w+", text_of(PAGE)))
     assert shown and shown == made_metrics(tmp_path)
+
+
+def test_units_may_write_what_their_programs_write() -> None:
+    """With the rest of a unit as the page has it, where all of the disk is read-only."""
+    units = [unit for page in sorted(PAGE.parent.glob("*.md")) for unit in blocks(page, "ini")]
+    assert any("ProtectSystem=strict" in unit for unit in units)
+    writing = re.compile(r"--(?:out|store|journal|state|log) (/\S+)")
+    found = {(unit, path) for unit in units for path in writing.findall(unit)}
+    assert found
+    for unit, path in found:
+        assert re.search(rf"^ReadWritePaths=.*(?<!\S){re.escape(path)}(?!\S)", unit, re.MULTILINE), unit

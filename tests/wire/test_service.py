@@ -21,6 +21,7 @@ from hummingbird.wire.service import Tls
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, NEVER, until
+from tests.support.services import free_port
 
 
 def test_local_stand_in():
@@ -244,3 +245,35 @@ def test_threads_of_a_busy_moment_end_though_calls_go_on(monkeypatch: pytest.Mon
         return sum(thread.is_alive() for thread in there) <= 1
 
     until(one_left, "the threads to end")
+
+
+def test_old_connections_are_made_anew_and_no_call_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a caller whose certificate is no longer good does not stay for ever. A call that has begun goes on."""
+    monkeypatch.setattr(service, "_AGE_MS", 300)
+    peers, enough = list[str](), threading.Event()
+
+    def name(request: bytes, context: grpc.ServicerContext) -> bytes:
+        peers.append(context.peer())
+        return request
+
+    def slow(request: bytes, context: grpc.ServicerContext):
+        yield b"first"
+        enough.wait(HANG)
+        yield b"last"
+
+    address = f"127.0.0.1:{free_port()}"
+    server = service.serve({"Name": name, "Slow": slow}, address)
+    try:
+        with service.connect(address, timeout=HANG) as channel:
+            streamed = service.stream(channel, "Slow", b"", timeout=HANG)
+            assert next(streamed) == b"first"
+
+            def renewed() -> bool:
+                assert service.call(channel, "Name", b"x", timeout=HANG) == b"x"
+                return len(set(peers)) > 3
+
+            until(renewed, "four connections of one channel")
+            enough.set()
+            assert list(streamed) == [b"last"]
+    finally:
+        server.stop(0).wait()

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from hummingbird.errors import AgreementError, InputError, PeerError
+from hummingbird.errors import AgreementError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.kernels.lookups.dpf import LEAF_ROWS
 from hummingbird.pir import Client, Owner, PrivateEmbeddingBag, Server, Service, Source, dpf, local_servers, pair
 from hummingbird.pir.batching.batch_code import BatchCode
@@ -175,8 +175,39 @@ def test_a_slow_server_is_named(programs, slow):
         assert torch.equal(client.rows(torch.tensor([1])), TABLE[1:2])
 
 
+class Away:
+    """A server that is away for some calls, and overloaded for some."""
+
+    def __init__(self, server: Server, *errors: Exception) -> None:
+        self.name, self._server, self.errors, self.queries = server.name, server, list(errors), list[bytes]()
+
+    def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+        if method != "Answer":
+            return self._server.begin(message, method)
+        self.queries.append(message)
+        error = self.errors.pop(0) if self.errors else None
+
+        def failing() -> bytes:
+            assert error is not None
+            raise error
+
+        return self._server.begin(message, method) if error is None else failing
+
+
+def test_a_lookup_is_repeated_with_new_keys_where_servers_are_away():
+    gone, full = UnavailableError("this server is stopping"), OverloadError("no room", retry_after=0.1)
+    servers = [Away(Server(TABLE, party), *errors) for party, errors in enumerate(([gone, full, gone], [full, gone]))]
+    with contextlib.closing(Client(servers, timeout=HANG)) as client:
+        assert torch.equal(client.rows(torch.tensor([7])), TABLE[7:8])
+    for server in servers:
+        assert len(server.queries) == len(set(server.queries)) == 4  # neither sees one key twice
+    servers[1].errors = [PeerError("it is broken")]
+    with contextlib.closing(Client(servers, timeout=HANG)) as client, pytest.raises(PeerError, match="it is broken"):
+        client.rows(torch.tensor([7]))
+
+
 def test_the_end_and_a_death(programs):
-    with connected(programs) as client:
+    with contextlib.closing(Client([program.address for program in programs], timeout=10.0)) as client:
         out, errors = programs[0].stop()
         assert programs[0].process.returncode == 0 and errors == ""
         assert out.startswith("pir-server party 0: ") and "queries in" in out and "p99" in out
