@@ -4,6 +4,8 @@ hummingbird_serving_batches_total                     computed, by lane
 hummingbird_serving_images_total                      computed
 hummingbird_serving_padding_images_total              rows of a store's slots that were no client's
 hummingbird_serving_batch_images                      histogram of a batch's images
+hummingbird_serving_queue_seconds                     histogram, from a request's arrival to its batch
+hummingbird_serving_computing_seconds                 histogram, of its batch
 hummingbird_serving_waiting_requests                  at this party, without an outcome
 hummingbird_serving_slices_left                       of material in the stores of all lanes, if there are any
 hummingbird_serving_lives_total                       sessions that this process has had
@@ -15,6 +17,8 @@ import math
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from hummingbird.wire.metrics import SECONDS
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -36,6 +40,10 @@ class Figures:
         self._sizes = Histogram(
             "hummingbird_serving_batch_images", "Images of a batch.", buckets=_BUCKETS, registry=registry
         )
+        self._queued, self._computed = (
+            Histogram(f"hummingbird_serving_{name}_seconds", text, buckets=SECONDS, registry=registry)
+            for name, text in (("queue", "From a request's arrival to its batch."), ("computing", "Of its batch."))
+        )
         self._waiting = gauge("waiting_requests", "Requests without an outcome.")
         self._slices = gauge("slices_left", "Material in the stores of all lanes; NaN with a dealer.")
         self.forget()
@@ -48,6 +56,11 @@ class Figures:
     def forget(self) -> None:
         """Ask nobody: the party that was asked has left, and its net is not to be kept in memory."""
         self.watch(lambda: 0, lambda: math.nan)
+
+    def answered(self, queued: float, computed: float) -> None:
+        """A request that is answered: seconds until its batch, and in it."""
+        self._queued.observe(queued)
+        self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
         """A batch that is computed."""

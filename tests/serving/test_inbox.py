@@ -147,6 +147,18 @@ def test_one_client_cannot_use_up_all_ids(monkeypatch: pytest.MonkeyPatch) -> No
     kept.put(new_seed())
 
 
+def test_the_time_until_a_batch_is_told_from_the_time_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, now = Kept(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    run, dropped = kept.put(id := new_seed()), kept.put(other := new_seed())
+    now[0] = 103.0
+    kept.inbox.take(id)
+    now[0] = 108.0
+    kept.inbox.finish(id, b"answer")
+    kept.inbox.finish(other, PeerError("its client has left"))
+    assert (run.queued, run.computed, dropped.queued, dropped.computed) == (3.0, 5.0, 8.0, 0.0)
+
+
 def test_an_inbox_that_fails_refuses_what_waits_and_what_comes() -> None:
     kept, ids = Kept(), [new_seed(), new_seed()]
     waiting, answered = kept.put(ids[0]), kept.put(ids[1])
