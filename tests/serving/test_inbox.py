@@ -131,7 +131,7 @@ def test_answers_that_are_kept_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPa
 
 
 def test_bytes_of_answers_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of answers that were let go, and of those that were forgotten with their ids: later ones are kept as the first."""
+    """Later answers are kept as the first were, when some were let go, and others were forgotten with their ids."""
 
     def answered(count: int) -> list[bytes]:
         """Requests with 8 bytes of answer each, whose calls have left."""
