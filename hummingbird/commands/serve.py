@@ -34,8 +34,8 @@ each image by itself.
 
 Trust: as `infer`, with the data at the clients. Plain text stays on this host. With --tls-*, a party's certificate is
 for the common name party-RANK, and for the host name under which clients know it ({rank} is replaced in the files'
-names, and in --metrics); --tls-ca is the authority of all parties and clients, or of the parties alone where clients
-show tokens."""
+names, and in --metrics and --log); --tls-ca is the authority of all parties and clients, or of the parties alone where
+clients show tokens."""
 _EPILOG = """example, with my_net.py in the current folder, and a client beside it:
   python -m hummingbird run --parties 2 -- -m hummingbird serve --model my_net:net --weights net.pt --bits bits.json \\
       --input 3x32x32 --listen 127.0.0.1:910{rank}
@@ -74,8 +74,9 @@ def run(args: argparse.Namespace) -> None:
     for name in ("tls_cert", "tls_key", "tls_ca"):
         if getattr(args, name) is not None:
             setattr(args, name, Path(str(getattr(args, name)).replace("{rank}", str(place.party))))
-    if args.metrics is not None:
-        args.metrics = args.metrics.replace("{rank}", str(place.party))
+    for name in ("metrics", "log"):
+        if getattr(args, name) is not None:
+            setattr(args, name, getattr(args, name).replace("{rank}", str(place.party)))
     args.listen = [address_of(args.listen, place.party, place.parties)]
     elastic.refuse_dynamic(args.listen[0])
     config, options = service_of(args, MAX_BYTES), session_options(args)

@@ -183,21 +183,23 @@ class Client:
         rests = [0.0] * len(self._groups)  # until when a group is not asked again
         while True:
             at = min(range(len(rests)), key=lambda each: (rests[each], (each - self._at) % len(rests)))
-            if (rest := rests[at] - time.monotonic()) > 0:
-                await asyncio.sleep(rest)
+            if rests[at] > (now := time.monotonic()):
+                await asyncio.sleep(rests[at] - now)
             try:
                 joint = await self._join(at, deadline - time.monotonic())
                 out = await attempt(self._groups[at], joint, deadline - time.monotonic())
-            except UnavailableError as error:
-                self._groups[at].forget()
-                failure, rests[at] = error, time.monotonic() + pause
-                pause = min(2 * pause, _PAUSES[1])
-            except OverloadError as error:
-                failure, rests[at] = error, time.monotonic() + max(error.retry_after, _PAUSES[0])
+            except (UnavailableError, OverloadError) as error:
+                failure, rest = error, pause
+                if isinstance(error, OverloadError):
+                    rest = max(error.retry_after, _PAUSES[0])
+                else:
+                    self._groups[at].forget()
+                    pause = min(2 * pause, _PAUSES[1])
+                rests[at] = time.monotonic() + rest
             else:
                 self._at = at
                 return out
-            if min(rests) > deadline:
+            if max(time.monotonic(), min(rests)) > deadline:
                 raise failure
 
     async def _join(self, at: int, left: float) -> Joined:

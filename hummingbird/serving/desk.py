@@ -189,10 +189,9 @@ class OwnDesk:
             self._last.add(lane)
         requests = []
         for id, action, detail in decisions:
-            request = self.inbox.take(id)
             if action != Action.RUN:
                 self.inbox.finish(id, error_of(action, detail))
-            elif request is None:
+            elif (request := self.inbox.take(id)) is None:
                 what = f"party 0 orders a request that {self._name} does not hold"
                 raise AgreementError(what, where="serve", hint="all parties must run the same release")
             else:
@@ -206,7 +205,9 @@ class OwnDesk:
         if self._figures is not None:
             self._figures.batch(lane, images, padding)
         for id, answer in answers:
-            self.inbox.finish(id, answer)
+            entry = self.inbox.finish(id, answer)
+            if self._figures is not None and entry is not None:
+                self._figures.answered(entry.queued, entry.computed)
 
     def _look_at_stock(self) -> None:
         """See whether there is material in some lane's store, or has been a moment ago where a keeper deals more."""

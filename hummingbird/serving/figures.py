@@ -4,6 +4,8 @@ hummingbird_serving_batches_total                     computed, by lane
 hummingbird_serving_images_total                      computed
 hummingbird_serving_padding_images_total              rows of a store's slots that were no client's
 hummingbird_serving_batch_images                      histogram of a batch's images
+hummingbird_serving_queue_seconds                     histogram, from a request's arrival to its batch
+hummingbird_serving_computing_seconds                 histogram, of its batch
 hummingbird_serving_waiting_requests                  at this party, without an outcome
 hummingbird_serving_slices_left{store}                of material in the stores of all lanes, "dealt" or "kept" full
 hummingbird_serving_lives_total                       sessions that this process has had
@@ -14,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from hummingbird.wire.metrics import SECONDS
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -35,6 +39,10 @@ class Figures:
         self._sizes = Histogram(
             "hummingbird_serving_batch_images", "Images of a batch.", buckets=_BUCKETS, registry=registry
         )
+        self._queued, self._computed = (
+            Histogram(f"hummingbird_serving_{name}_seconds", text, buckets=SECONDS, registry=registry)
+            for name, text in (("queue", "From a request's arrival to its batch."), ("computing", "Of its batch."))
+        )
         self._waiting = gauge("waiting_requests", "Requests without an outcome.")
         name, text = "hummingbird_serving_slices_left", "Material in the stores of all lanes."
         self._slices = Gauge(name, text, ["store"], registry=registry)
@@ -50,6 +58,11 @@ class Figures:
     def forget(self) -> None:
         """Ask nobody: the party that was asked has left, and its net is not to be kept in memory."""
         self.watch(lambda: 0, lambda: 0, "")
+
+    def answered(self, queued: float, computed: float) -> None:
+        """A request that is answered: seconds until its batch, and in it."""
+        self._queued.observe(queued)
+        self._computed.observe(computed)
 
     def batch(self, lane: int, images: int, padding: int) -> None:
         """A batch that is computed."""

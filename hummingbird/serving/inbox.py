@@ -52,6 +52,19 @@ class Entry:
     outcome: bytes | HummingbirdError | None = None
     done: threading.Event = field(default_factory=threading.Event)
     waiters: int = 1  # calls that wait for the outcome
+    arrived: float = field(default_factory=lambda: time.monotonic())
+    taken: float | None = None  # when it was put into a batch
+    finished: float = 0.0
+
+    @property
+    def queued(self) -> float:
+        """Seconds until it was put into a batch, or dropped."""
+        return (self.finished if self.taken is None else self.taken) - self.arrived
+
+    @property
+    def computed(self) -> float:
+        """Seconds in its batch; 0 where it was dropped."""
+        return 0.0 if self.taken is None else self.finished - self.taken
 
 
 class Inbox:
@@ -121,7 +134,10 @@ class Inbox:
         """The request with this id, to be computed now; None if it is not here."""
         with self._lock:
             entry = self._entries.get(id)
-            return None if entry is None else entry.request
+            if entry is None or entry.request is None:
+                return None
+            entry.taken = time.monotonic()
+            return entry.request
 
     def finish(self, id: bytes, outcome: bytes | HummingbirdError) -> Entry | None:
         """Answer a request, or refuse it; None, and nothing done, if it has an outcome or is not here."""
@@ -129,7 +145,7 @@ class Inbox:
             entry = self._entries.get(id)
             if entry is None or entry.outcome is not None:
                 return None
-            entry.outcome, entry.request = outcome, None
+            entry.outcome, entry.request, entry.finished = outcome, None, time.monotonic()
             self._requests.take(entry.owner, -1)
             self._bytes.take(entry.owner, -entry.size)
             if isinstance(outcome, bytes):

@@ -10,6 +10,7 @@ as well.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from hummingbird.serving.plan import describe
 from hummingbird.serving.rows import Rows
 from hummingbird.serving.worker import Worker
 from hummingbird.wire.front import GRACE
-from hummingbird.wire.gate import caller_name
+from hummingbird.wire.gate import caller_name, note
 from hummingbird.wire.trust import Tls
 
 MAX_BATCH, MAX_WAIT = 64, 0.005
@@ -107,7 +108,8 @@ class Party:
         """This party's answer to its part of a request, once it is computed; the errors of `Request.read`,
         `Inbox.put`, and those with which party 0 drops a request.
         """
-        request = Request.read(message, self.service, self.rank)
+        request, began = Request.read(message, self.service, self.rank), time.monotonic()
+        note(context, request=request.id.hex())
         entry = self._desk.inbox.put(caller_name(context) or request.claim.hex(), message, request)
         if not context.add_callback(lambda: self._desk.left(request.id, entry)):  # the call has ended meanwhile
             self._desk.left(request.id, entry)
@@ -115,6 +117,8 @@ class Party:
         while not entry.done.wait(_LOOK):
             if not context.is_active():
                 return b""
+        if entry.arrived >= began:  # and is no repeat
+            note(context, queued_ms=round(1e3 * entry.queued, 3), computed_ms=round(1e3 * entry.computed, 3))
         if isinstance(entry.outcome, bytes):
             return entry.outcome
         assert entry.outcome is not None

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,7 @@ BRIEF = 128  # brief calls at a time
 _BRIEF_EACH, _BRIEF_STALL = 16, 10.0  # those of one name; seconds that they may be unread, or unsent
 _SHARE = 4  # one name may have this part of a service's own places
 _names: WeakKeyDictionary[grpc.ServicerContext, str | None] = WeakKeyDictionary()
+_notes: WeakKeyDictionary[grpc.ServicerContext, dict[str, object]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class Places:
 
 
 class Record(NamedTuple):
-    """A call that has ended. outcome: the name of its status. received, sent: bytes of messages."""
+    """A call that has ended. outcome: the name of its status. received, sent: bytes of messages. notes: of its method,
+    for the log.
+    """
 
     method: str
     client: str | None
@@ -122,6 +126,7 @@ class Record(NamedTuple):
     seconds: float
     received: int
     sent: int
+    notes: Mapping[str, object] = MappingProxyType({})
 
 
 class Call:
@@ -204,6 +209,7 @@ class Gate:
         The call counts, with the bytes that it holds, until its caller has taken the answer. brief: among brief calls.
         """
         call, outcome = Call(method, brief, context), "OK"
+        notes = _notes[context] = dict[str, object]()
         try:
             call.client = _names[context] = self._name(context)
             self._enter(call)
@@ -225,7 +231,7 @@ class Gate:
             raise refuse(error, context) from None
         finally:
             seconds = time.monotonic() - call.started
-            self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent))
+            self._ended(Record(method, call.client, outcome, seconds, call.received, call.sent, notes))
 
     def hold(self, call: Call, size: int) -> None:
         """Count bytes that a call keeps in memory until its end. OverloadError where its caller has too many."""
@@ -285,6 +291,11 @@ def certified_name(context: grpc.ServicerContext) -> str | None:
         return str(name.decode(errors="replace"))
     certificate = next(iter(known.get("x509_pem_cert", [])), None)
     return None if certificate is None else f"sha256:{hashlib.sha256(certificate).hexdigest()}"
+
+
+def note(context: grpc.ServicerContext, **fields: object) -> None:
+    """Add to what the log says of a call, in its method; never a value."""
+    _notes[context].update(fields)
 
 
 def caller_name(context: grpc.ServicerContext) -> str | None:

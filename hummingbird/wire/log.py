@@ -2,6 +2,8 @@
 
 {"time": "2026-01-31T12:00:00.123Z", "service": "he-server", "event": "call", "method": "Turn", "client": "alice",
  "outcome": "OK", "ms": 41.2, "in": 1048592, "out": 262144}
+
+A service adds fields of its own to its calls (`wire.gate.note`).
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Log:
             return
         client = None if record.client is None else record.client[:_NAME]
         what = {"method": record.method, "client": client, "outcome": record.outcome}
-        self.event("call", **what, ms=round(1e3 * record.seconds, 3), **{"in": record.received, "out": record.sent})
+        sizes = {"in": record.received, "out": record.sent}
+        self.event("call", **what, ms=round(1e3 * record.seconds, 3), **sizes, **record.notes)
 
     def _room_for_stranger(self) -> bool:
         now = int(time.monotonic())

@@ -29,7 +29,7 @@ from hummingbird.wire.gate import Record
 from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.trust import split
 
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # of histograms
 _WATCHED = ("INTERNAL", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED")  # outcomes of deploy/alerts.yaml
 _PATIENCE = 10.0  # seconds for one scrape
 
@@ -47,7 +47,7 @@ class Metrics:
             "hummingbird_request_duration_seconds",
             "Seconds from a call's beginning to its end.",
             ["method"],
-            buckets=_BUCKETS,
+            buckets=SECONDS,
             registry=self.registry,
         )
         self._bytes = Counter("hummingbird_message_bytes", "Bytes of messages.", ["direction"], registry=self.registry)

@@ -48,21 +48,23 @@ def test_mutual_tls_and_ids_by_certificate(tmp_path: Path) -> None:
         for wrong in (None, stranger):
             with pytest.raises(PeerError):
                 Client(addresses, tls=wrong, timeout=1.0)
-        with Client(addresses, tls=alice, timeout=HANG) as client, Client(addresses, tls=bob, timeout=HANG) as thief:
+        with Client(addresses, tls=alice, timeout=HANG) as client:
             deadline, id = int(1e3 * (time.time() + HANG)), new_seed()
             messages = [
                 Request(id, new_seed(), deadline, 2, body).to_bytes(known, rank)
                 for rank, body in enumerate(split(torch.zeros(2, 4, dtype=torch.int64), known.bits, 2))
             ]
-            asked = [
-                wire.begin(client._groups[0]._channels[rank], "Ask", message, timeout=HANG)
-                for rank, message in enumerate(messages)
-            ]
+            hers, his = (
+                [wire.connect(address, tls, timeout=HANG) for address in client.addresses] for tls in (alice, bob)
+            )
+            asked = [wire.begin(hers[rank], "Ask", message, timeout=HANG) for rank, message in enumerate(messages)]
             assert len({len(call.result()) for call in asked}) == 1
             for rank, message in enumerate(messages):  # with the claim of the first, in which nobody believes here
                 with pytest.raises(grpc.RpcError) as caught:
-                    wire.call(thief._groups[0]._channels[rank], "Ask", message, timeout=HANG)
+                    wire.call(his[rank], "Ask", message, timeout=HANG)
                 assert "belongs to another client" in str(caught.value.details())
+            for channel in (*hers, *his):
+                channel.close()
         for process in processes:
             process.terminate()
         assert served(finish(processes)) == (4, 2)

@@ -130,6 +130,34 @@ def test_answers_that_are_kept_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPa
     assert kept.put(ids[3]).outcome == b"all the 20 there are" and len(kept.inbox._entries) == 1
 
 
+def test_bytes_of_answers_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later answers are kept as the first were, when some were let go, and others were forgotten with their ids."""
+
+    def answered(count: int) -> list[bytes]:
+        """Requests with 8 bytes of answer each, whose calls have left."""
+        ids = [new_seed() for _ in range(count)]
+        for id in ids:
+            entry = kept.put(id, seconds=10.0)
+            kept.inbox.finish(id, b"8 octets")
+            kept.inbox.leave(entry)
+        return ids
+
+    def there(ids: list[bytes]) -> list[bool]:
+        found = []
+        for id in ids:
+            entry = kept.put(id, seconds=10.0)
+            found.append(entry.outcome == b"8 octets")
+            kept.inbox.leave(entry)
+        return found
+
+    kept, now = Kept(answer_bytes=24), [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert there(answered(9)) == [False] * 6 + [True] * 3  # six were let go
+    for _ in range(3):
+        now[0] += 100.0
+        assert there(answered(3)) == [True] * 3  # those before are forgotten
+
+
 def test_one_client_cannot_use_up_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that is dropped at once leaves an id for ten minutes: so many of one client would keep others out."""
     kept = Kept(ids=5, ids_each=2)
@@ -145,6 +173,18 @@ def test_one_client_cannot_use_up_all_ids(monkeypatch: pytest.MonkeyPatch) -> No
     later = time.monotonic() + 100
     monkeypatch.setattr(time, "monotonic", lambda: later)
     kept.put(new_seed())
+
+
+def test_the_time_until_a_batch_is_told_from_the_time_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, now = Kept(), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    run, dropped = kept.put(id := new_seed()), kept.put(other := new_seed())
+    now[0] = 103.0
+    kept.inbox.take(id)
+    now[0] = 108.0
+    kept.inbox.finish(id, b"answer")
+    kept.inbox.finish(other, PeerError("its client has left"))
+    assert (run.queued, run.computed, dropped.queued, dropped.computed) == (3.0, 5.0, 8.0, 0.0)
 
 
 def test_an_inbox_that_fails_refuses_what_waits_and_what_comes() -> None:

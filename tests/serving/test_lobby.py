@@ -193,3 +193,36 @@ def test_a_silent_lane_0_is_named() -> None:
     mine, other = socket.socketpair()
     with mine, other, pytest.raises(PeerError, match=r"party 0, lane 0 sent or took nothing for 0.05 s"):
         Link(mine, "party 0, lane 1", "party 0, lane 0", 0.05).receive()
+
+
+def test_a_desk_knows_whether_there_is_material(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the stores of all lanes together; where a keeper deals more, a moment without is none without."""
+    (control,), (session,) = channels(1), sessions(1)
+    told, now = list[bool](), [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    desk = OwnDesk(
+        SERVICE,
+        dataclasses.replace(session, lanes=2),
+        control,
+        wait=0.0,
+        beat=NEVER,
+        restocked=lambda: told.append(desk.stocked),
+    )
+    try:
+        desk.slots = [2, 1]
+        for lane, slots in ((0, 0), (1, 0), (1, 3), (0, math.nan)):
+            desk.take(lane, [], False, slots)
+        assert told == [False, True]
+        desk._patience = 1.0  # as with a kept store
+        for slots, seconds in ((0, 0.9), (1, 0.9), (0, 0.9), (0, 0.05), (2, 0.0)):
+            desk.slots[0] = 0
+            desk.take(1, [], False, slots)
+            now[0] += seconds
+        assert told == [False, True]
+        desk.take(1, [], False, 0)
+        now[0] += 1.5
+        desk.take(1, [], False, 0)
+        desk.take(1, [], False, 1)
+        assert told == [False, True, False, True]
+    finally:
+        desk.close()

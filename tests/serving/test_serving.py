@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
@@ -21,7 +23,7 @@ from hummingbird.prg import new_seed
 from hummingbird.serving.client import Client
 from hummingbird.serving.message import Request, joined, split
 from models import get_model
-from tests.support.patience import HANG, NEVER, PROGRAM
+from tests.support.patience import HANG, NEVER, PROGRAM, until
 from tests.support.serving import DIGITS, Foreign, Service, served
 
 
@@ -38,9 +40,15 @@ def digits(count: int) -> tuple[Tensor, Tensor]:
 CLOSE = 0.01  # exact comparisons: what is left is rounding to 2^-16, a few hundred units in a net of this depth
 
 
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
 @pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["one lane", "two lanes"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    with Service(*DIGITS, "--max-batch", "6", "--window", "28:0", lanes=request.param) as opened:
+def service(request: pytest.FixtureRequest, logs: Path) -> Iterator[Service]:
+    options = ["--max-batch", "6", "--window", "28:0", "--log", f"{logs}/{{rank}}.log"]
+    with Service(*DIGITS, *options, lanes=request.param) as opened:
         yield opened
         images, batches = served(opened.stop())
         assert images > batches > 0  # some were computed together
@@ -68,6 +76,32 @@ def test_answers_are_those_of_the_net(service: Service) -> None:
         )
         assert known.bits < 64 and client.sent_bytes == 3 * 2 * 64 + 3 * 16 + 15 * 64 * known.bits // 8
         assert (asyncio.run(client.ask(images[:1])) - expected[:1]).abs().max() < CLOSE
+
+
+def test_the_parties_logs_can_be_joined_by_request(service: Service, logs: Path, foreign: Foreign) -> None:
+    """And tell the time until a request's batch from the time in it; of a repeat, which waits for none, they do not."""
+    images, _ = digits(2)
+    good, id = foreign.messages(images), new_seed()
+    messages = [replace(Request.read(part, foreign.service, rank), id=id) for rank, part in enumerate(good)]
+    parts = [message.to_bytes(foreign.service, rank) for rank, message in enumerate(messages)]
+    half = foreign.begin([parts[0]])  # party 1's part comes later
+    time.sleep(0.2)
+    for call in [*half, *foreign.begin([None, parts[1]])]:
+        call.result()
+    for call in foreign.begin(parts):
+        call.result()
+
+    def lines(rank: int) -> list[dict[str, object]]:
+        read = map(json.loads, (logs / f"{rank}.log").read_text().splitlines())
+        return [line for line in read if line.get("request") == id.hex()]
+
+    until(lambda: all(len(lines(rank)) == 2 for rank in range(2)), "the lines of a request")
+    for rank, least in enumerate((200.0, 0.0)):
+        first, again = lines(rank)
+        queued, computed = float(first["queued_ms"]), float(first["computed_ms"])  # type: ignore[arg-type]
+        assert first["outcome"] == "OK" and queued >= least and computed > 0
+        assert queued + computed <= float(first["ms"])  # type: ignore[arg-type]
+        assert again["outcome"] == "OK" and "queued_ms" not in again
 
 
 def test_a_patient_client_is_answered_too(service: Service) -> None:
