@@ -13,7 +13,7 @@ from torch import nn
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu
-from hummingbird.errors import ConfigError, InputError
+from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.at_hand import settled
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import CUSTOM, MOVES
@@ -157,8 +157,8 @@ def estimate(
             raise ConfigError(f"{value!r} {what}", where=what, hint=f"an integer from {least}")
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
-        hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32)"
-        raise InputError(f"{shape!r} is no shape of a batch", where="shape", hint=hint)
+        hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32), or tuple(images.shape)"
+        raise InputError(f"{shown(shape)} is no shape of a batch", where="shape", hint=hint)
     net = settled(net, torch.empty(sizes), any_batch=False, custom=tuple(CUSTOM))
     aims = ["latency", str(Aim("throughput", bandwidth / dealer_bandwidth))]
     aim = aims[0] if aim is None else aim
