@@ -55,12 +55,13 @@ $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "error: Python 3.10 or newer is needed, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)" >&2; \
 	    echo "hint: make PYTHON=python3.12 (or the path of another interpreter)" >&2; exit 1; }
-	@echo "Setting up .venv (first run only, about two minutes) ..."
+	@echo "Setting up .venv (first run only, about two minutes; some 3 GB) ..."
 	@$(PYTHON) -m venv .venv || { echo "hint: on Debian and Ubuntu, apt install python3-venv" >&2; exit 1; }
-	@$(VENV) -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@$(VENV) -m pip install --disable-pip-version-check --editable '.[test]'
 	@rm -f .venv/.ready-*
 	@touch $@
 
 $(NATIVE): $(wildcard hummingbird/kernels/cpu/csrc/*) setup.py | $(READY)
+	@echo "Building the kernels in C++ (about a minute) ..."
 	@$(VENV) setup.py --quiet build_ext --inplace
 	@mkdir -p build && touch $@

@@ -40,6 +40,7 @@ setup(
     include_package_data=False,
     package_data={"hummingbird.kernels.gpu": ["sizes.json"], "hummingbird.capacity": ["profiles/asplos23.json"]},
     ext_modules=[NATIVE],
+    entry_points={"console_scripts": ["hummingbird = hummingbird.__main__:main"]},
     # crypten 0.4.1 asks for the retired package `sklearn`: set SKLEARN_ALLOW_DEPRECATED_SKLEARN_PACKAGE_INSTALL=True
     # when installing with plain pip (the Makefile does).
     install_requires=[

@@ -1,4 +1,6 @@
-"""The commands: python -m hummingbird COMMAND. Each is the module of its name in hummingbird/commands."""
+"""The commands: python -m hummingbird COMMAND, or hummingbird COMMAND once the package is installed. Each is the module
+of its name in hummingbird/commands.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,20 @@ COMMANDS = (
 )
 
 
+class _OneLineEach(argparse.HelpFormatter):
+    """Help in which each command has a line: its name, and what it does."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=20, width=120)
+        self._action_max_length = 14  # without the indentation, which argparse forgets
+
+
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The command line with these commands. Only their modules are imported: a dealer needs no CrypTen."""
     top = argparse.ArgumentParser(
-        prog="python -m hummingbird", description="Private inference of PyTorch nets between servers."
+        prog="python -m hummingbird",
+        description="Private inference of PyTorch nets between servers.",
+        formatter_class=_OneLineEach,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in names:
@@ -30,8 +42,11 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; errors are two lines, what and hint, and Ctrl-C one."""
+    """Run one command, or list them all; errors are two lines, what and hint, and Ctrl-C one."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser().print_help()
+        return 0
     args = parser(words[:1] if words[:1] and words[0] in COMMANDS else COMMANDS).parse_args(words)
     args.words = words
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -333,10 +334,23 @@ class BitConfig:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"cannot read the bit configuration: {error.strerror}", where=str(path)) from None
+            what = f"cannot read the bit configuration: {error.strerror}"
+            raise ConfigError(what, where=str(path), hint=_instead_of(str(path))) from None
         except UnicodeDecodeError:
             raise ConfigError("not a JSON file: it is not text in UTF-8", where=str(path)) from None
         return cls.from_json(text, where=str(path))
+
+
+def _instead_of(path: str) -> str:
+    """What to write where a budget, a window, or a file that is not there was given as a file of windows."""
+    if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
+        return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
+            f"find-bits --budget {path} --out bits.json; then give bits.json"
+        )
+    if window := re.fullmatch(r"\[?(\d+):(\d+)\)?", path):
+        k, m = window.groups()
+        return f"one window for all layers is hummingbird.BitWindow({k}, {m}), or --window {k}:{m} of a command"
+    return "a file that prepare, find-bits or BitConfig.save has written; is the path right, and may this user read it?"
 
 
 def _window(value: Any, known: set[str], where: str) -> BitWindow:

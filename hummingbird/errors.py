@@ -5,8 +5,9 @@ Every message reads `what (at where)`, then a line `hint: ...`, so that it can b
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class HummingbirdError(Exception):
@@ -20,6 +21,17 @@ class HummingbirdError(Exception):
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         self.what, self.where, self.hint = what, where, hint
         super().__init__(what + (f" (at {where})" if where else "") + (f"\nhint: {hint}" if hint else ""))
+
+
+def shown(value: Any) -> str:
+    """A value in the text of an error: in short, and of tensors the shape alone, for their numbers may be private."""
+    if (shape := getattr(value, "shape", None)) is not None:
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    if isinstance(value, Sequence) and any(hasattr(part, "shape") for part in value):
+        return (
+            f"a {type(value).__name__} with a {next(type(part).__name__ for part in value if hasattr(part, 'shape'))}"
+        )
+    return reprlib.repr(value)
 
 
 class Problem(NamedTuple):

@@ -14,7 +14,7 @@ from torch import nn
 from hummingbird import convert
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.cost import FREE, ROUND_BITS, TABLE_BITS, Cost, crypten_shipped_relu
-from hummingbird.errors import ConfigError, InputError
+from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.graph.at_hand import batch_of, saved, settled
 from hummingbird.mpc.aim import Aim
 from hummingbird.mpc.builders import CUSTOM, MOVES
@@ -189,9 +189,9 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
         return sizes  # public inputs alone are (batch, 0)
-    got = f"a {type(shape).__name__} of shape {tuple(shape.shape)}" if isinstance(shape, torch.Tensor) else repr(shape)
-    hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32); inputs themselves as example="
-    raise InputError(f"{got} is no shape of a batch", where="shape", hint=hint)
+    hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32), or tuple(images.shape); inputs themselves "
+    hint += "as example="
+    raise InputError(f"{shown(shape)} is no shape of a batch", where="shape", hint=hint)
 
 
 def _beside(layers: Sequence[PlannedCost], parties: int) -> dict[str, Cost]:

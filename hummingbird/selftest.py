@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import nn
 
 import hummingbird
-from hummingbird.errors import HummingbirdError
-from hummingbird.mpc import launch
 
 TOLERANCE = 0.01  # three layers of 2^-16 rounding on logits of order one stay far below
 
@@ -22,8 +18,8 @@ def net() -> nn.Module:
     ).eval()
 
 
-def main() -> int:
-    session = hummingbird.init()
+def party(session: hummingbird.Session) -> tuple[str, bool]:
+    """What one party says, and whether something is wrong; called by `hummingbird.launch`."""
     plain = net()
     images = torch.rand(4, 1, 8, 8)
     with hummingbird.meter() as m:
@@ -31,23 +27,10 @@ def main() -> int:
         logits = private(hummingbird.cryptensor(images if session.rank == 0 else None, src=0)).get_plain_text(dst=0)
     wrong = [row.layer for row in m.rows.values() if row.kind and row.bits_sent != row.bits_predicted]
     if wrong:
-        print(f"bits sent differ from the prediction at {wrong}")
-        return 1
-    if session.rank == 0:
-        with torch.no_grad():
-            error = float((logits - plain(images)).abs().max())
-        print(
-            f"largest logit error {error:.1e}, {m.total.rounds} rounds, {m.total.bits_sent / 8e3:.1f} kB, as predicted"
-        )
-        return int(error > TOLERANCE)
-    return 0
-
-
-if __name__ == "__main__":
-    try:
-        code = main()
-    except HummingbirdError as error:
-        launch.abort(error)
-        print(f"error: {error}")
-        code = 1
-    sys.exit(code)
+        return f"party {session.rank}: bits sent differ from the prediction at {wrong}", True
+    if session.rank:
+        return "", False
+    with torch.no_grad():
+        error = float((logits - plain(images)).abs().max())
+    sent = f"{m.total.rounds} rounds, {m.total.bits_sent / 8e3:.1f} kB, as predicted"
+    return f"party 0: largest logit error {error:.1e}, {sent}", error > TOLERANCE

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hummingbird
+from hummingbird import he, hybrid
 from hummingbird.__main__ import main
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.convert import build
@@ -18,6 +19,7 @@ from hummingbird.cost import FREE, crypten_shipped_relu
 from hummingbird.errors import ConfigError, InputError, ModelError
 from hummingbird.mpc.builders import MOVES
 from hummingbird.report import CRYPTEN
+from hummingbird.serving.plan import shapes_of
 from models import get_model
 
 NET = get_model("digits", 10)
@@ -84,6 +86,26 @@ def test_bad_input_is_refused_by_name(options: dict[str, Any], kind: type[Except
     with pytest.raises(kind) as caught:
         hummingbird.estimate(**{"net": NET, "shape": SHAPE, **options})
     assert caught.value.where == where  # type: ignore[attr-defined]
+
+
+def test_no_number_of_a_tensor_is_printed() -> None:
+    """Who gives images in place of their shape, to any of those that take one."""
+    images = torch.full((2, 1, 8, 8), 0.12345)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)).eval()
+
+    def serves(shape: Any) -> None:
+        shapes_of(shape)
+
+    takers = [lambda x: hummingbird.estimate(net, x), lambda x: he.convert_model(net, x)]
+    for take in [*takers, lambda x: hybrid.convert_model(net, x), serves]:
+        for wrong in (images, [images], (images, 3)):
+            with pytest.raises(InputError) as caught:
+                take(wrong)
+            assert "1234" not in str(caught.value) and "Tensor" in str(caught.value)
+    with pytest.raises(
+        InputError, match=r"^a Tensor of shape \(2, 1, 8, 8\) is no shape.*\nhint: .*tuple\(images.shape\)"
+    ):
+        hummingbird.estimate(net, images)  # type: ignore[arg-type]
 
 
 def test_the_table_leaves_out_what_moves_values_alone() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from hummingbird import __main__ as command
 from tests.support import own_net
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
@@ -51,6 +52,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         archive.extractall(built / "site")
     return built / "site"
+
+
+def test_it_has_a_program_of_its_name(site: Path) -> None:
+    (found,) = site.glob("*.dist-info/entry_points.txt")
+    assert found.read_text().split() == ["[console_scripts]", "hummingbird", "=", "hummingbird.__main__:main"]
+    assert callable(command.main)
 
 
 def test_the_package_needs_nothing_of_the_checkout() -> None:

@@ -93,14 +93,22 @@ def run(args: argparse.Namespace) -> int:
     }
     try:
         return _once(args, plan, what) if args.keep is None else _again_and_again(args, plan, what)
+    except _Stopped as stopped:
+        print("stopped: nothing is left of what was begun", flush=True)
+        return 128 + stopped.number
     except OSError as error:
-        hint = "is there room on the disk, and may this user write there?"
+        hint = "is there room on the disk, and may this user write there? --out names the folder, --images the amount"
         raise InputError(f"{error.strerror}", where=str(error.filename or args.out), hint=hint) from None
 
 
 def _once(args: argparse.Namespace, plan: DryRun, what: dict[str, Any]) -> int:
-    with _bar(what) as bar:
-        seconds = deal(args.out, setup=plan.setup, progress=bar.update, **what)
+    before = [(number, signal.signal(number, _stop)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        with _bar(what) as bar:
+            seconds = deal(args.out, setup=plan.setup, progress=bar.update, **what)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
     print(f"dealt in {seconds:.1f} s: {args.out}/party-0 .. party-{args.parties - 1}")
     print("hand each party its folder over a secure channel, and delete it here: two of them open everything")
     return 0
@@ -137,13 +145,16 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
 
 
 class _Stopped(BaseException):
-    """This program was told to stop."""
+    """This program was told to stop, by the signal of this number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
-    raise _Stopped
+    raise _Stopped(number)
 
 
 def _bar(what: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hummingbird import graph
 from hummingbird.bits import BitConfig, BitWindow
-from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.errors import ConfigError, InputError, ModelError, Problem, shown
 from hummingbird.graph.at_hand import settled
 from hummingbird.he.compile import magnitudes
 from hummingbird.hybrid import description
@@ -120,5 +120,5 @@ def _is_meta(step: graph.Step) -> bool:
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(shape, Sequence) or not shape or not all(type(n) is int and 0 < n < _MOST_SIZE for n in shape):
         hint = "positive sizes of one image: (3, 32, 32)"
-        raise InputError(f"input_shape {shape!r}", where="input_shape", hint=hint)
+        raise InputError(f"input_shape is {shown(shape)}", where="input_shape", hint=hint)
     return tuple(shape)

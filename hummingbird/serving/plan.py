@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hummingbird.cost import ANSWER_HEADER_BYTES, REQUEST_HEADER_BYTES, packed
-from hummingbird.errors import ConfigError, InputError
+from hummingbird.errors import ConfigError, InputError, shown
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.net import PlanStep, PrivateNet
 from hummingbird.mpc.rounding_plan import settle_rings
@@ -123,7 +123,9 @@ def _looked_up(inputs: tuple[Part, ...], rows: Rows) -> tuple[Part, ...]:
 
 def shapes_of(shape: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """The shapes of one image that a caller gives: one, or one for each input."""
-    sizes: list[Any] = list(shape)
+    sizes: list[Any] = list(shape) if isinstance(shape, Sequence) else [shape]
+    if odd := [part for part in sizes if not isinstance(part, (int, Sequence))]:
+        raise InputError(f"a shape of {shown(odd[0])}", where="input", hint="whole numbers: (3, 32, 32) for one image")
     return [tuple(each) for each in sizes] if sizes and not isinstance(sizes[0], int) else [tuple(sizes)]
 
 

@@ -15,6 +15,7 @@ import pytest
 import hummingbird
 from hummingbird.__main__ import COMMANDS, main
 from hummingbird.bits import BitConfig, BitWindow
+from hummingbird.commands import check
 from hummingbird.version import VERSION
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
@@ -49,8 +50,43 @@ def test_check_runs_two_parties_and_a_dealer() -> None:
 
 def test_check_says_so_when_it_fails() -> None:
     ended = command("check", "--timeout", "0.05")
-    assert ended.returncode == 1
-    assert "stopped after 0.05 s" in ended.stdout and ended.stdout.splitlines()[-1].startswith("FAILED")
+    assert ended.returncode == 1 and re.match(r"error: party \d failed: it did not start within 0.05 s", ended.stderr)
+    assert ended.stdout.splitlines()[-1].startswith("FAILED")
+
+
+def test_check_waits_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its only limit is the silence of a process, which is long by default; what is wrong makes it fail."""
+    given: dict[str, float] = {}
+    monkeypatch.setattr(check, "launch", lambda fn, **options: given.update(options) or [("right", False), ("", False)])
+    assert main(["check"]) == 0 and given == {"timeout": 600.0}
+    assert capsys.readouterr().out.splitlines()[1] == "right"
+    monkeypatch.setattr(check, "launch", lambda fn, **options: [("right", False), ("party 1: wrong", True)])
+    assert main(["check"]) == 1
+    assert "party 1: wrong\nFAILED: " in capsys.readouterr().out
+
+
+def test_without_a_command_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^ +{name}\s+[A-Z].*\.", text, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("8/64", 'hummingbird.prepare(net, loader, "8/64"), or the command find-bits --budget 8/64 --out bits.json'),
+        ("20:12", "hummingbird.BitWindow(20, 12), or --window 20:12"),
+        ("[20:12)", "hummingbird.BitWindow(20, 12), or --window 20:12"),
+        ("bits.json", "a file that prepare, find-bits or BitConfig.save has written"),
+    ],
+)
+def test_what_is_no_file_of_windows_leads_to_one(capsys: pytest.CaptureFixture[str], given: str, hint: str) -> None:
+    assert main(["estimate", *DIGITS, "--bits", given]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: cannot read the bit configuration: No such file or directory (at {given})\nhint: ")
+    assert hint in told
+    with pytest.raises(SystemExit):  # the options that the hint names
+        main(["find-bits", "--budget", "8/64", "--out", "bits.json", "--help"])
 
 
 def test_estimate_of_a_torchvision_net() -> None:
@@ -189,7 +225,6 @@ def test_an_error_ends_the_process_with_code_1_and_without_a_traceback() -> None
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["no-such-command"],
         ["estimate"],
         ["estimate", "--model", "models:get_model"],

@@ -6,6 +6,8 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +56,7 @@ from hummingbird.commands import plan
 from hummingbird.version import VERSION
 from tests.support.pages import COMMAND_PAGE, DOCUMENTS, PAGES, shell_lines, text_of
 from tests.support.paths import ROOT
+from tests.support.patience import PROGRAM
 from tests.test_floors import FLOORS, PACKAGE
 
 TOP = "hummingbird|search|scripts|models|checkpoints|deploy|docs|tests"
@@ -198,6 +201,19 @@ def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
     named = {name for path in DOCUMENTS for name in re.findall(r"(?:^|`)make ([a-z-]+)", text_of(path), re.MULTILINE)}
     assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_set_up_shows_what_it_does(tmp_path: Path) -> None:
+    """Minutes pass in pip and in the compiler: pip shows its progress, and a line is before both."""
+    for name in ("Makefile", "setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    line = ["make", "--dry-run", "test"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=PROGRAM, check=True)
+    steps = [step for step in done.stdout.splitlines() if re.match(r"echo|\.venv/bin/python .*(pip|build_ext)", step)]
+    setting_up, pip, building, build = steps
+    assert setting_up.startswith('echo "Setting up .venv') and " -m pip install " in pip and "--quiet" not in pip
+    assert building.startswith('echo "Building the kernels') and " build_ext " in build
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if re.search(r"\b(python|torchrun) ", line)])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hummingbird import graph
-from hummingbird.errors import ConfigError, InputError, ModelError, Problem
+from hummingbird.errors import ConfigError, InputError, ModelError, Problem, shown
 from hummingbird.graph.at_hand import traced
 from hummingbird.graph.hints import SEVERAL
 from hummingbird.he.compile import magnitudes, placement
@@ -143,7 +143,7 @@ def _check_memory(needed: int) -> None:
 def _shape(shape: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(shape, Sequence) or not all(type(n) is int and 0 < n < _MOST_SIZE for n in shape):
         hint = "positive sizes of one image: (1, 28, 28)"
-        raise InputError(f"input_shape {shape!r}", where="input_shape", hint=hint)
+        raise InputError(f"input_shape is {shown(shape)}", where="input_shape", hint=hint)
     return tuple(shape)
 
 

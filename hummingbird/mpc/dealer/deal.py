@@ -8,8 +8,10 @@ them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +25,7 @@ from torch import Tensor
 from hummingbird import ledger
 from hummingbird.errors import InputError
 from hummingbird.mpc.correlations.request import Request, corrections
+from hummingbird.mpc.correlations.turns import received_by
 from hummingbird.mpc.dealer.folder import (
     CHECKSUMS,
     CHUNK,
@@ -56,12 +59,53 @@ def deal(
     setup, batch: what a run asks for once, and for every slice of `shape` (`mpc.dry_run`); every lane has its own.
     facts: what the net must be like. cipher: of `prg.CIPHERS`, what expands the seeds. Parties on any device take both;
     ChaCha20's are expanded by the parties' GPUs, and the corrections made on this host's, where there are any.
-    progress: called with the number of images after every slice. InputError if something lies there already.
+    progress: called with the number of images after every slice. InputError if something lies there already, OSError
+    with ENOSPC before anything is written where the disk has no room. Nothing is left of what fails or is interrupted.
     """
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
+    if missing := _missing(root, size_of(setup, batch, slots, parties, lanes)):
+        raise OSError(errno.ENOSPC, missing, str(root))
+    there = root.exists()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        return _deal(root, setup, batch, shape, slots, parties, facts, lanes, cipher, progress)
+    except BaseException:
+        for folder in root.glob("party-*") if there else [root]:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots: int, parties: int, lanes: int) -> int:
+    """Bytes of the corrections of a store, for all parties and lanes."""
+
+    def region(requests: Sequence[Request[Any]]) -> int:
+        return sum(places(received_by(rank, parties, requests))[1] for rank in range(parties))
+
+    return lanes * (region(setup) + slots * region(batch))
+
+
+def _missing(root: Path, size: int) -> str:
+    """What the disk lacks for so many bytes, in words; "" if there is room."""
+    folder = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    return "" if size <= free else f"the store takes {size / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+
+
+def _deal(
+    root: Path,
+    setup: Sequence[Request[Any]],
+    batch: Sequence[Request[Any]],
+    shape: Sequence[int],
+    slots: int,
+    parties: int,
+    facts: dict[str, str],
+    lanes: int,
+    cipher: str,
+    progress: Callable[[int], object],
+) -> float:
+    """Write the folders of all lanes and parties; seconds of work."""
     folders = [[lane_folder(root, rank, lane) for rank in range(parties)] for lane in range(lanes)]
     seeds = [[new_seed(CIPHERS[cipher]) for _ in range(parties)] for _ in range(lanes)]
     for rank in range(parties):

@@ -20,9 +20,8 @@ from typing import Any
 from hummingbird.errors import DealerError, InputError
 from hummingbird.ledger import Appended, looked_at
 from hummingbird.mpc.correlations.request import Request
-from hummingbird.mpc.correlations.turns import received_by
-from hummingbird.mpc.dealer.deal import deal
-from hummingbird.mpc.dealer.folder import LEDGER, lane_folder, places
+from hummingbird.mpc.dealer.deal import deal, size_of
+from hummingbird.mpc.dealer.folder import LEDGER, lane_folder
 from hummingbird.mpc.dealer.kept import DEALING, DESCRIPTION, Kept, is_there, numbers, set_folder, synchronise
 
 LOOK, _IDLE = 0.02, 20  # seconds between counts: at least so many, and so many times those of a count
@@ -76,9 +75,7 @@ class Keeper:
     @property
     def set_bytes(self) -> int:
         """Bytes of a set's corrections, all parties and lanes."""
-        parties = self.kept.parties
-        slot = sum(places(received_by(rank, parties, self._what["batch"]))[1] for rank in range(parties))
-        return int(slot * self.kept.slots * self.kept.lanes)
+        return size_of([], self._what["batch"], self.kept.slots, self.kept.parties, self.kept.lanes)
 
     def unused(self) -> int:
         """How many slots no party has used, of the lane that has fewest."""
