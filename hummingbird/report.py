@@ -189,8 +189,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else ()
     if sizes and all(type(size) is int and size >= (number == 0) for number, size in enumerate(sizes)):
         return sizes  # public inputs alone are (batch, 0)
-    hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32), or tuple(images.shape); inputs themselves "
-    hint += "as example="
+    hint = "whole numbers from 1, the first of them the batch: (8, 3, 32, 32), or tuple(images.shape); inputs "
+    hint += "themselves as example="
     raise InputError(f"{shown(shape)} is no shape of a batch", where="shape", hint=hint)
 
 

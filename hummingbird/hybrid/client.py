@@ -5,6 +5,7 @@ The image never leaves this process: the server sees X - r, under a mask r that 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,16 +18,19 @@ import grpc
 import torch
 from torch import Tensor
 
-from hummingbird.errors import ConfigError, InputError, PeerError
+from hummingbird.errors import ConfigError, InputError, NotFoundError, PeerError
 from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.data_side import DataSide
 from hummingbird.hybrid.link import TIMEOUT, Link, called
 from hummingbird.hybrid.session import set_up_data
-from hummingbird.hybrid.store import Store, there_is
+from hummingbird.hybrid.store import SlotError, Store, there_is
 from hummingbird.wire import service
 
 IN_FLIGHT = 2
+TRIES = 8  # slots for one image, where the first are damaged
+_log = logging.getLogger(__name__)
 _Own = TypeVar("_Own", bound="Connection")
+_Result = TypeVar("_Result")
 
 
 class Connection:
@@ -123,10 +127,11 @@ class RemoteNet(Connection):
     ) -> Tensor:
         """Logits, float32 (n, ...), of images (n, ...).
 
-        Slots that lack are dealt while images with slots are under way. in_flight: images under way at a time.
-        progress: told of each that is done. InputError for images of another shape or beyond the plan's range, before
-        anything is sent; PeerError when the server refuses, dies or is silent: the slots of images under way are burned
-        then.
+        Slots that lack are dealt while images with slots are under way, and one more for each that is damaged here or
+        at the server, which is said in the log. in_flight: images under way at a time. progress: told of each that is
+        done. InputError for images of another shape or beyond the plan's range, before anything is sent; PeerError when
+        the server refuses, dies or is silent: the slots of images under way are burned then. The last error where
+        `TRIES` slots for an image were damaged.
         """
         if type(in_flight) is not int or in_flight < 1:
             raise ConfigError(f"{in_flight!r} at a time", where="in_flight", hint="a whole number, 1 or more")
@@ -144,23 +149,44 @@ class RemoteNet(Connection):
                 supply.close()
 
     def _infer(self, supply: _Supply, x: Tensor, progress: Callable[[int], object]) -> Tensor:
-        supply.wait()
-        slot = self.side.take()
-        with self.call("Online", self.online) as link:
-            logits = self.side.infer(link, slot, x)
+        def attempt() -> Tensor:
+            supply.wait()
+            slot = self.side.take()
+            with self.call("Online", self.online) as link:
+                return self.side.infer(link, slot, x)
+
+        logits = by_a_sound_slot(attempt, supply.lack)
         progress(1)
         return logits
+
+
+def by_a_sound_slot(attempt: Callable[[], _Result], failed: Callable[[], object] = lambda: None) -> _Result:
+    """The result of an attempt that takes a slot, `TRIES` times at most where the slot is damaged at either side.
+
+    failed: called before another try.
+    """
+    tries = 1
+    while True:
+        try:
+            return attempt()
+        except (SlotError, NotFoundError) as error:
+            if tries == TRIES:
+                raise
+            _log.warning("another slot is used: %s", error.what)
+            failed()
+            tries += 1
 
 
 class _Supply:
     """Slots for so many images: those that are ready, and others that a thread has dealt meanwhile."""
 
     def __init__(self, net: Connection, images: int) -> None:
-        self._free, self._changed = min(net.ready, images), threading.Condition()
+        ready, self._changed = net.ready, threading.Condition()
+        self._free = min(ready, images)
+        self._spare, self._lacking = ready - self._free, images - self._free
         self._error: BaseException | None = None
         self._closed = False
-        lacking = images - self._free
-        self._thread = threading.Thread(target=self._run, args=(net, lacking), name="hummingbird-prepare", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(net,), name="hummingbird-prepare", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -174,6 +200,15 @@ class _Supply:
                 raise self._error
             self._free -= 1
 
+    def lack(self) -> None:
+        """Have another one, for one that did not serve."""
+        with self._changed:
+            if self._spare:
+                self._spare, self._free = self._spare - 1, self._free + 1
+            else:
+                self._lacking += 1
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Hand out no more slots, and wait for the end of the one that is being dealt: it stays ready."""
         with self._changed:
@@ -181,9 +216,15 @@ class _Supply:
             self._changed.notify_all()
         self._thread.join()
 
-    def _run(self, net: Connection, lacking: int) -> None:
+    def _run(self, net: Connection) -> None:
         try:
-            net.prepare(lacking, self._add)
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._lacking or self._closed)  # ends with `close`
+                    if self._closed:
+                        return
+                    lacking, self._lacking = self._lacking, 0
+                net.prepare(lacking, self._add)
         except BaseException as error:  # noqa: BLE001 - raised again in `wait`
             with self._changed:
                 self._error = error

@@ -120,7 +120,7 @@ class DataSide:
     # Online -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Slot:
-        """The next slot that is ready, marked as used. StoreError without one."""
+        """The next slot that is ready, marked as used. StoreError without one, SlotError for a damaged one."""
         number, (*kept, share) = self.store.use()
         return Slot(number, slot_seed(self.store.seed, number), kept, share)
 

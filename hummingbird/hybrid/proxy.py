@@ -22,11 +22,12 @@ import grpc
 from hummingbird.errors import HummingbirdError, StoreError
 from hummingbird.he import bfv
 from hummingbird.hybrid import messages, report
-from hummingbird.hybrid.client import Connection
+from hummingbird.hybrid.client import Connection, by_a_sound_slot
 from hummingbird.hybrid.data_side import Slot, mask_seed
 from hummingbird.hybrid.ends import ends
 from hummingbird.hybrid.link import Link
 from hummingbird.hybrid.plan import reduced
+from hummingbird.hybrid.store import SlotError
 from hummingbird.hybrid.switched import Image
 from hummingbird.hybrid.users import INPUTS
 from hummingbird.prg import SEED_BYTES, new_seed
@@ -94,19 +95,29 @@ class Proxy:
         name = caller_name(context)
         self._users.enter(name)
         try:
-            slot = self._side.take()
-        except StoreError as error:
+            secret = self._secret if kind == "switched" else None
+            call = by_a_sound_slot(lambda: self._announced(name, secret))
+        except BaseException:
             self._users.leave(name)
+            raise
+        plan, slot = self._connection.plan, call.slot
+        seed = bytes(SEED_BYTES) if kind == "switched" else mask_seed(slot.seed, plan.input_number)
+        return call.ticket + seed + messages.pack(slot.share, plan.output.ring).numpy().tobytes()
+
+    def _announced(self, name: str | None, secret: bfv.Secret | None) -> _Call:
+        """A slot for a user of this name that the model's side has as well, and knows to be the user's."""
+        leave = lambda late: self._users.leave(name, late)  # noqa: E731
+        try:
+            call = _Call(self._connection, self._side.take(), leave, self._count, secret)
+        except SlotError:
+            raise
+        except StoreError as error:
             what = f"{error.what}; {self._problem}" if self._problem else error.what
             raise StoreError(what, where=_US, hint="others are being prepared: try again later") from None
         finally:
             self._wanted.set()
-        leave = lambda late: self._users.leave(name, late)  # noqa: E731
-        call = _Call(self._connection, slot, leave, self._count, self._secret if kind == "switched" else None)
         call.announced()
-        output = self._connection.plan.output
-        seed = bytes(SEED_BYTES) if kind == "switched" else mask_seed(slot.seed, self._connection.plan.input_number)
-        return call.ticket + seed + messages.pack(slot.share, output.ring).numpy().tobytes()
+        return call
 
     def _keep_ready(self) -> None:
         while not self._ended.is_set():
@@ -126,8 +137,8 @@ class Proxy:
 class _Call:
     """The proxy's part of one user's image: a thread that answers the model's side, once the user has come.
 
-    leave: told of the end, and how long its user's name has a place less. count: told of an image that is done, by the
-    kind of its input. secret: for an image that comes encrypted.
+    leave: told of the end of one that was announced, and how long its user's name has a place less. count: told of an
+    image that is done, by the kind of its input. secret: for an image that comes encrypted.
     """
 
     def __init__(
@@ -140,39 +151,43 @@ class _Call:
     ) -> None:
         self._secret, self._kind, self._count = secret, INPUTS[secret is not None], count
         self.ticket = new_seed(messages.TICKET_BYTES)
-        self._connection, self._slot, self._leave = connection, slot, leave
-        self._announced, self._error = threading.Event(), list[HummingbirdError]()
+        self._connection, self.slot, self._leave = connection, slot, leave
+        self._told, self._error = threading.Event(), list[Exception]()
         threading.Thread(target=self._run, name="hummingbird-user", daemon=True).start()
 
     def announced(self) -> None:
         """Return when the model's side knows the ticket; its error otherwise."""
-        self._announced.wait()  # ends: every wait of a link has a limit
+        self._told.wait()  # ends: every wait of a link has a limit
         if self._error:
             raise self._error[0]
 
     def _run(self) -> None:
-        side, late = self._connection.side, 0.0
+        side, announced, late = self._connection.side, False, _LATE
         try:
             with self._connection.call("Online", self._connection.online) as link:
-                side.open(link, self._slot, ticket=self.ticket.hex(), input=self._kind)
+                side.open(link, self.slot, ticket=self.ticket.hex(), input=self._kind)
                 link.receive("done", len(messages.DONE))
-                self._announced.set()
+                announced = True
+                self._told.set()
                 if self._secret is not None:
                     self._mask(link, self._secret)
-                side.answer(link, self._slot)
+                side.answer(link, self.slot)
                 link.receive("done", len(messages.DONE))
             self._count(self._kind)
-        except HummingbirdError as error:
-            late = _LATE if self._announced.is_set() else 0.0
+            late = 0.0
+        except Exception as error:
             self._error.append(error)
-            _log.warning("slot %d is burned: %s", self._slot.number, error.what)
+            if not isinstance(error, HummingbirdError):
+                raise
+            _log.warning("slot %d is burned: %s", self.slot.number, error.what)
         finally:
-            self._announced.set()
-            self._leave(late)
+            self._told.set()
+            if announced:
+                self._leave(late)
 
     def _mask(self, link: Link, secret: bfv.Secret) -> None:
         """Turn an encrypted X - rho into X - rho - r."""
         step, image = self._connection.plan.input, Image(self._connection.plan.input)
         x = image.decrypt(secret, link.receive("switched", image.down).numpy().tobytes())
-        masked = reduced(x - self._connection.side.input_mask(self._slot), step.ring)
+        masked = reduced(x - self._connection.side.input_mask(self.slot), step.ring)
         link.send("input", messages.pack(masked, step.ring))

@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Gauge
 
-from hummingbird.errors import StoreError
+from hummingbird.errors import NotFoundError, StoreError
 from hummingbird.hybrid import description, messages
 from hummingbird.hybrid.link import HELD, TIMEOUT, Link, answered
 from hummingbird.hybrid.model_side import ModelSide
 from hummingbird.hybrid.plan import Model
 from hummingbird.hybrid.session import set_up_model
 from hummingbird.hybrid.sessions import DAYS, WHERE, Sessions
-from hummingbird.hybrid.store import Store
+from hummingbird.hybrid.store import SlotError, Store
 from hummingbird.hybrid.users import Users
 from hummingbird.prg import SEED_BYTES, new_seed
 from hummingbird.wire.gate import Places, caller_name
@@ -124,7 +124,10 @@ class Service:
 
     def _online(self, link: Link, owner: str) -> None:
         with self._opened(link, owner) as (store, fields):
-            online = self._side.begin(link, store, messages.number_of(fields, "slot"))
+            try:
+                online = self._side.begin(link, store, messages.number_of(fields, "slot"))
+            except SlotError as error:
+                raise NotFoundError(error.what, where=WHERE, hint=error.hint) from None
             if "ticket" in fields:
                 self._users.serve(link, fields, online.infer)
                 return

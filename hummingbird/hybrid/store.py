@@ -47,6 +47,10 @@ _TENSORS = 1 << 20
 _NEW = "remove the folder, and prepare again: a new session begins"
 
 
+class SlotError(StoreError):
+    """A slot cannot be had: it is damaged, and burned, or was never ready. Another one may serve."""
+
+
 @dataclass(frozen=True)
 class Header:
     """side: "data" or "model". session: 32 hexadecimal digits, the same at both. plan: digest that binds it. owner: at
@@ -144,7 +148,10 @@ class Store:
             self._ready[slot] = size
 
     def use(self, slot: int | None = None) -> tuple[int, list[Tensor]]:
-        """Mark a slot as used, the first that is ready if none is named, and hand out what it holds, once."""
+        """Mark a slot as used, the first that is ready if none is named, and hand out what it holds, once.
+
+        SlotError for one that is damaged, or named and not ready.
+        """
         with self._lock:
             if slot is None:
                 slot = min(self._ready, default=None)
@@ -152,12 +159,15 @@ class Store:
                 raise StoreError("no slot is ready", where=str(self.folder), hint="prepare some first")
             if slot not in self._ready:
                 what = f"slot {slot} is not ready: never dealt to its end, or used"
-                raise StoreError(what, where=str(self.folder), hint="the other side goes on with its next slot")
+                raise SlotError(what, where=str(self.folder), hint="the other side goes on with its next slot")
             del self._ready[slot]
             self._used.use(slot)
         path = self._path(slot)
         try:
             return slot, self._read(path, SLOT, slot)
+        except StoreError as error:
+            hint = "the slot is burned: the next one serves"
+            raise SlotError(error.what, where=str(path), hint=hint) from None
         finally:
             path.unlink(missing_ok=True)
 
@@ -210,8 +220,7 @@ class Store:
             raise StoreError(f"{path.name} cannot be read: {error.strerror}", where=str(path), hint=_NEW) from None
         body = data[: max(0, size - _MAC)]
         if not hmac.compare_digest(_mac(self.seed, purpose, number, body), bytes(data[len(body) :])):
-            hint = _NEW if purpose != SLOT else "the slot is burned: run again to go on with the next"
-            raise StoreError(f"{path.name} is damaged (wrong checksum)", where=str(path), hint=hint)
+            raise StoreError(f"{path.name} is damaged (wrong checksum)", where=str(path), hint=_NEW)
         return unpack_tensors(body, max_bytes=_MOST, max_tensors=_TENSORS)
 
 

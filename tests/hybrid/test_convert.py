@@ -11,7 +11,7 @@ from torch import nn
 
 from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError, ModelError
-from hummingbird.hybrid import ideal
+from hummingbird.hybrid import ideal, public
 from hummingbird.hybrid.convert import make_plan
 from hummingbird.hybrid.plan import Gate, Model, at_rest
 from tests.support.hybrid_nets import NETS, WINDOWS, Residual, exact, images
@@ -206,3 +206,36 @@ def test_options_are_checked() -> None:
     with pytest.raises(InputError, match="input_shape"):
         make_plan(exact(NETS["linear"][0]()), (0,), WIDE)
     assert isinstance(Gate("g", "gate", (), (), 4, 1.0), Gate)
+
+
+def small(seed: int, rms: float, rms_last: float = 0.1) -> nn.Module:
+    """A convolution and a linear layer of random weights with these root mean squares."""
+    made = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for number, wanted in ((0, rms), (3, rms_last)):
+            weight = torch.randn_like(made[number].weight)
+            made[number].weight.copy_(weight * wanted / weight.square().mean().sqrt())
+            made[number].bias.copy_(torch.randn_like(made[number].bias))
+    return made.double()
+
+
+def test_a_plan_tells_the_size_of_weights_to_a_factor_of_two_and_nothing_else_of_them() -> None:
+    """SECURITY.md says so: what D and everybody who asks for the plan learns of weights."""
+    windows = BitConfig(BitWindow(20, 8), {"3": BitWindow(22, 8)}, input_range=1.0)
+
+    def told(net: nn.Module, bits: BitConfig = windows) -> str:
+        return public.to_json(make_plan(net, (1, 6, 6), bits).plan)
+
+    at = 2.0**-4 * 1.001  # rounded weights are not asked for their size
+    same = told(small(0, at))
+    for seed, factor in ((1, 1.0), (2, 1.3), (3, 1.99)):
+        assert told(small(seed, factor * at)) == same
+    for factor in (0.99, 2.01):
+        assert told(small(0, factor * at)) != same
+    fine = BitConfig(BitWindow(20, 0), {"3": BitWindow(22, 8)}, input_range=1.0)  # which asks for finer units by itself
+    assert len({told(small(0, rms), fine) for rms in (0.2, 0.5, 0.99, 15.0)}) == 1
+    # Logits without a window have a ring that holds them: it tells the last layer's largest row.
+    bare = BitConfig(BitWindow(20, 8), input_range=1.0)
+    rings = {make_plan(small(0, at, last), (1, 6, 6), bare).plan.output.ring for last in (0.07, 0.12, 0.249)}
+    assert len(rings) == 2

@@ -137,6 +137,18 @@ def test_a_user_who_never_comes_burns_a_slot(tmp_path: Path) -> None:
         until(lambda: connection.ready == 1, "another slot")
 
 
+@pytest.mark.parametrize("side", ["p", "m/*"])
+def test_a_user_is_served_after_a_damaged_slot(tmp_path: Path, side: str) -> None:
+    made, x = model(), images(2).float()
+    with proxied(made, tmp_path) as (server, address, offered), ProxiedNet(server, address, timeout=HANG) as net:
+        (path,) = tmp_path.glob(f"{side}/slot-0000000")
+        path.write_bytes(b"x" * 100)
+        assert close(net(x[:1]), made, x[:1])
+        until(lambda: offered._users.taken == 0, "the place to be free")
+        until(lambda: offered._connection.ready == 2, "slots to be prepared again")
+        assert close(net(x), made, x)
+
+
 def test_a_proxy_without_slots_says_so(tmp_path: Path) -> None:
     with proxied(model(), tmp_path, slots=0) as (server, address, _), ProxiedNet(server, address, timeout=HANG) as net:
         with pytest.raises(PeerError, match=r"no slot is ready \(at the proxy\).*\nhint: others are being prepared"):

@@ -150,7 +150,7 @@ def test_stores_of_other_nets_sessions_and_sides_are_refused(tmp_path: Path) -> 
             net(images(1).float())
 
 
-def test_a_slot_is_used_once_whatever_the_other_side_says(tmp_path: Path) -> None:
+def test_a_slot_is_used_once_whatever_the_other_side_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A store that is set back to an earlier copy: the other side's ledgers refuse what it has used."""
     with serving(model(), tmp_path / "m") as (address, _):
         with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
@@ -163,10 +163,10 @@ def test_a_slot_is_used_once_whatever_the_other_side_says(tmp_path: Path) -> Non
         for path, data in kept.items():
             path.write_bytes(data)
         with RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
-            with pytest.raises(PeerError, match="slot 0 is not ready"):
-                net(images(1).float())
             with pytest.raises(PeerError, match="slot 2 has been handed out already"):
-                net.prepare(1)
+                net(images(1).float())  # slots 0 and 1 are not ready at the server
+            told = [record.message.partition(" is not ready")[0] for record in caplog.records]
+            assert told == [f"another slot is used: slot {slot}" for slot in range(2)]
             net.prepare(1)  # slot 3
 
 
@@ -180,6 +180,28 @@ def test_slots_that_the_client_has_lost_are_removed_at_the_server(tmp_path: Path
             net.prepare(1)
             assert net.ready == 2
         assert sorted(path.name[-1] for path in (tmp_path / "m").glob("*/slot-*")) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("side", ["d", "m/*"])
+def test_a_client_goes_on_after_damaged_slots(tmp_path: Path, caplog: pytest.LogCaptureFixture, side: str) -> None:
+    made, x = model(), images(3).float()
+    with serving(made, tmp_path / "m") as (address, _), RemoteNet(address, tmp_path / "d", timeout=HANG) as net:
+        net.prepare(3)
+        for slot in (0, 1):
+            (path,) = tmp_path.glob(f"{side}/slot-000000{slot}")
+            path.write_bytes(b"x" * 100)
+        told: list[int] = []
+        assert close(net(x, progress=told.append), made, x) and told == [1] * 3
+        assert net.ready == 0 and len(net.online) and net.side.store._dealt.next == 5
+        assert [record.message[:33] for record in caplog.records] == ["another slot is used: slot-000000"] * 2
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "TRIES", 2)
+            net.prepare(3)
+            for path in tmp_path.glob(f"{side}/slot-*"):
+                path.write_bytes(b"x" * 100)
+            with pytest.raises(HummingbirdError, match="is damaged"):
+                net(x[:1])
+            assert net.ready == 1  # what was spare is used, and nothing dealt
 
 
 def test_a_limit_of_the_servers_disk(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def read(folder: Path) -> None:
 def test_the_slot_after_a_damaged_one_is_used(folder: Path) -> None:
     (folder / "slot-0000000").write_bytes(b"x" * 100)
     with Store(folder) as opened:
-        with pytest.raises(StoreError, match=r"slot-0000000 is damaged.*\n.*go on with the next"):
+        with pytest.raises(StoreError, match=r"slot-0000000 is damaged.*\n.*the next one serves"):
             opened.use()
         assert opened.use()[0] == 1
 
