@@ -31,8 +31,8 @@ class Link(Protocol):
     name: str
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
-        """Send a message; the result waits for what comes back. Methods: Describe, Answer, Update,
-        PastUpdate."""
+        """Send a message; the result waits for what comes back. Methods: Describe, Answer, Offer,
+        Switch, Update, PastUpdate."""
 
 
 class Remote:

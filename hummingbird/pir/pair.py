@@ -5,6 +5,7 @@ After an update that has reached one server only, the client waits for the other
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 
@@ -133,20 +134,28 @@ def described(links: Sequence[Link], messages: Sequence[bytes], method: str, whe
     """The descriptions that both servers answer to a message with."""
     found = []
     for link, answer in zip(links, ask(links, messages, method, where), strict=True):
-        try:
-            found.append(Description.unpack(answer))
-        except InputError as error:
-            raise malformed(link, error) from None
+        found.append(_description(link, answer))
     return found
 
 
-def updated(links: Sequence[Link], message: bytes, where: str) -> list[Description]:
-    """The descriptions of both servers after an update, which party 0 gets first.
+def _description(link: Link, answer: bytes) -> Description:
+    try:
+        return Description.unpack(answer)
+    except InputError as error:
+        raise malformed(link, error) from None
 
-    Of two updates for one version, of two programs that have the owner's key, party 0 takes one, and party 1 never sees
-    the other: at the same time each server could take another one.
+
+def updated(links: Sequence[Link], message: bytes, where: str) -> list[Description]:
+    """The descriptions of both servers after an update, which both have before party 0 makes it, and then party 1.
+
+    So they differ for the time of one short message, however long the update takes to arrive. A server that holds it no
+    more, for another one was offered meanwhile or it was started again, is sent it once more. Nothing is made where one
+    of them does not take it. Of two updates for one version, of two programs that have the owner's key, party 0 makes
+    one, and the other program stops there: at the same time each server could make another one.
     """
-    return [described([link], [message], "Update", where)[0] for link in links]
+    described(links, [message, message], "Offer", where)
+    digest = hashlib.sha256(message).digest()
+    return [_description(link, link.begin(digest, "Switch")() or link.begin(message, "Update")()) for link in links]
 
 
 def disagreement(links: Sequence[Link], what: str, *sides: Facts | State) -> AgreementError:

@@ -106,6 +106,10 @@ class Server:
             return self.describe
         if method == "Update":
             return lambda: self.update(message)
+        if method == "Offer":
+            return lambda: self.offer(message)
+        if method == "Switch":
+            return lambda: self.switch(message)
         if method == "PastUpdate":
             return lambda: self.past_update(message)
         return lambda: self.handle(message)
@@ -115,11 +119,25 @@ class Server:
 
         An update that is made already does nothing. Raises as `updates.Updates.make`, and leaves the table as it is.
         """
+        self._updates().make(message)
+        return self.describe()
+
+    def offer(self, message: bytes) -> bytes:
+        """Hold an owner's signed update for `switch`; returns the description, which stays. Raises as `update`."""
+        self._updates().offer(message)
+        return self.describe()
+
+    def switch(self, digest: bytes) -> bytes:
+        """Make the update that was offered, by the SHA-256 of its message; returns the new description, or nothing
+        where it is not held: send it by `update` then. Raises as `update`.
+        """
+        return self.describe() if self._updates().switch(digest) else b""
+
+    def _updates(self) -> Updates:
         if self.updates is None:
             hint = "start it with the owner's public key (--owner); of a plan, the full table's server takes them"
             raise InputError("this server takes no updates", hint=hint)
-        self.updates.make(message)
-        return self.describe()
+        return self.updates
 
     def past_update(self, message: bytes) -> bytes:
         """The owner's signed update of a version to the next, from the journal. message: the version, 8 bytes.

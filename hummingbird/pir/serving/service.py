@@ -2,7 +2,8 @@
 
 A lone query reads the whole table, and so does a batch of hundreds; so `Batcher` lets queries wait for each other, up
 to `max_wait` seconds after the first or until `max_batch` keys are there. Who arrives during a pass is in the next.
-Methods: Describe, Answer (a query), Update (signed by the owner), PastUpdate (one that was made), Metrics (JSON).
+Methods: Describe, Answer (a query), Update (signed by the owner), Offer (an update that is held until Switch),
+PastUpdate (one that was made), Metrics (JSON).
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ class Methods:
             "Describe": lambda data, context: server.describe(),
             "Answer": lambda data, context: server.handle(data, self._collected(context)),
             "Update": lambda data, context: server.update(data),
+            "Offer": lambda data, context: server.offer(data),
+            "Switch": lambda data, context: server.switch(data),
             "PastUpdate": lambda data, context: server.past_update(data),
             "Metrics": lambda data, context: json.dumps(self.metrics.read()).encode(),
         }

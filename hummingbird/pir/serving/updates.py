@@ -2,6 +2,9 @@
 
 An update is checked, written to the journal, and only then made in memory, between two passes over the table; so a
 lookup sees all of it or nothing. Whoever sends an update again is told that it is made, and nothing happens.
+
+It can be offered first: checked, and held in memory until a few bytes say that it is to be made. So both servers of a
+table have it before either makes it, and are of two states for the time of one short message.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -67,6 +70,7 @@ class Updates:
         self._owner = None if owner is None else integrity.public_key(owner, "pir.Server(owner)")
         self._turn = threading.Lock()  # of whoever changes what follows
         self._failed = False
+        self._offered: tuple[bytes, bytes, Tensor, Tensor] | None = None  # digest, message, rows: for the state now
         self._made: list[bytes] = []  # digests of the last updates, in order
         self._before = [table.state for table in tables]  # them
         self._journal: Journal | None = None
@@ -100,6 +104,33 @@ class Updates:
         Raises InputError for what the owner has not signed, AgreementError for another state, EnvironmentProblem where
         the journal cannot be written, and leaves everything as it is; PeerError after an update that was made in part.
         """
+        with self._fitting(message) as fitting:
+            if fitting is not None:
+                self._make(*fitting)
+
+    def offer(self, message: bytes) -> None:
+        """Hold an owner's signed update, in place of the one that was offered before, until `switch` names it.
+
+        Raises as `make`, which it leaves little to fail at. What is made already is not held.
+        """
+        with self._fitting(message) as fitting:
+            if fitting is not None:
+                self._offered = fitting
+
+    def switch(self, digest: bytes) -> bool:
+        """Make the update that was offered, by its SHA-256; False where it is not held, and was not made.
+
+        Raises EnvironmentProblem and PeerError as `make`.
+        """
+        with self._turn:
+            self._check()
+            if self._offered is not None and self._offered[0] == digest:
+                self._make(*self._offered)
+            return digest in self._made
+
+    @contextmanager
+    def _fitting(self, message: bytes) -> Iterator[tuple[bytes, bytes, Tensor, Tensor] | None]:
+        """The turn, with an update that is the owner's and for the state now; None for one that is made."""
         if self._owner is None:
             raise InputError("this server takes no updates", hint="start it with the owner's public key (--owner)")
         parts = unpack_update(message, self._facts)
@@ -109,17 +140,23 @@ class Updates:
         with self._turn:
             self._check()
             if self._is_made(state, digest):
+                yield None
                 return
             if state != self.state:
                 other = "" if state.version != self.state.version else ", of another table"
                 what = f"the update is for version {state.version}{other}, the table is at {self.state.version}"
                 raise AgreementError(what, hint="send updates in order, from the first that is missing")
-            if self._journal is not None:
-                self._journal.append(message)
-            self._made.append(digest)
-            self._write(indices, records, self._after([table.state for table in self._tables], [digest]))
-            self._merge()
-        _log.info("version %d: %d rows updated", state.version + 1, len(indices))
+            yield digest, message, indices, records
+
+    def _make(self, digest: bytes, message: bytes, indices: Tensor, records: Tensor) -> None:
+        """Make an update that fits, in this thread's turn."""
+        if self._journal is not None:
+            self._journal.append(message)
+        self._offered = None  # it was for the state before
+        self._made.append(digest)
+        self._write(indices, records, self._after([table.state for table in self._tables], [digest]))
+        self._merge()
+        _log.info("version %d: %d rows updated", self.state.version, len(indices))
 
     def past(self, version: int) -> bytes:
         """The signed update of this version to the next; InputError where it is not kept."""

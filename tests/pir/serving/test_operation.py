@@ -90,7 +90,7 @@ def test_a_plan_behind_tokens(tmp_path: Path, sockets: Path, capsys: pytest.Capt
                 assert found[f"hummingbird_pir_busy_seconds_total{of}"] > 0
                 last = f'hummingbird_pir_query_duration_seconds_bucket{{le="+Inf",table="{table}"}}'
                 assert found[last] == found[f"hummingbird_pir_query_duration_seconds_count{of}"] == code.keys
-            assert found['hummingbird_requests_total{method="Update",outcome="OK"}'] == found["hummingbird_ready"] == 1
+            assert found['hummingbird_requests_total{method="Switch",outcome="OK"}'] == found["hummingbird_ready"] == 1
         journals = [(tmp_path / f"t.npy.party{party}.journal").stat().st_size for party in (0, 1)]
         assert journals == [figures(f"127.0.{party}.1", port)["hummingbird_pir_journal_bytes"] for party in (0, 1)]
         capsys.readouterr()
@@ -101,7 +101,7 @@ def test_a_plan_behind_tokens(tmp_path: Path, sockets: Path, capsys: pytest.Capt
         pair.close()
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {line["service"] for line in lines} == {"pir-server"}
-    assert {("Update", "me", "OK"), ("Answer", "me", "OK")} <= {
+    assert {("Offer", "me", "OK"), ("Switch", "me", "OK"), ("Answer", "me", "OK")} <= {
         (line["method"], line["client"], line["outcome"]) for line in lines if line["event"] == "call"
     }
 

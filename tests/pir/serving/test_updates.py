@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import random
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +58,7 @@ class Noting:
 
         def noted() -> bytes:
             answer = finish()
-            if method == "Update":
+            if method in ("Switch", "Update") and answer:
                 self.acknowledged[self.party] = Description.unpack(answer).state.version
             return answer
 
@@ -254,10 +256,125 @@ class Far:
 
     def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
         def answer() -> bytes:
-            time.sleep(self._delay if method == "Update" else 0.0)
+            time.sleep(self._delay if len(message) >= 32 else 0.0)  # a digest, or more
             return self._server.begin(message, method)()
 
         return self._pool.submit(answer).result
+
+
+def test_lookups_go_on_while_an_update_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update takes longer to one of the servers than lookups wait for two that differ, on either side."""
+    monkeypatch.setattr(pair_module, "_SETTLE", 0.5)
+    wide = torch.zeros(1000, 3000, dtype=torch.uint8)
+    servers = local_servers(wide, owner=OWNER.public)
+    for slow in (0, 1):
+        links: list[Any] = [Slow(server, 2.0 if party == slow else 0.0) for party, server in enumerate(servers)]
+        client, seen, end = Client(servers, timeout=HANG), set[int](), threading.Event()
+
+        def look(client: Client = client, seen: set[int] = seen, end: threading.Event = end) -> None:
+            while not end.is_set():
+                rows = client.rows(torch.arange(3))  # raises where the servers differ for too long
+                assert (rows == rows[0, 0]).all()
+                seen.add(int(rows[0, 0]))
+
+        with ThreadPoolExecutor(1) as pool, Updater(OWNER, links) as updater:
+            looking = pool.submit(look)
+            number = 10 * (slow + 1)
+            updater.update(torch.arange(1000), torch.full((1000, 3000), number, dtype=torch.uint8))
+            until(lambda n=number, s=seen, asked=looking: n in s or asked.done(), "a lookup of the new rows")
+            end.set()
+            looking.result(HANG)
+        assert [link.sent for link in links] == [1, 1]
+
+
+class Slow:
+    """A server at the end of a slow link: whole updates take seconds to it, short messages do not."""
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        self.name, self._server, self._seconds, self.sent = server.name, server, seconds, 0
+        self._pool = ThreadPoolExecutor(8)
+
+    def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+        def answer() -> bytes:
+            if len(message) > 1000:
+                self.sent += 1
+                time.sleep(self._seconds)
+            return self._server.begin(message, method)()
+
+        return self._pool.submit(answer).result
+
+
+def test_an_offer_changes_nothing_until_it_is_to_be_made(tmp_path: Path) -> None:
+    zero, one = pair_with_journals(tmp_path)
+    first, second = (OWNER.update(zero.facts, zero.state, *change(number)) for number in (0, 1))
+    digest, other = (hashlib.sha256(message).digest() for message in (first, second))
+    assert zero.switch(digest) == b""  # nothing was offered
+    size = (tmp_path / "0.journal").stat().st_size
+    assert Description.unpack(zero.offer(first)).state == one.state and zero.switch(other) == b""
+    assert (tmp_path / "0.journal").stat().st_size == size and torch.equal(
+        Client([zero, one]).rows(torch.arange(ROWS)), TABLE
+    )
+    zero.offer(second)  # in place of the first
+    assert zero.switch(digest) == b"" and zero.state.version == 0
+    assert Description.unpack(zero.switch(other)).state == zero.state != one.state and zero.state.version == 1
+    assert zero.switch(other) == zero.offer(second) == zero.update(second) == zero.describe()  # once more: it is made
+    with pytest.raises(AgreementError, match="the update is for version 0, of another table|the table is at 1"):
+        zero.offer(first)
+    for message, error in ((Owner().update(one.facts, one.state, *change(0)), "not signed"), (b"", ".")):
+        with pytest.raises(InputError, match=error):
+            one.offer(message)
+    with pytest.raises(InputError, match="takes no updates"):
+        local_servers(TABLE)[0].switch(digest)
+    zero.close()
+    again = Server(TABLE, 0, owner=OWNER.public, journal=tmp_path / "0.journal")
+    assert again.state.version == 1 and again.switch(other) == again.describe()
+    again.offer(OWNER.update(again.facts, again.state, *change(1)))
+    again.close()  # what was offered only is forgotten
+    last = Server(TABLE, 0, owner=OWNER.public, journal=tmp_path / "0.journal")
+    assert last.state.version == 1
+
+
+@pytest.mark.parametrize("party", [0, 1])
+def test_a_server_that_was_started_again_behind_an_offer_is_sent_it_once_more(tmp_path: Path, party: int) -> None:
+    servers = pair_with_journals(tmp_path)
+
+    class Forgetful:
+        """Loses what was offered to it."""
+
+        name, sent = servers[party].name, list[str]()
+
+        def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+            self.sent.append(method)
+            if method == "Switch":
+                assert servers[party].updates is not None
+                servers[party].updates._offered = None
+            return servers[party].begin(message, method)
+
+    links = [Forgetful() if number == party else server for number, server in enumerate(servers)]
+    with Updater(OWNER, links) as updater:
+        assert updater.update(*change(0)).version == 1
+    assert Forgetful.sent[-3:] == ["Offer", "Switch", "Update"]
+    assert torch.equal(Client(servers).rows(torch.arange(ROWS)), table_at(1))
+
+
+@pytest.mark.parametrize("away", [0, 1])
+def test_an_update_that_one_server_does_not_take_is_made_at_neither(tmp_path: Path, away: int) -> None:
+    """Lookups are not interrupted for it."""
+    servers = pair_with_journals(tmp_path)
+
+    class Away:
+        name = servers[away].name
+
+        def begin(self, message: bytes, method: str = "Answer") -> Callable[[], bytes]:
+            def lost() -> bytes:
+                raise PeerError("the server is gone", where=self.name)
+
+            return lost if method == "Offer" else servers[away].begin(message, method)
+
+    links = [Away() if number == away else server for number, server in enumerate(servers)]
+    with Updater(OWNER, links) as updater, pytest.raises(PeerError, match="the server is gone"):
+        updater.update(*change(0))
+    assert [server.state.version for server in servers] == [0, 0]
 
 
 def test_two_owners_at_once_do_not_part_the_servers(tmp_path: Path) -> None:
