@@ -23,6 +23,7 @@ from hummingbird.graph import public
 from hummingbird.graph.build import PUBLIC, TENSOR, TUPLE, Builder, Unsupported
 from hummingbird.graph.public import HIDDEN
 from hummingbird.graph.steps import Ref
+from hummingbird.kernels.devices import put
 
 
 def matmul(b: Builder, input: Any, other: Any) -> Ref:
@@ -229,7 +230,8 @@ def shown(size: int, others: int) -> Tensor:
 
 
 def _causal(a: dict[str, Any], x: Tensor) -> Tensor:
-    return x + torch.zeros(x.shape[-2:], dtype=x.dtype).masked_fill(~shown(*x.shape[-2:]), HIDDEN).to(x.device)
+    hidden = torch.zeros(x.shape[-2:], dtype=x.dtype).masked_fill(~shown(*x.shape[-2:]), HIDDEN)
+    return x + put(hidden, x.device)
 
 
 def shown_places(x: Tensor, causal: bool, hidden: Tensor | None, mask: Tensor | None) -> Tensor | None:

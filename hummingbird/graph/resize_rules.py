@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hummingbird.graph.build import INT, SIZE, UNKNOWN, Builder, Unsupported
 from hummingbird.graph.steps import Ref
+from hummingbird.kernels.devices import put
 
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic")
 
@@ -126,5 +127,5 @@ def pad_with_own(a: dict[str, Any], x: Tensor) -> Tensor:
         dim = x.dim() - 1 - number
         places = torch.arange(x.shape[dim], dtype=torch.float64).view(1, 1, -1)
         chosen = F.pad(places, a["pads"][2 * number : 2 * number + 2], a["mode"]).reshape(-1).long()
-        x = x.index_select(dim, chosen.to(x.device))
+        x = x.index_select(dim, put(chosen, x.device))
     return x

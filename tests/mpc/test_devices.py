@@ -6,6 +6,7 @@ look at a value. On a GPU the results are compared too.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -17,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hummingbird
-from hummingbird import kernels
+from hummingbird import kernels, ring
 from hummingbird.bits import BitWindow
 from hummingbird.convert import convert_model
 from hummingbird.errors import EnvironmentProblem
-from hummingbird.kernels import chacha20, registry
+from hummingbird.kernels import chacha20, devices, registry
 from hummingbird.kernels.reference.shares import products
 from hummingbird.mpc import _crypten, launch
 from hummingbird.mpc import session as sessions
@@ -140,6 +141,43 @@ def test_a_lane_has_a_card_of_its_own(
     assert launch._on_card(torch.device("cpu")) == torch.device("cpu")
 
 
+def test_what_waits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy to the device, a tensor made there of numbers here, a look at values; but no copy by `put`."""
+    x, far_away = torch.ones(3), torch.device("meta")
+    with far.waits(monkeypatch) as waits:
+        devices.put(x, far_away)
+        assert not waits
+        x.to(far_away)
+        torch.empty(3, device="meta").copy_(x)
+        torch.tensor([1.0], device=far_away)
+        ring.encode(torch.empty(3, device="meta"))
+    assert len(waits) == 4
+
+
+def test_small_tensors_go_to_a_card_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory that is not pinned a copy would wait for all that the card was given before."""
+    noted: list[Any] = []
+
+    class Here(Tensor):
+        def pin_memory(self, device: Any = None) -> Any:
+            noted.append("pinned")
+            return self
+
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            noted.append((*args, *kwargs.items()))
+            return self
+
+    @contextlib.contextmanager
+    def on(device: torch.device) -> Iterator[None]:
+        noted.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    card = torch.device("cuda", 1)
+    devices.put(torch.ones(2).as_subclass(Here), card)
+    assert noted == [card, "pinned", (card, ("non_blocking", True))]
+
+
 def test_threads_use_the_card_of_the_one_that_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a session on the second card: slices in turns, material that is made ahead, and what is read ahead."""
     chosen: list[str] = []
@@ -204,6 +242,30 @@ def test_results_on_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, weights: s
         with torch.no_grad():
             error = float((out.get_plain_text().cpu() - net(case.x)).abs().max())
         assert error <= case.bound
+    finally:
+        hummingbird.uninit()
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", CASES)
+def test_no_step_waits_for_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str, protocol: str) -> None:
+    """torch counts what does: an error in its mode for that."""
+    monkeypatch.delenv("RANK", raising=False)
+    init_alone(device="cuda")
+    try:
+        case = CASES[name]
+        try:
+            private = convert_model(case.net.eval(), WINDOW, "public", protocol)
+        except hummingbird.errors.HummingbirdError as error:
+            pytest.skip(str(error).splitlines()[0])
+        private(hummingbird.cryptensor(case.x))  # kernels are compiled, and parts of weights are made
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            private(hummingbird.cryptensor(case.x))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
     finally:
         hummingbird.uninit()
 

@@ -34,7 +34,7 @@ from hummingbird.mpc.dealer.folder import (
     SEED,
     Header,
     checksums_digest,
-    chunk_state,
+    chunk_checksum,
     lane_folder,
     places,
 )
@@ -201,8 +201,6 @@ class _Writer:
     def _write(self) -> None:
         if self._fill:
             view = self._buffer.numpy().data[: self._fill]
-            state = chunk_state(self._seed, len(self.checksums))
-            state.update(view)
-            self.checksums.append(state.finalize())
+            self.checksums.append(chunk_checksum(self._seed, len(self.checksums), [view]))
             self._file.write(view)
             self._fill = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.material import Material
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.request import Request, Turn, corrections, expand, received
+from hummingbird.mpc.dealer.folder import chunk_checksum
 from hummingbird.mpc.dealer.supplies import Supplies, Supply
 from tests.support.correlation_checks import CASES
 from tests.support.patience import HANG, NEVER, until
@@ -239,3 +241,28 @@ def test_interleaved_slices_and_takes_from_real_clients(running: Any) -> None:
         assert torch.equal(s0 + s1, (r0 + r1) ** 2)
         seen.add(tuple((r0 + r1).tolist()))
     assert len(seen) == 10
+
+
+def test_other_threads_go_on_while_a_checksum_is_computed() -> None:
+    """It gives the interpreter's lock back, which nobody else is given here: no thread is interrupted for hours."""
+    interval, steps, over = sys.getswitchinterval(), 0, threading.Event()
+
+    def other() -> None:
+        nonlocal steps
+        while not over.is_set():
+            time.sleep(1e-4)
+            steps += 1
+
+    data, thread = bytes(16 << 20), threading.Thread(target=other)
+    sys.setswitchinterval(HANG)
+    try:
+        thread.start()
+        before, seen = steps, []
+        for number in range(50):
+            chunk_checksum(bytes(16), number, [data])
+            seen.append(steps)
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        thread.join()
+    assert seen[-1] > before
