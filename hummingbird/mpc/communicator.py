@@ -182,12 +182,12 @@ class PartyCommunicator:
         if received is None:
             return [None]
         parts = [part[0] for part in received]
-        return parts[:dst] + [tensor] + parts[dst:]
+        return parts[:dst] + [tensor.clone()] + parts[dst:]
 
     def all_gather(self, tensor: Any) -> list[Tensor]:
         tensor = _plain(tensor)
         received = self.channel.exchange(tensor)
-        return [received[rank][0] if rank in received else tensor for rank in range(self.channel.parties)]
+        return [received[rank][0] if rank in received else tensor.clone() for rank in range(self.channel.parties)]
 
     def scatter(self, scatter_list: Any, src: int, size: Any = None, device: Any = None) -> Tensor:
         """Party `src` gives a tensor for each party; the others such a list too, or the `size` of theirs, int64."""
@@ -196,7 +196,7 @@ class PartyCommunicator:
             if not isinstance(scatter_list, (list, tuple)) or len(scatter_list) != self.channel.parties:
                 hint = "one tensor for each party, or size= at those that receive"
                 raise InputError(f"party {rank} gives no list for {self.channel.parties}", where="scatter", hint=hint)
-            mine = _plain(scatter_list[rank])
+            mine = _plain(scatter_list[rank]).clone()
         else:
             mine = torch.empty(size, dtype=torch.long, device=device)
         if rank == src:

@@ -41,15 +41,23 @@ class Multiply(Layer):
 
     def _opened(self, read: int) -> list[tuple[int, int]]:
         """Bits of fraction that are cut off each operand, and bits that are opened, if `read` are of the result."""
+        read = self._right(read)
         fractions = [self._fraction(given) for given in self.given]
         return [
             (given.scale - fraction, min(read, fraction + held(given.bound)) if self.lifts(given) else read)
             for given, fraction in zip(self.given, fractions, strict=True)
         ]
 
+    def _right(self, read: int) -> int:
+        """`read`, or as many bits as can be right of the result, if an operand that is cut has fewer: a reader that
+        moves the result to the left asks for all that it has afterwards.
+        """
+        cut = [given.scale - self._fraction(given) for given in self.given if not self.lifts(given)]
+        return max(2, min(read, 64 - max(cut, default=0)))
+
     @property
     def _ring(self) -> int:
-        return max(2, self.read)
+        return self._right(self.read)
 
     def out_scale(self, scales: Sequence[int]) -> int:
         return sum(self._fraction(given) for given in self.given)
@@ -63,7 +71,7 @@ class Multiply(Layer):
         return max(self.needs_of_each(scales, later))
 
     def needs_of_each(self, scales: Sequence[int], later: int) -> list[int]:
-        return [shift + bits for shift, bits in self._opened(max(2, later))]
+        return [shift + bits for shift, bits in self._opened(later)]
 
     def reads(self, later: int | None) -> int | None:
         # The low bits that are read of the result, for which the other operand has up to 16 bits of fraction.

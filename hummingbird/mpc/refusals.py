@@ -75,8 +75,12 @@ def install(share: Callable[..., Any], agree: Callable[[str, dict[str, str]], No
     """
 
     def cryptensor(*args: Any, **kwargs: Any) -> Any:
-        """CrypTen's, and then a round in which the parties compare what they have shared."""
+        """CrypTen's, and then a round in which the parties compare what they have shared. A type of the caller's own
+        (`crypten.register_cryptensor`) is the caller's own matter.
+        """
         made = _make(*args, **kwargs)
+        if not isinstance(made, MPCTensor):
+            return made
         agree("crypten.cryptensor", {"shape": str(tuple(made.size())), "src": str(kwargs.get("src", 0))})
         return made
 

@@ -12,6 +12,7 @@ import hummingbird
 from hummingbird.errors import EnvironmentProblem, TrustError
 from hummingbird.mpc import _crypten
 from hummingbird.mpc import session as sessions
+from hummingbird.mpc._crypten import CrypTensor, communicator, crypten
 from hummingbird.prg import Stream, derive
 from tests.support.parties import init_alone, succeed
 
@@ -139,3 +140,25 @@ def test_the_seam_forgets_the_session() -> None:
     init_alone()
     hummingbird.uninit()
     assert _crypten.PartyCommunicator.get() is None and not _crypten.PartyCommunicator.is_initialized()
+
+
+def test_a_type_of_the_callers_own_is_made_as_crypten_makes_it(alone: sessions.Session) -> None:
+    @crypten.register_cryptensor("plain")
+    class Plain(CrypTensor):
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+    try:
+        made = crypten.cryptensor(torch.ones(2), cryptensor_type="plain")
+        assert type(made) is Plain and crypten.get_cryptensor_type(made) == "plain"
+    finally:
+        del CrypTensor.__CRYPTENSOR_TYPES__["plain"]
+
+
+def test_what_is_gathered_is_not_the_callers_tensor(alone: sessions.Session) -> None:
+    """Writing into a result changes nothing that was sent."""
+    x = torch.zeros(2, dtype=torch.int64)
+    messages = communicator.get()
+    for result in (messages.all_gather(x)[0], messages.gather(x, 0)[0], messages.scatter([x], 0)):
+        result += 1
+    assert not x.any()

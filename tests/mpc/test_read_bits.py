@@ -205,3 +205,43 @@ def test_a_relu_alone_is_dealt_no_carry() -> None:
     assert input_bits(private.plan) == 64
     read = hummingbird.convert_model(NOT_ALONE["read by a layer"].eval(), BitWindow(20, 12))
     assert input_bits(read.plan) == 20
+
+
+class Quarters(nn.Module):
+    """A product whose bits are moved to the left beside another one's."""
+
+    def __init__(self, join: str, factor: float) -> None:
+        super().__init__()
+        self.join, self.factor = join, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.where(x > 0.25, x, x * 0.25)
+        return y + y * self.factor if self.join == "sum" else torch.cat([y, y * self.factor], 1)
+
+
+class Excited(nn.Module):
+    """A resized value times a softmax, beside the resized value, under a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.up = nn.Conv2d(4, 4, 1), nn.Upsample(size=(11, 11), mode="bilinear")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        y, gate = self.up(x), nn.functional.silu(x.mean((2, 3))).softmax(1)[:, :, None, None]
+        return torch.cat([y * gate, y * 0.3], 1).softmax(1)
+
+
+@pytest.mark.parametrize("bits", [EXACT, BitWindow(22, 0), BitWindow(20, 0)], ids=str)
+@pytest.mark.parametrize(
+    "net", [*(Quarters(join, f) for join in ("sum", "cat") for f in (1.0, 2.0, 0.25)), Excited()], ids=str
+)
+def test_nobody_reads_more_bits_than_a_word_has(net: nn.Module, bits: BitWindow) -> None:
+    """A product of an operand that is cut is right in fewer bits than a word: its reader moves the rest out."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 4, 8, 8)
+    for step in build(net.eval(), bits).plan:
+        assert not isinstance(step.layer, Layer) or step.layer.read <= 64
+    with torch.no_grad():
+        error = (hummingbird.simulate(net, bits, mode="exact", seed=1)(x) - net(x)).abs().max()
+    assert float(error) < 2.0**-10
