@@ -1,4 +1,4 @@
-"""What a net answers, and how windows are judged by it: by decisions, and by how far outputs are from the exact net's.
+"""Answers of a net, and how windows are judged by them: by decisions, and by how far outputs are from the exact net's.
 
     classes     the largest of C values, for an image or for each of its places: decisions
     score       a value above its threshold or not, 0.5 where all values are from 0 to 1, else 0: decisions and distance
@@ -52,8 +52,7 @@ class Values:
         self.spread = _spread(seen)
         self.labels = None if labels is None else self._seen(labels.reshape(outputs.shape))
         self.references: tuple[Tensor, ...] = (self.labels if accurate and self.labels is not None else seen,)
-        # Nothing tells which inputs windows move first: any of them, whatever the order of a data set.
-        self.order = torch.rand(len(outputs), generator=torch.Generator().manual_seed(0))
+        self.order = _scattered(len(outputs))
 
     def __str__(self) -> str:
         return f"values, kept within {NEAR:g} of their spread"
@@ -171,7 +170,7 @@ class Numbers:
         self.labels = None if labels is None else labels.reshape(outputs.shape)
         self.decides = _differ(outputs)
         self.references = (self.labels if accurate and self.labels is not None else outputs,)
-        self.order = torch.rand(len(outputs), generator=torch.Generator().manual_seed(0))
+        self.order = _scattered(len(outputs))
 
     def __str__(self) -> str:
         return "whole numbers, equal or not"
@@ -387,6 +386,14 @@ def _kind(outputs: Tensor, alone: bool) -> str:
         if alone:
             return "classes"
     return "values"
+
+
+def _scattered(count: int) -> Tensor:
+    """An order where nothing tells which inputs windows move first: those that come first are from all over them.
+
+    Multiples of the golden ratio mod 1 (Weyl): a data set may come class by class.
+    """
+    return torch.arange(count, dtype=torch.float64) * ((5**0.5 - 1) / 2) % 1
 
 
 def _differ(decisions: Tensor) -> bool:

@@ -85,7 +85,7 @@ class Prepared:
         figure = Figure(figsize=(6.5, 4.5), layout="tight")
         axes = figure.subplots()
         known, error = self.accuracy_plain is not None, self.accuracy_error
-        plain = self.accuracy_plain if known else 1.0
+        plain = 1.0 if self.accuracy_plain is None else self.accuracy_plain
         axes.axhline(100 * plain, color="black", linewidth=0.5, linestyle=":", label="plain net")
         for choice in self.choices:
             share = 1 - choice.changed if choice.accuracy is None else choice.accuracy

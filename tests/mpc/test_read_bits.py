@@ -6,6 +6,7 @@ All parties run their own code on their own shares (`simulate`, mode="exact"), w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 
 import hummingbird
 from hummingbird import cost, kernels
-from hummingbird.bits import EXACT, BitWindow
+from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.convert import build
+from hummingbird.graph import trace
+from hummingbird.mpc.builders import builder
 from hummingbird.mpc.layer import Layer
 from hummingbird.mpc.linear import Linear
 from hummingbird.mpc.products import Multiply
+from hummingbird.mpc.rounding_plan import Planner, digest
 from hummingbird.serving.plan import input_bits
 from tests.support.operations import cases
 
@@ -245,3 +249,87 @@ def test_nobody_reads_more_bits_than_a_word_has(net: nn.Module, bits: BitWindow)
     with torch.no_grad():
         error = (hummingbird.simulate(net, bits, mode="exact", seed=1)(x) - net(x)).abs().max()
     assert float(error) < 2.0**-10
+
+
+class Reread(nn.Module):
+    """A ReLU whose result is moved, and read by another one, before or after it is moved."""
+
+    def __init__(self, moved_first: bool) -> None:
+        super().__init__()
+        self.moved_first = moved_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        if self.moved_first:
+            moved = y.flatten(1)
+            read = torch.relu(y)
+        else:
+            read = torch.relu(y)
+            moved = y.flatten(1)
+        return read.flatten(1) + moved
+
+
+class Given(nn.Module):
+    """A ReLU of a sum of the input and of what a layer gives, in this order or the other."""
+
+    def __init__(self, input_first: bool) -> None:
+        super().__init__()
+        self.input_first = input_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        return torch.relu(x + y if self.input_first else y + x)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_relu_is_alone_if_no_reader_of_it_and_no_part_of_its_input_is_a_layers(first: bool) -> None:
+    for net in (Reread(first), Given(first)):
+        assert whole(net, BitWindow(20, 12)) == [False, False]
+    moved_and_read = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    assert whole(moved_and_read, BitWindow(20, 12)) == [False]
+
+
+class Two(nn.Module):
+    """A linear layer with two readers, in this order."""
+
+    def __init__(self, readers: list[str]) -> None:
+        super().__init__()
+        self.fc, self.readers = nn.Linear(4, 4), readers
+        self.narrow, self.wide, self.whole = nn.ReLU(), nn.ReLU(), nn.Softmax(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, out = self.fc(x), torch.zeros(())
+        for name in self.readers:
+            out = getattr(self, name)(y) + out
+        return out
+
+
+def test_integers_of_a_value_are_those_of_the_reader_that_looks_at_most_of_them_in_any_order() -> None:
+    config = BitConfig(EXACT, {"narrow": BitWindow(18, 8), "wide": BitWindow(22, 8)})
+
+    def integers(*readers: str) -> int:
+        steps = trace(Two([*readers]).eval())
+        planner = Planner(builder("masked", config.windows, None), "masked")
+        planner.plan(steps)
+        return planner._integers[[step.name for step in steps].index("fc")]
+
+    narrow, wide, most = integers("narrow"), integers("wide"), integers("whole")
+    assert wide == narrow + 4 < most
+    for pair, expected in ((("narrow", "wide"), wide), (("narrow", "whole"), most), (("wide", "whole"), most)):
+        assert integers(*pair) == integers(*reversed(pair)) == expected, pair
+
+
+def test_a_digest_tells_plans_apart_that_differ_in_one_fact_of_a_step() -> None:
+    plan = build(nets()["residual"].eval(), BitWindow(20, 12)).plan
+    number, layer = next((n, step.layer) for n, step in enumerate(plan) if isinstance(step.layer, Linear))
+    step, seen = plan[number], {digest(plan)}
+    changes: list[dict[str, Any]] = [{"name": "x"}, {"op": "x"}, {"scale": step.scale + 1}, {"valid": step.valid - 1}]
+    for change in changes:
+        seen.add(digest([*plan[:number], replace(step, **change), *plan[number + 1 :]]))
+    layer.read += 1
+    seen.add(digest(plan))
+    layer.read -= 1
+    comparison = next(s.layer.comparison for s in plan if isinstance(s.layer, Layer) and s.layer.comparison is not None)
+    comparison.ring -= 1
+    seen.add(digest(plan))
+    assert len(seen) == 1 + len(changes) + 2

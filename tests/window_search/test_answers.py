@@ -1,4 +1,4 @@
-"""What a net answers, and searches for nets that are no classifiers: scores, regressions, pixels, several results."""
+"""Answers of nets, and searches for nets that are no classifiers: scores, regressions, pixels, several results."""
 
 from __future__ import annotations
 

@@ -155,6 +155,28 @@ def test_without_labels_the_exact_net_is_right() -> None:
     assert truth(BitConfig())[0] == [1] * COUNT
 
 
+def test_without_labels_certainty_that_rises_has_moved_too() -> None:
+    """Half of the images become more certain of their answer, half less: the finer score counts both."""
+    evaluator = cached(None)
+    with torch.no_grad():
+        exact = NET(IMAGES)
+    sure = certain(exact, exact.argmax(1))
+    for config in (BitConfig(BitWindow(19, 15)), BitConfig(layers={"clamp": BitWindow(17, 14)})):
+        now = certain(evaluator.outputs(config), exact.argmax(1))
+        moved = [q - p for p, q in zip(sure, now, strict=True)]
+        assert min(moved) < -0.01 and max(moved) > 0.01
+        assert evaluator.full(config).fine == pytest.approx(1 - statistics.fmean(map(abs, moved)), abs=1e-4)
+
+
+def test_a_floor_that_is_met_exactly_gives_the_score() -> None:
+    for config in configs(random.Random(3), 4):
+        true = cached(seed=2).full(config)
+        assert cached(seed=2).full(config, true.answers) == true
+        if true.answers < 1:
+            above = cached(seed=2).full(config, true.answers + 0.5 / COUNT)
+            assert above.answers < true.answers + 0.5 / COUNT
+
+
 def test_runs_are_means_over_seeds() -> None:
     config, four = BitConfig(BitWindow(19, 15)), cached(seed=7, runs=4)
     ones = [cached(seed=run_seed(7, run)).full(config) for run in range(4)]

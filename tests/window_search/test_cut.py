@@ -64,3 +64,15 @@ def test_a_search_without_a_budget_or_for_another_objective_is_refused() -> None
         study.objective("bytes")
     with pytest.raises(ConfigError, match="protocol"):
         Study(net(), images(SHAPE, 16), protocol="gmw", cut=True)
+
+
+def test_windows_of_cut_nets_have_headroom_and_layers_left_exact_twice_their_range() -> None:
+    study = Study(net(), images(SHAPE, 48), by="layer", runs=1, cut=True)
+    config = study.search("14/64", margin=0.5, trials=1, widths=[9, 10, 11, 12])
+    for layer in study.layers:
+        assert 2 ** (config.layers[layer.name].k - 1) > 1.25 * layer.largest, layer.name
+        assert 2 ** (study.evaluator._wide[layer.name].k - 1) >= 2 * layer.largest, layer.name  # type: ignore[attr-defined]
+    assert config.provenance["below_range"] == ()
+    # One layer with a window, the other exact: what is added to its values wraps none of them.
+    far = BitConfig(layers={"1": config.layers["1"]})
+    assert study.answers.distance(study.evaluator.outputs(far)) < 0.2

@@ -13,6 +13,7 @@ import pytest
 from hummingbird.bits import EXACT, BitConfig, BitWindow
 from hummingbird.errors import ConfigError, InputError
 from hummingbird.window_search import ComparingLayer, Group, Score, bit_budget, group_layers, search_bits
+from hummingbird.window_search.budgeted import holds
 from tests.support.search_cases import EVERY, Instance, windows_of
 
 
@@ -142,6 +143,58 @@ def test_the_finest_of_those_that_keep_enough_answers_wins() -> None:
         assert config.layers["relu"] == BitWindow(4, m)
         assert (config.provenance["accuracy"], config.provenance["score"]) == (answers[m], fine[m])
         assert evaluator.floors[0] == 0.0 and evaluator.floors == sorted(evaluator.floors)
+
+
+def test_what_is_nearly_as_fine_holds_and_what_is_behind_in_answers_does_not() -> None:
+    best = Score(0.9, 0.8)
+    for score, good in (
+        (best, True),
+        (Score(0.9, 0.79901), True),
+        (Score(0.9, 0.79899), False),
+        (Score(0.95, 0.7989), False),
+        (Score(0.8999, 0.9), False),
+        (Score(1.0, 0.8), True),
+    ):
+        assert holds(score, best) == good, score
+
+
+def test_answers_that_hold_with_a_finer_score_behind_the_uniform_windows_are_not_taken() -> None:
+    """Two layers of one k: windows that differ keep more answers, and are less fine."""
+    layers = [ComparingLayer("relu1", 10, 7), ComparingLayer("relu2", 30, 7)]
+
+    class Even:
+        def __init__(self, lost: float) -> None:
+            self.lost, self.floors = lost, list[float]()
+
+        def coarse(self, config: BitConfig) -> float:
+            one, other = (config.window(layer.name) for layer in layers)
+            return 1.0 if one == other else 1.0 - self.lost
+
+        def full(self, config: BitConfig, floor: float) -> Score:
+            self.floors.append(floor)
+            one, other = (config.window(layer.name) for layer in layers)
+            return Score(0.96 if one == other != EXACT else 1.0, self.coarse(config))
+
+    options: dict[str, Any] = {"headroom": 0.0, "reach": 0, "widths": (2, 3, 4), "thrifty": True}
+    evaluator = Even(0.002)
+    config = search_bits(group_layers(layers, "layer"), evaluator, 3 / 64, **options)
+    assert len(set(config.layers.values())) == 1 and config.provenance["accuracy"] == 0.96
+    # Nothing with fewer answers than the best uniform window, or than the margin allows, is scored to the end.
+    assert set(evaluator.floors) == {0.0, 0.96}
+
+
+def test_of_windows_that_lose_the_same_the_cheapest_are_taken_with_thrift() -> None:
+    layers = [ComparingLayer("relu1", 10, 7), ComparingLayer("relu2", 30, 7)]
+    config = search_bits(
+        group_layers(layers, "layer"),
+        lambda config: 1.0,
+        4 / 64,
+        widths=(2, 3, 4),
+        headroom=0.0,
+        thrifty=True,
+        trials=1,
+    )
+    assert {window.w for window in config.layers.values()} == {2}
 
 
 def test_k_holds_the_range_with_headroom_unless_the_budget_forces_it_down() -> None:
