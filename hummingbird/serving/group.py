@@ -19,7 +19,7 @@ from hummingbird import ring
 from hummingbird.errors import AgreementError, InputError, PeerError
 from hummingbird.prg import new_seed
 from hummingbird.serving.description import Described, Description
-from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, joined
+from hummingbird.serving.message import ID_BYTES, MAX_BYTES, MOST_SECONDS, Question, Request, clock, joined
 from hummingbird.wire.line import Line
 from hummingbird.wire.loop import compute, running
 from hummingbird.wire.refusal import explain
@@ -121,7 +121,7 @@ class Group:
         id, bodies = new_seed(ID_BYTES), await compute(size, question.bodies, service)
         messages = []
         for rank, body in enumerate(bodies):
-            deadline = int(1e3 * (time.time() + joint.clocks[rank] + timeout))
+            deadline = int(1e3 * (clock() + joint.clocks[rank] + timeout))
             messages.append(Request(id, self._claim, deadline, len(question), body).to_bytes(service, rank))
         ranked = zip(joint.order, messages, strict=True)
         asked = [_Asked(self.addresses[place], lines[place], message) for place, message in ranked]
@@ -146,7 +146,7 @@ class Group:
 
     async def _describe(self, here: _Lines, timeout: float) -> Joined:
         """Ask all parties, see that all say the same, and bring them into the order of their ranks."""
-        began = time.time()
+        began = clock()
         asked = [_Asked(address, line, b"") for address, line in zip(self.addresses, here.lines, strict=True)]
         answers = await self._call("Describe", asked, timeout)
         found = [Described.read(answer, address) for answer, address in zip(answers, self.addresses, strict=True)]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hummingbird.errors import AccessError, HummingbirdError, InputError, PeerError
-from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request
+from hummingbird.serving.message import MAX_BYTES, MOST_SECONDS, Request, clock
 from hummingbird.wire.room import Room
 
 _LINGER = 5.0  # seconds for which an id is kept beyond its deadline: other parties' clocks run a little apart
@@ -86,10 +86,10 @@ class Inbox:
         """The entry of a request, new or known. Raises AccessError, InputError, OverloadError, PeerError,
         and what `shut` was given.
 
-        now: seconds since 1970 at this party; None: the time.
+        now: of this party's `clock`; None: the time.
         """
         digest = hashlib.blake2b(message, digest_size=16).digest()
-        left = request.deadline / 1e3 - (time.time() if now is None else now)
+        left = request.deadline / 1e3 - (clock() if now is None else now)
         with self._lock:
             self._forget()
             known = self._entries.get(request.id)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import grpc
 
 from hummingbird.errors import UnavailableError
+from hummingbird.serving.message import clock
 from hummingbird.serving.party import Lane, Party
 from hummingbird.wire.service import Brief, Method
 
@@ -63,4 +63,4 @@ class Methods:
 
 
 def _describe(party: Party, message: bytes, context: grpc.ServicerContext) -> bytes:
-    return party.service.answer(party.rank, time.time())
+    return party.service.answer(party.rank, clock())

@@ -9,7 +9,7 @@ import pytest
 from hummingbird.errors import AccessError, HummingbirdError, InputError, OverloadError, PeerError, UnavailableError
 from hummingbird.prg import new_seed
 from hummingbird.serving.inbox import Entry, Inbox, Limits
-from hummingbird.serving.message import Request
+from hummingbird.serving.message import Request, clock
 from tests.support.patience import NEVER
 
 NOW = 1_000_000.0
@@ -206,3 +206,13 @@ def test_nobody_waits_when_the_last_call_has_left() -> None:
     done = kept.put(new_seed())
     kept.inbox.finish(kept.arrived[-1], b"answer")
     assert not kept.inbox.leave(done)
+
+
+@pytest.mark.parametrize("later", [0.0, 4e9])
+def test_a_host_whose_clock_is_set_moves_no_deadline(monkeypatch: pytest.MonkeyPatch, later: float) -> None:
+    """A host that starts without a clock gets the time when it reaches a server: what clients know of it stays true."""
+    told = clock()
+    monkeypatch.setattr(time, "time", lambda: later)
+    kept, id = Kept(), new_seed()
+    asked = Request(id, bytes(16), int(1e3 * (told + 60)), 1, b"body")
+    assert 0 < kept.inbox.put("alice", b"shares", asked).ends - time.monotonic() <= 60
