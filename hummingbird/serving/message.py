@@ -40,9 +40,7 @@ _HINT = "the request comes from another program or release"
 
 
 def clock() -> float:
-    """Seconds since 1970 as this process took them when it started: a host's clock that is set later, or is absent until
-    then, moves no deadline.
-    """
+    """Seconds since 1970 as this process took them when it started: a host's clock that is set later moves no deadline."""
     return _EPOCH + time.monotonic()
 
 
