@@ -40,7 +40,7 @@ _HINT = "the request comes from another program or release"
 
 
 def clock() -> float:
-    """Seconds since 1970 as this process took them when it started: a host's clock that is set later moves no deadline."""
+    """Seconds since 1970, as this process took them when it started: to set the host's clock moves no deadline."""
     return _EPOCH + time.monotonic()
 
 
