@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -64,3 +65,17 @@ def test_a_flaky_test_fails_no_change(tmp_path: Path, tests: tuple[str, ...], pa
     assert says in run.stdout, run.stdout + run.stderr
     assert ("flaky:" in run.stdout) == (passes and FLAKY in tests)
     assert ("Once more" in run.stdout) == (tests != (PASSES,) and ENDS not in tests)
+
+
+def test_no_port_is_given_to_two_processes_of_tests() -> None:
+    """While both live, and neither listens yet."""
+    code = "from tests.support.ports import free_port; print([free_port() for _ in range(300)], flush=True); input()"
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    processes = [subprocess.Popen(command, cwd=ROOT, text=True, **pipes) for _ in range(3)]
+    try:
+        found = [set(json.loads(process.stdout.readline())) for process in processes if process.stdout]
+    finally:
+        for process in processes:
+            process.communicate("\n", timeout=HANG)
+    assert len(set().union(*found)) == 900

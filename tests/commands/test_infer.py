@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.dealers import Authority
-from tests.support.parties import free_port, run, succeed
+from tests.support.parties import run, succeed
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM
+from tests.support.ports import free_port
 
 NET = ["--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt"]
 DIGITS = ["-m", "hummingbird", "infer", *NET, "--data", "scripts.data:load", "digits", "test"]

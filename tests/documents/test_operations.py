@@ -24,7 +24,8 @@ from hummingbird.wire.service import Tls
 from tests.support.pages import blocks, text_of
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
-from tests.support.services import HANDLERS, asked, free_port
+from tests.support.ports import free_port
+from tests.support.services import HANDLERS, asked
 
 PAGE = ROOT / "docs/operations.md"
 

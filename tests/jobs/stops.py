@@ -27,8 +27,9 @@ import tests.support.serving_nets  # noqa: F401
 from hummingbird.__main__ import main as command
 from hummingbird.errors import HummingbirdError
 from hummingbird.serving.client import Client
-from tests.support.parties import environment, free_port
+from tests.support.parties import environment
 from tests.support.patience import HANG, until
+from tests.support.ports import free_port
 
 NET = ("--model", "tests.support.serving_nets:doubled", "--input", "4", "--window", "30:0")
 

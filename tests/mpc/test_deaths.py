@@ -21,8 +21,8 @@ from hummingbird.errors import PeerError
 from hummingbird.wire import connect
 from tests.jobs.failures import SECRET
 from tests.support.nursery import Nursery, Party, alive, all_fail
-from tests.support.parties import free_port
 from tests.support.patience import NEVER, suspend, until
+from tests.support.ports import free_port
 
 # Parties that are not there ------------------------------------------------------------------------------------------
 

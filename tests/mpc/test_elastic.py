@@ -21,9 +21,9 @@ from hummingbird import __main__ as command
 from hummingbird.errors import TrustError
 from hummingbird.mpc import elastic
 from tests.launching.test_run import listening
-from tests.support.parties import free_port
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
+from tests.support.ports import free_port
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCH_ELASTIC_WORKER_IDENTICAL")
 

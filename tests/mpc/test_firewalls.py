@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.parties import environment, finish, free_port
+from tests.support.parties import environment, finish
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
+from tests.support.ports import free_port
 from tests.wire.test_connect import Authority
 
 # One session after the other in the same processes; each looks at its own connections to the others.

@@ -15,8 +15,9 @@ from hummingbird.errors import ConfigError, DealerError, EnvironmentProblem
 from hummingbird.mpc.correlations.bits import And
 from hummingbird.mpc.lanes import VARIABLE, Place, environment
 from tests.support.nursery import Nursery, Party, all_fail, error_of
-from tests.support.parties import free_port, sessions
+from tests.support.parties import sessions
 from tests.support.patience import NEVER, suspend
+from tests.support.ports import free_port
 
 LANES = 2
 

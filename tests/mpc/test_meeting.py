@@ -22,9 +22,10 @@ from hummingbird.mpc.door import Door
 from hummingbird.mpc.lanes import Place
 from hummingbird.mpc.meeting import Card, Late, Meeting, attend, read_roll, run_store
 from hummingbird.wire.connect import listen
-from tests.support.parties import channels, free_port, together
+from tests.support.parties import channels, together
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
+from tests.support.ports import free_port
 from tests.wire.test_channel import run
 from tests.wire.test_one_port import needs_ipv6
 

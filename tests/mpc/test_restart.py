@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.jobs.stores import write_store
-from tests.support.parties import free_port
 from tests.support.paths import ROOT
 from tests.support.patience import PROGRAM
+from tests.support.ports import free_port
 
 
 def torchrun(folder: Path, options: list[list[str]], *job: str) -> list[tuple[str, str]]:

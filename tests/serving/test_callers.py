@@ -19,8 +19,9 @@ from hummingbird.serving.client import Client
 from hummingbird.serving.message import Request, split
 from hummingbird.wire import service as wire
 from tests.support.dealers import Authority
-from tests.support.parties import finish, free_port, start
+from tests.support.parties import finish, start
 from tests.support.patience import HANG, until
+from tests.support.ports import free_port
 from tests.support.services import file_of
 from tests.support.serving import Service, served
 from tests.support.serving_nets import doubled

@@ -21,9 +21,10 @@ import hummingbird
 from hummingbird.errors import PeerError
 from hummingbird.mpc.session import Session
 from hummingbird.serving.client import Client
-from tests.support.parties import environment, finish, free_port, start
+from tests.support.parties import environment, finish, start
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
+from tests.support.ports import free_port
 from tests.support.rebirth import hasty
 from tests.support.serving import Service, served
 from tests.support.serving_nets import centred, doubled

@@ -23,9 +23,10 @@ from hummingbird.serving.description import Description
 from hummingbird.serving.plan import describe
 from models import get_model, load_checkpoint
 from tests.support.pages import blocks, run, text_of
-from tests.support.parties import free_port, sessions
+from tests.support.parties import sessions
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
+from tests.support.ports import free_port
 
 PAGE = ROOT / "docs/serving.md"
 NETS = {

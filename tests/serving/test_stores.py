@@ -18,9 +18,10 @@ from hummingbird.bits import BitConfig, BitWindow
 from hummingbird.errors import OverloadError
 from hummingbird.mpc.dealer.kept import numbers
 from hummingbird.serving.client import Client
-from tests.support.parties import environment, free_port
+from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
+from tests.support.ports import free_port
 from tests.support.serving import Service, served
 from tests.support.serving_nets import doubled
 

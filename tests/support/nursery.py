@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.parties import environment, free_port
+from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
+from tests.support.ports import free_port
 
 
 @dataclass

@@ -22,6 +22,7 @@ from hummingbird.prg import new_seed
 from hummingbird.wire.channel import Channel
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, PROGRAM
+from tests.support.ports import free_port
 
 
 def init_alone(**options: Any) -> Session:
@@ -118,12 +119,6 @@ def environment(rank: int, parties: int, port: int) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def start(

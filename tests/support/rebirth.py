@@ -14,9 +14,9 @@ from pathlib import Path
 
 from hummingbird.serving.client import Client
 from tests.support.nursery import alive
-from tests.support.parties import free_port
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, suspend, until
+from tests.support.ports import free_port
 
 _RESTARTS = 1000
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from pathlib import Path
 
@@ -32,11 +31,6 @@ def name(request: bytes, context: grpc.ServicerContext) -> bytes:
 
 
 HANDLERS = {"Name": name, "Echo": lambda request, context: request}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def file_of(folder: Path, *names: str) -> tuple[Path, list[str]]:

@@ -23,8 +23,9 @@ from hummingbird.serving.client import Client
 from hummingbird.serving.description import Description
 from hummingbird.serving.message import Request, split
 from hummingbird.wire import service as wire
-from tests.support.parties import Finished, finish, free_port, start
+from tests.support.parties import Finished, finish, start
 from tests.support.patience import HANG, until
+from tests.support.ports import free_port
 
 DIGITS = ("--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt", "--input", "1x8x8")
 

@@ -34,7 +34,8 @@ from hummingbird.wire.trust import Tls
 from tests.support.dealers import Authority
 from tests.support.mutations import mutated
 from tests.support.patience import HANG
-from tests.support.services import HANDLERS, asked, file_of, free_port
+from tests.support.ports import free_port
+from tests.support.services import HANDLERS, asked, file_of
 
 # Who is let in --------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ from hummingbird.wire.gate import Record
 from hummingbird.wire.log import Log
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, until
-from tests.support.services import HANDLERS, asked, file_of, free_port, health, health_or_none, started
+from tests.support.ports import free_port
+from tests.support.services import HANDLERS, asked, file_of, health, health_or_none, started
 
 # Health, metrics, log -------------------------------------------------------------------------------------------------
 

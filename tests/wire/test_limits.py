@@ -21,7 +21,8 @@ from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.gate import Limits
 from hummingbird.wire.room import Room
 from tests.support.patience import HANG, until
-from tests.support.services import HANDLERS, asked, file_of, free_port, health, started
+from tests.support.ports import free_port
+from tests.support.services import HANDLERS, asked, file_of, health, started
 
 
 class Held:

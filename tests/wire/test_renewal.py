@@ -21,7 +21,8 @@ from hummingbird.wire.renewal import Certificates
 from hummingbird.wire.trust import Pem, Tls
 from tests.support.dealers import Authority
 from tests.support.patience import HANG
-from tests.support.services import HANDLERS, asked, file_of, free_port
+from tests.support.ports import free_port
+from tests.support.services import HANDLERS, asked, file_of
 from tests.wire.test_front import scraped
 
 EXPIRY = 'hummingbird_certificate_expiry_timestamp_seconds{file="%s"}'

@@ -21,7 +21,7 @@ from hummingbird.wire.service import Tls
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Authority
 from tests.support.patience import HANG, NEVER, until
-from tests.support.services import free_port
+from tests.support.ports import free_port
 
 
 def test_local_stand_in():

@@ -21,7 +21,8 @@ from hummingbird.pir import BatchedEmbedding, Client
 from hummingbird.wire.tokens import read_token
 from tests.jobs.pir_servers import Pair
 from tests.support.patience import HANG, until
-from tests.support.services import free_port, health
+from tests.support.ports import free_port
+from tests.support.services import health
 from tests.support.updates import DIM, OWNER, PLANS, TABLE
 
 PLAN = PLANS["hot and companions"]
