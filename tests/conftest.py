@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +27,31 @@ from tests.support.patience import HANG
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def seed_of(name: str) -> int:
+    """The seed of a test's draws: of its name and HUMMINGBIRD_TEST_SEED, so the same alone and among others."""
+    text = f"{os.environ.get('HUMMINGBIRD_TEST_SEED', '0')} {name}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+@pytest.fixture(autouse=True)
+def drawn(request: pytest.FixtureRequest) -> None:
+    """Begin all generators that nobody else seeds at the test's own seed."""
+    seed = seed_of(request.node.nodeid)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Name the seed beside a failure."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        base = os.environ.get("HUMMINGBIRD_TEST_SEED", "0")
+        report.sections.append(("seed", f"{seed_of(item.nodeid)}, by HUMMINGBIRD_TEST_SEED={base}"))
 
 
 @pytest.fixture(scope="module")
