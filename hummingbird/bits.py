@@ -342,7 +342,7 @@ class BitConfig:
 
 
 def _instead_of(path: str) -> str:
-    """What to write where a budget, a window, or a file that is not there was given as a file of windows."""
+    """A hint for who gave a budget, a window, or the path of no file as a file of windows."""
     if re.fullmatch(r"\d+(\.\d+)?/\d+", path):
         return f'find windows for this budget first: hummingbird.prepare(net, loader, "{path}"), or the command ' + (
             f"find-bits --budget {path} --out bits.json; then give bits.json"

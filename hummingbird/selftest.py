@@ -19,7 +19,7 @@ def net() -> nn.Module:
 
 
 def party(session: hummingbird.Session) -> tuple[str, bool]:
-    """What one party says, and whether something is wrong; called by `hummingbird.launch`."""
+    """One party's words about its run, and whether something is wrong; called by `hummingbird.launch`."""
     plain = net()
     images = torch.rand(4, 1, 8, 8)
     with hummingbird.meter() as m:

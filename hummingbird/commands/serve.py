@@ -14,8 +14,9 @@ from hummingbird.commands.converted import add_converted_arguments, nets_of
 from hummingbird.commands.party import add_session_arguments, run_party, session_options
 from hummingbird.errors import InputError, UnavailableError
 from hummingbird.lookup import LookedUp
-from hummingbird.mpc import elastic, launch
+from hummingbird.mpc import launch
 from hummingbird.mpc.lanes import environment
+from hummingbird.ranks.elastic import refuse_dynamic
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.inbox import Limits
 from hummingbird.serving.lives import Lives
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None:
             setattr(args, name, getattr(args, name).replace("{rank}", str(place.party)))
     args.listen = [address_of(args.listen, place.party, place.parties)]
-    elastic.refuse_dynamic(args.listen[0])
+    refuse_dynamic(args.listen[0])
     config, options = service_of(args, MAX_BYTES), session_options(args)
     if place.lane:  # no client reaches it
         config = replace(config, metrics=None, log=None)

@@ -1,4 +1,4 @@
-"""What all parties of one host need: a store in which they meet, on loopback alone, and torchrun's variables."""
+"""Things that all parties of one host need: a store in which they meet, on loopback alone, and torchrun's variables."""
 
 from __future__ import annotations
 

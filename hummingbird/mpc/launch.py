@@ -25,7 +25,7 @@ import torch
 
 from hummingbird.errors import ConfigError, EnvironmentProblem, HummingbirdError, PeerError
 from hummingbird.kernels import heap
-from hummingbird.mpc import _crypten, elastic, fixed_point, functions, refusals
+from hummingbird.mpc import _crypten, fixed_point, functions, refusals
 from hummingbird.mpc.agreement import agree
 from hummingbird.mpc.board import Board
 from hummingbird.mpc.dealer.local import LocalDealer
@@ -46,6 +46,7 @@ from hummingbird.mpc.rendezvous import (
 from hummingbird.mpc.session import Dealer, Session, current, enter, is_initialized
 from hummingbird.mpc.sharing import cryptensor
 from hummingbird.prg import CIPHERS, SEED_BYTES, cipher_of, derive, new_seed
+from hummingbird.ranks.elastic import warn_of_dynamic
 from hummingbird.version import VERSION
 from hummingbird.wire.channel import Channel
 from hummingbird.wire.service import Tls
@@ -110,8 +111,7 @@ def init(
     if here.parties == 1 and dealer is not None:
         raise ConfigError("a dealer is given, but this process is the only party", where="init", hint=_START)
     refuse_other_group(here)
-    if variable("LOCAL_RANK", 0) == 0 and elastic.dynamic():
-        warnings.warn(f"{elastic.WHAT}: {elastic.HINT}", stacklevel=2)
+    warn_of_dynamic(stacklevel=3)
     starting = here.parties > 1 and dealer is None and store is None
     if starting:
         check_dealer(here)

@@ -14,6 +14,7 @@ Without torchrun, or outside of `job`, there is one rank, and nothing here costs
 
 job.py         joining, ending, and who does what
 messages.py    results put together, and agreement
+elastic.py     which of torchrun's two ways of meeting it is
 
     with ranks.job():
         bits = hummingbird.Study(net, images).search("8/64")

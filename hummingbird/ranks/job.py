@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hummingbird.errors import EnvironmentProblem, HummingbirdError, PeerError
+from hummingbird.ranks.elastic import warn_of_dynamic
 
 TIMEOUT = 600.0  # seconds that a rank waits for the others
 _GRACE = 10.0  # seconds in which a rank that lives says that it does, when the connection breaks
@@ -88,6 +89,7 @@ def job(timeout: float = TIMEOUT) -> Iterator[Job | None]:
     if size == 1:
         yield None
         return
+    warn_of_dynamic(stacklevel=4)  # of who enters the block
     meeting, wait = datetime.timedelta(seconds=TIMEOUT), datetime.timedelta(seconds=timeout)
     try:
         shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=meeting)))

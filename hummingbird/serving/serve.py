@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from hummingbird.errors import HummingbirdError, UnavailableError
-from hummingbird.mpc.elastic import refuse_dynamic
 from hummingbird.mpc.net import PrivateNet
 from hummingbird.mpc.session import current
+from hummingbird.ranks.elastic import refuse_dynamic
 from hummingbird.serving.desk import unavailable
 from hummingbird.serving.figures import Figures
 from hummingbird.serving.message import MAX_BYTES
@@ -52,7 +52,7 @@ def serve(
         waits for others to share its batch; none while the parties are idle.
 
     Raises what `party.join` and `wire.service.serve` do, PeerError and DealerError; EnvironmentProblem without a
-    session, TrustError for other hosts under torchrun's dynamic rendezvous (mpc/elastic.py).
+    session, TrustError for other hosts under torchrun's dynamic rendezvous (ranks/elastic.py).
     """
     session = current()
     refuse_dynamic(listen)

@@ -69,7 +69,7 @@ def test_who_does_not_want_to_end_is_killed(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_the_killed_are_causes() -> None:
-    """Of several that have ended between two looks."""
+    """Several have ended between two looks."""
     life = module._Life.__new__(module._Life)
     life._names = ["party 0", "party 1", "party 2"]
 
@@ -173,7 +173,7 @@ def test_a_run_that_is_killed_leaves_nobody(tmp_path: Path) -> None:
 
 
 def test_one_error_stays_two_lines(tmp_path: Path) -> None:
-    """Of parties that fail for one reason at the same time."""
+    """The parties fail for one reason at the same time."""
     words = ["-m", "hummingbird", "infer", "--model", "nowhere:net", "--data", "nowhere:images"]
     with started(tmp_path, "", *words) as process:
         _, told = process.communicate(timeout=HANG)

@@ -87,7 +87,7 @@ def size_of(setup: Sequence[Request[Any]], batch: Sequence[Request[Any]], slots:
 
 
 def _missing(root: Path, size: int) -> str:
-    """What the disk lacks for so many bytes, in words; "" if there is room."""
+    """A sentence about a disk without room for a store of this size, in bytes; "" if there is room."""
     folder = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(folder).free
     return "" if size <= free else f"the store takes {size / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import shutil
-import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,15 +18,13 @@ from hummingbird.errors import ConfigError, DealerError, InputError
 from hummingbird.mpc.correlations.products import SquarePair
 from hummingbird.mpc.correlations.truncation import Truncation
 from hummingbird.mpc.correlations.turns import received_by
-from hummingbird.mpc.dealer import deal as dealing
 from hummingbird.mpc.dealer import folder
-from hummingbird.mpc.dealer.deal import deal, size_of
+from hummingbird.mpc.dealer.deal import deal
 from hummingbird.mpc.dealer.store import StoreDealer, material_facts
 from hummingbird.prg import CIPHERS
 from tests.jobs.stores import SLICE, net, rows, write_store
 from tests.support.correlation_checks import CASES, columns
 from tests.support.nursery import Nursery, all_fail
-from tests.support.paths import ROOT
 
 SLOTS = 3
 KINDS = [case for case in CASES if case[0].kind not in ("fixed", "linear")]
@@ -42,72 +36,6 @@ def dealt(out: Path, parties: int = 2, slots: int = SLOTS, **options: Any) -> Pa
     given = {"setup": [], "batch": BATCH, "shape": (4, 6), "facts": FACTS, **options}
     deal(out, slots=slots, parties=parties, **given)
     return out
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_nothing_is_left_of_what_fails_or_is_interrupted(tmp_path: Path, there: bool) -> None:
-    """In the middle of the second lane; a folder that was there stays, and takes the store that follows."""
-    out, done = tmp_path / "made" / "store", list[int]()
-    if there:
-        out.mkdir(parents=True)
-
-    def stop(images: int) -> None:
-        done.append(images)
-        if len(done) == SLOTS + 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        dealt(out, lanes=2, progress=stop)
-    assert out.exists() == there and not (there and any(out.iterdir()))
-    dealt(out)
-
-
-def test_the_disk_is_looked_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the byte, of the disk on which the folder is to be; nothing is written if it is too full."""
-    size = size_of([], BATCH, SLOTS, 2, 2)
-    asked: list[Path] = []
-
-    def usage(free: int) -> Any:
-        def look(folder: Path) -> Any:
-            asked.append(folder)
-            return SimpleNamespace(free=free)
-
-        return look
-
-    monkeypatch.setattr(shutil, "disk_usage", usage(size - 1))
-    with pytest.raises(OSError, match=r"the store takes [\d.]+ MB, and [\d.]+ MB are free") as caught:
-        dealt(tmp_path / "new" / "store", lanes=2)
-    assert caught.value.errno == errno.ENOSPC and asked == [tmp_path] and not any(tmp_path.iterdir())
-    monkeypatch.setattr(shutil, "disk_usage", usage(size))
-    dealt(tmp_path / "new" / "store", lanes=2)
-    corrections = list((tmp_path / "new" / "store").glob("*/*/corrections"))
-    assert len(corrections) == 4 and sum(path.stat().st_size for path in corrections) == size
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_deal_that_has_no_room_or_is_told_to_end_says_so(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(ROOT)
-    words = ["deal", "--model", "models:get_model", "digits", "10", "--weights", "checkpoints/digits.pt"]
-    words += ["--input", "5x1x8x8", "--images", "10", "--out", str(tmp_path / "store")]
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-        assert main(words) == 1
-        told = capsys.readouterr().err
-        assert re.match(r"error: the store takes [\d.]+ MB, and 0.0 MB are free \(at .*store\)\nhint: ", told)
-        patched.undo()
-        secret = dealing._secret
-
-        def killed(path: Path, data: bytes) -> None:
-            secret(path, data)
-            os.kill(os.getpid(), number)
-
-        patched.setattr(dealing, "_secret", killed)
-        assert main(words) == 128 + number
-    assert capsys.readouterr().out.splitlines()[-1] == "stopped: nothing is left of what was begun"
-    assert not any(tmp_path.iterdir()) and (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def opened(out: Path, parties: int = 2) -> list[StoreDealer]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import warnings
 
 import torch.distributed as dist
 
@@ -48,6 +49,12 @@ def dynamic() -> bool:
         return not dist.PrefixStore(name, store).check(["torchelastic/role_info/0"])
     except (KeyError, ValueError, OSError, RuntimeError):
         return False  # who meets the others there has an error with words
+
+
+def warn_of_dynamic(stacklevel: int = 2) -> None:
+    """A warning under a dynamic rendezvous, by one process of each host. stacklevel: of `warnings.warn`."""
+    if os.environ.get("LOCAL_RANK", "0") == "0" and dynamic():
+        warnings.warn(f"{WHAT}: {HINT}", stacklevel=stacklevel)
 
 
 def refuse_dynamic(listen: str) -> None:

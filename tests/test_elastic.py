@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 import hummingbird
 from hummingbird import __main__ as command
-from hummingbird.errors import TrustError
-from hummingbird.mpc import elastic
+from hummingbird import ranks
+from hummingbird.errors import PeerError, TrustError
+from hummingbird.ranks import elastic
 from tests.launching.test_run import listening
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, PROGRAM, until
@@ -100,9 +101,18 @@ def test_init_warns(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> No
     assert told() == []
 
 
+def test_ranks_are_warned(store: dist.TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they meet: here nobody else comes."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys.modules["hummingbird.ranks.job"], "TIMEOUT", 0.1)
+    with pytest.warns(UserWarning, match=elastic.WHAT), pytest.raises(PeerError, match="did not meet"), ranks.job():
+        raise AssertionError("nobody comes")
+
+
 def torchrun(folder: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
     """torchrun with one process, which says whether it finds a dynamic rendezvous and waits for the end of stdin."""
-    script = "import sys; from hummingbird.mpc import elastic; print(elastic.dynamic(), flush=True); sys.stdin.read()"
+    script = "import sys; from hummingbird.ranks import elastic; print(elastic.dynamic(), flush=True); sys.stdin.read()"
     (folder / "says.py").write_text(script)
     kept = {name: value for name, value in os.environ.items() if name not in NAMES}
     return subprocess.Popen(
