@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hummingbird.errors import InputError, PeerError, StoreError
-from hummingbird.hybrid.link import Link, answered, both, called, paired
+from hummingbird.hybrid.link import Link, Outgoing, answered, both, called, paired
 from hummingbird.wire import service
 from tests.support.patience import HANG, NEVER
 
@@ -41,6 +41,33 @@ def test_silence_is_an_error() -> None:
     data, _ = paired(0.1)
     with pytest.raises(PeerError, match="nothing came for 0 s, awaited: x"):
         data.receive("x", 1)
+
+
+def test_sending_waits_for_a_side_that_does_not_read() -> None:
+    outgoing, sent = Outgoing(4), threading.Event()
+    link = Link(None, outgoing, "the other side", 0.1)  # type: ignore[arg-type]
+    link.send("a", bytes(3))
+    link.send("a", bytes(3))  # below what may be unread until now
+    with pytest.raises(PeerError, match="it has read nothing for 0 s, unread: b"):
+        link.send("b", bytes(1))
+    patient = Link(None, outgoing, "the other side", NEVER)  # type: ignore[arg-type]
+    threading.Thread(target=lambda: (patient.send("c", b"c"), sent.set()), daemon=True).start()
+    assert outgoing.get(HANG) == bytes(3) and sent.wait(HANG)
+    lost: list[str] = []
+
+    def sends() -> None:
+        with pytest.raises(PeerError, match="the connection is lost, unsent: d") as caught:
+            patient.send("d", bytes(9))
+            patient.send("d", bytes(9))
+        lost.append(caught.value.what)
+
+    thread = threading.Thread(target=sends, daemon=True)
+    thread.start()
+    outgoing.close()
+    thread.join(HANG)
+    assert lost
+    link.end()  # says so all the same
+    assert [outgoing.get(HANG) for _ in range(2)] == [bytes(3), b"c"]
 
 
 def test_both_returns_results_and_raises_the_first_error() -> None:
