@@ -15,6 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from hummingbird.he.service.room import Room
 from hummingbird.he.service.server import Service as HeService
 from hummingbird.hybrid.service import Service as GcService
+from hummingbird.mpc.dealer.figures import Figures as DealerFigures
+from hummingbird.mpc.dealer.server import Dealer
 from hummingbird.pir.serving.metrics import Figures as PirFigures
 from hummingbird.pir.serving.metrics import Metrics as PirMetrics
 from hummingbird.serving.figures import Figures
@@ -69,6 +71,7 @@ def made_metrics() -> set[str]:
     for service in (he, gc):
         service.measure(registry)
     Figures(registry)
+    registry.register(DealerFigures(Dealer()))
     registry.register(PirFigures({"full": (PirMetrics(), lambda: 0)}, lambda: 0))
     with Front("test", ServiceConfig(())) as front:
         text = (generate_latest(registry) + generate_latest(front.metrics.registry)).decode()
