@@ -16,10 +16,12 @@ from hummingbird.errors import ConfigError, InputError
 from hummingbird.kernels import heap
 from hummingbird.mpc.dealer.command import add_threads, deal_on
 from hummingbird.mpc.dealer.deal import deal
+from hummingbird.mpc.dealer.figures import KeeperFigures
 from hummingbird.mpc.dealer.keeper import Keeper, keep
 from hummingbird.mpc.dealer.store import material_facts
 from hummingbird.mpc.dry_run import DryRun, dry_run
 from hummingbird.prg import cipher_of
+from hummingbird.wire.front import Front, ServiceConfig
 from hummingbird.wire.options import count
 
 HELP = "Deal material for a number of images into one folder per party, for runs without a dealer."
@@ -65,11 +67,18 @@ def add_parser(commands: Any) -> None:
     text = "where the parties will compute: cpu (default), or cuda, for seeds that GPUs expand, and deal, too"
     sub.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help=text)
     add_threads(sub)
+    text = "with --keep: offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
+    sub.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
+    text = "with --keep: append a line of JSON for each change of state; - is standard error"
+    sub.add_argument("--log", metavar="FILE", help=text)
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Deal material for a number of images into one folder per party, once, or again and again."""
+    if args.keep is None and (args.metrics is not None or args.log is not None):
+        hint = "add --keep K, or leave them out"
+        raise InputError("--metrics and --log are for a keeper, which goes on", where="deal", hint=hint)
     heap.keep()
     deal_on(args.threads)
     private = private_net(args)
@@ -119,11 +128,18 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
         # They last as long as a store, and a party would have to open its weights again for each set.
         hint = "public weights, a store of one set (no --keep), or a dealer"
         raise ConfigError("masks of private weights are not kept", where="--keep", hint=hint)
+    with Front("keeper", ServiceConfig((), metrics=args.metrics, log=args.log)) as front:
+        _keep(args, what, front)
+    return 0
+
+
+def _keep(args: argparse.Namespace, what: dict[str, Any], front: Front) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     keeper = None
     try:
         keeper = Keeper(args.out, **what)
+        front.metrics.registry.register(KeeperFigures(keeper, args.keep))
         print(f"keeping {args.keep} slots unused in {args.out}: {keeper.unused()} there", flush=True)
         with _bar(what) as bar:
 
@@ -134,14 +150,13 @@ def _again_and_again(args: argparse.Namespace, plan: DryRun, what: dict[str, Any
                 bar.reset()
                 tqdm.write(text)
 
-            keep(keeper, args.keep, progress, say)
+            keep(keeper, args.keep, progress, say, ready=front.ready)
     except _Stopped:
         left = f"{keeper.unused()} slots unused, " if keeper is not None else ""
         print(f"stopped: {left}no set half dealt", flush=True)
     finally:
         if keeper is not None:
             keeper.close()
-    return 0
 
 
 class _Stopped(BaseException):

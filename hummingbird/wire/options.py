@@ -88,21 +88,33 @@ def tls_of(args: argparse.Namespace) -> Tls | None:
 # Services and their callers -------------------------------------------------------------------------------------------
 
 
-def add_service(parser: argparse._ActionsContainer, *, addresses: str | int | None = None, listen: str = "") -> None:
+def add_service(
+    parser: argparse.ArgumentParser,
+    *,
+    addresses: str | int | None = None,
+    listen: str = "",
+    tokens: bool = True,
+    grace: float = GRACE,
+) -> None:
     """Add what every program that serves takes; `service_of` reads it.
 
-    addresses: argparse's nargs where it listens at several. listen: the help of --listen, if it needs another.
+    addresses: argparse's nargs where it listens at several. listen: the help of --listen, if it needs another. tokens:
+    whether callers may show tokens. grace: the default of --grace.
     """
     text = listen or "HOST:PORT or unix:PATH; another host than this one needs certificates or tokens, and TLS"
     parser.add_argument("--listen", required=True, nargs=addresses or 1, metavar="ADDRESS", help=text)
-    group = parser.add_argument_group("callers", "by certificates (--tls-cert, --tls-key, --tls-ca) or by tokens")
+    otherwise = (" or by tokens", "; without it callers show tokens") if tokens else ("", "")
+    group = parser.add_argument_group("callers", f"by certificates (--tls-cert, --tls-key, --tls-ca){otherwise[0]}")
     add_tls(
         group,
         cert="certificate of this server (PEM), for its host name",
-        ca="certificate of the callers' authority (PEM); without it callers show tokens",
+        ca=f"certificate of the callers' authority (PEM){otherwise[1]}",
     )
-    text = "callers' names and hashes of their tokens; `python -m hummingbird token` makes them"
-    group.add_argument("--tokens", type=Path, metavar="FILE", help=text)
+    if tokens:
+        text = "callers' names and hashes of their tokens; `python -m hummingbird token` makes them"
+        group.add_argument("--tokens", type=Path, metavar="FILE", help=text)
+    else:
+        parser.set_defaults(tokens=None)
     group = parser.add_argument_group("operation", "docs/operations.md")
     text = "offer figures for Prometheus at http://HOST:PORT/metrics; without a host, to this host alone"
     group.add_argument("--metrics", metavar="[HOST:]PORT", help=text)
@@ -117,7 +129,7 @@ def add_service(parser: argparse._ActionsContainer, *, addresses: str | int | No
     text = f"open connections {default}"
     group.add_argument("--max-connections", type=count, default=most.connections, metavar="N", help=text)
     text = f"after SIGTERM, calls at work may take so long to end {default}"
-    group.add_argument("--grace", type=positive, default=GRACE, metavar="SECONDS", help=text)
+    group.add_argument("--grace", type=positive, default=grace, metavar="SECONDS", help=text)
 
 
 def service_of(args: argparse.Namespace, message: int = MAX_MESSAGE) -> ServiceConfig:

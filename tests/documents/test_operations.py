@@ -16,6 +16,10 @@ from hummingbird.he.service.room import Room
 from hummingbird.he.service.server import Service as HeService
 from hummingbird.hybrid.service import Service as GcService
 from hummingbird.hybrid.sessions import Sessions
+from hummingbird.mpc.dealer.figures import Figures as DealerFigures
+from hummingbird.mpc.dealer.figures import KeeperFigures
+from hummingbird.mpc.dealer.keeper import Keeper
+from hummingbird.mpc.dealer.server import Dealer
 from hummingbird.pir.serving.metrics import Figures as PirFigures
 from hummingbird.pir.serving.metrics import Metrics as PirMetrics
 from hummingbird.serving.figures import Figures
@@ -66,11 +70,15 @@ def test_the_lines_for_the_hosts_of_serve(tmp_path: Path) -> None:
 def made_metrics(tmp_path: Path) -> set[str]:
     """The names of everything that the services count."""
     he, gc, registry = HeService.__new__(HeService), GcService.__new__(GcService), CollectorRegistry()
+    keeper = Keeper.__new__(Keeper)
+    keeper.unused, keeper.sets, keeper.seconds = int, 0, 0.0  # type: ignore[method-assign]
     he.room = Room(1, 1)
     gc._sessions = Sessions(tmp_path, "")
     for service in (he, gc):
         service.measure(registry)
     Figures(registry)
+    registry.register(DealerFigures(Dealer()))
+    registry.register(KeeperFigures(keeper, 1))
     registry.register(PirFigures({"full": (PirMetrics(), lambda: 0)}, lambda: 0))
     with Front("test", ServiceConfig(())) as front:
         text = (generate_latest(registry) + generate_latest(front.metrics.registry)).decode()

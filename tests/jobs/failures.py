@@ -215,18 +215,9 @@ def deal(version: str) -> None:
     from hummingbird.mpc.dealer import command, server
 
     server.VERSION = version or server.VERSION
-    command.main(
-        argparse.Namespace(
-            listen=os.environ["DEALER"],
-            tls_cert=None,
-            tls_key=None,
-            tls_ca=None,
-            parties=None,
-            sessions=None,
-            threads=None,
-            device="cpu",
-        )
-    )
+    options = argparse.ArgumentParser()
+    command.add_arguments(options)
+    command.main(options.parse_args(["--listen", os.environ["DEALER"]]))
 
 
 def meet(timeout: str) -> None:

@@ -12,13 +12,13 @@ import contextlib
 import os
 import select
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,27 +27,23 @@ import torch
 from hummingbird.errors import DealerError, HummingbirdError
 from hummingbird.kernels import heap
 from hummingbird.kernels.devices import find_device, processors
-from hummingbird.mpc.dealer.server import Dealer, handlers
-from hummingbird.wire.flag import Flag
-from hummingbird.wire.health import Health
-from hummingbird.wire.options import add_tls, count, tls_of
-from hummingbird.wire.service import check_address, serve
+from hummingbird.mpc.dealer.figures import Figures
+from hummingbird.mpc.dealer.server import IDLE_SECONDS, Dealer, handlers
+from hummingbird.wire.front import Front
+from hummingbird.wire.options import add_service, count, service_of
+from hummingbird.wire.service import check_address
 
-_READY = "dealer listening on "
+_NAME = "dealer"
+_READY = f"{_NAME} listening on "
 _FOLDER = "hummingbird-"  # how the directories of local dealers' sockets begin
-_POLL = 0.2  # seconds between looks at what --once waits for
 _spawned: list[tuple[subprocess.Popen[bytes], Callable[[], None]]] = []  # by this process, and what ends each
 _CLOSED = 5.0  # seconds for a dealer that has closed its output to end
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `main`."""
-    parser.add_argument("--listen", required=True, metavar="ADDRESS", help="HOST:PORT or unix:PATH")
-    cert, ca = (
-        "certificate of this dealer (PEM), for its host name",
-        "certificate of the authority of all parties (PEM)",
-    )
-    add_tls(parser, cert, ca)
+    listen = "HOST:PORT or unix:PATH; another host than this one needs certificates, a party's for party-RANK"
+    add_service(parser, listen=listen, tokens=False, grace=1.0)
     parser.add_argument("--parties", type=int, metavar="N", help="refuse sessions of another size")
     parser.add_argument("--device", default="cpu", help="cuda: deal there to parties on GPUs, as far as kernels allow")
     add_threads(parser)
@@ -67,28 +63,29 @@ def deal_on(threads: int | None) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of `wire.service.serve`."""
-    tls = tls_of(args)
+    """Run a dealer until SIGTERM, SIGINT, or what `--sessions` names. Raises the errors of `wire.front.Front`."""
+    config = service_of(args)
+    # A party may leave a stream unread for as long as its session may be idle.
+    config = replace(config, limits=replace(config.limits, stall=IDLE_SECONDS))
     heap.keep()
     deal_on(args.threads)
     parent = os.getppid()
-    stop = Flag()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     dealer = Dealer(parties=args.parties, device=find_device(args.device, "--device"))
-    health = Health()
-    health.set(True)  # a dealer that answers can deal
-    health.gate.watch()
-    server = serve(handlers(dealer), args.listen, tls, health=(health.gate, health.handlers()))
-    try:
-        print(f"{_READY}{args.listen}", flush=True)
-    except BrokenPipeError:  # who started this dealer is gone
-        stop.set()
-    while not stop.wait(_POLL):
-        if args.sessions and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed()):
-            break
-    server.stop(grace=1.0).wait()
-    folder = Path(args.listen.removeprefix("unix:")).parent
+    with Front(_NAME, config) as front:
+        front.metrics.registry.register(Figures(dealer))
+        front.serve(handlers(dealer))
+        front.ready()  # a dealer that answers can deal
+        try:
+            print(front.line, flush=True)
+        except BrokenPipeError:  # who started this dealer is gone
+            front.stop()
+
+        def look() -> None:
+            if args.sessions and (dealer.ended >= args.sessions or os.getppid() != parent or _stdin_closed()):
+                front.stop()
+
+        front.wait(look)
+    folder = Path(config.listen[0].removeprefix("unix:")).parent
     if args.sessions and folder.name.startswith(_FOLDER):
         # The parent removes the directory it has made, unless it was killed. Whatever else lies there stays.
         with contextlib.suppress(OSError):

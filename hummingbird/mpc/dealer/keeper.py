@@ -39,6 +39,7 @@ class Keeper:
     def __init__(self, root: Path, **what: Any) -> None:
         self.root, self._what = root, what
         self._last = 0  # set
+        self.sets, self.seconds = 0, 0.0  # dealt since the start, and the seconds that the last one took
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (root / DESCRIPTION).exists() and any(root.iterdir()):
             raise InputError("the folder is not empty", where=str(root), hint="each store gets a folder of its own")
@@ -111,6 +112,7 @@ class Keeper:
         self._last = max([self._last, *numbers(self.root)]) + 1
         dealing.rename(set_folder(self.root, self._last))
         synchronise(self.root)
+        self.sets, self.seconds = self.sets + 1, seconds
         return self._last, seconds
 
     def close(self) -> None:
@@ -119,12 +121,18 @@ class Keeper:
 
 
 def keep(
-    keeper: Keeper, slots: int, progress: Callable[[int], object], say: Callable[[str], object], full: float = 5.0
+    keeper: Keeper,
+    slots: int,
+    progress: Callable[[int], object],
+    say: Callable[[str], object],
+    full: float = 5.0,
+    ready: Callable[[bool], object] = lambda yes: None,
 ) -> None:
     """Deal sets while fewer than `slots` slots are unused, without end. say: told of each set, and of a full disk,
-    where it waits; full: seconds between attempts then.
+    where it waits; full: seconds between attempts then. ready: told whether it can deal.
     """
     waits = False
+    ready(True)
     while True:
         began = time.monotonic()
         if keeper.unused() >= slots:
@@ -138,9 +146,11 @@ def keep(
             if not waits:
                 say(f"the disk is full: a set takes {keeper.set_bytes / 1e6:,.1f} MB; waiting for room")
             waits = True
+            ready(False)
             time.sleep(full)
             continue
         waits = False
+        ready(True)
         size = f"{keeper.set_bytes / 1e6:,.1f} MB"
         say(f"set {number}: {size}, {seconds:.1f} s; {keeper.unused()} slots unused")
 

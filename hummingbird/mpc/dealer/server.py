@@ -123,6 +123,18 @@ class Dealer:
         self._past: dict[bytes, None] = {}  # in order of their end
         self._changed = threading.Condition()
         self.ended = 0  # sessions that have ended
+        self._seconds = 0.0  # of work on their corrections
+
+    @property
+    def open(self) -> int:
+        """Sessions that have not ended."""
+        return len(self._sessions)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds of work on corrections, of all sessions."""
+        with self._changed:
+            return self._seconds + sum(state.seconds for state in self._sessions.values())
 
     # What parties may ask ---------------------------------------------------------------------------------------------
 
@@ -284,6 +296,7 @@ class Dealer:
             del self._past[next(iter(self._past))]
         _log.info("session %s: ended, %.3f s of work", session.hex()[:8], state.seconds)
         self.ended += 1
+        self._seconds += state.seconds
 
     def _drop_idle(self) -> None:
         now = time.monotonic()

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.support.pages import shell_lines
 from tests.support.parties import environment
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, until
+from tests.support.ports import free_port
 
 
 def set_id(root: Path, rank: int) -> str:
@@ -156,7 +158,9 @@ def test_a_full_disk_is_said_once_and_waited_for(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(keeping.shutil, "disk_usage", fuller)
     monkeypatch.setattr(keeping, "deal", refused)
-    said = kept(tmp_path, 1, monkeypatch)
+    ready: list[bool] = []
+    said = kept(tmp_path, 1, monkeypatch, ready=ready.append)
+    assert ready == [True, *[False] * 4, True]
     assert len(said) == 2 and said[0].startswith("the disk is full: a set takes") and said[1].startswith("set 1")
     assert tries.count("look") == 5 + 3 and tries.count("deal") == 3
     assert numbers(tmp_path) == [1] and not (tmp_path / DEALING).exists()
@@ -167,12 +171,23 @@ OPTIONS = ["--model", "tests.support.serving_nets:doubled", "--input", "4x4", "-
 
 def test_the_command_keeps_until_it_is_told_to_stop(tmp_path: Path) -> None:
     line = next(line for line in shell_lines() if "--keep" in line and "--weights" in line)
-    command = [sys.executable, *shlex.split(line)[1:-1], str(tmp_path / "kept")]
+    port, log = free_port(), tmp_path / "log"
+    command = [sys.executable, *shlex.split(line)[1:-1], str(tmp_path / "kept"), "--metrics", str(port)]
+    command += ["--log", str(log)]
     with open(tmp_path / "said", "w") as out:
         process = subprocess.Popen(command, cwd=ROOT, env=environment(0, 1, 1), stdout=out, stderr=out)
     until(lambda: "20 slots unused" in (tmp_path / "said").read_text() or process.poll() is not None, "two sets")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG) as page:
+        lines = page.read().decode().splitlines()
+    found = {name: float(value) for name, _, value in (text.rpartition(" ") for text in lines if text[:1] != "#")}
+    assert (found["hummingbird_keeper_slots_unused"], found["hummingbird_keeper_slots_wanted"]) == (20, 15)
+    assert found["hummingbird_keeper_sets_total"] == 2 and found["hummingbird_keeper_set_seconds"] > 0
+    assert found["hummingbird_ready"] == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(HANG) == 0, (tmp_path / "said").read_text()
+    events = [json.loads(text) for text in log.read_text().splitlines()]
+    assert [(each["service"], each["event"]) for each in events][:1] == [("keeper", "ready")]
+    assert events[-1]["event"] == "stopped"
     said = (tmp_path / "said").read_text().splitlines()
     assert said[0] == "sets of 10 slices of 8 images for 2 parties: 9.9 MB for all parties", said
     assert said[-1] == "stopped: 20 slots unused, no set half dealt"
@@ -187,6 +202,8 @@ def test_the_command_refuses_what_it_cannot_keep(
     assert main(["deal", *OPTIONS, *owner, "--keep", "4", "--out", str(out)]) == 1
     error = capsys.readouterr().err
     assert ("masks of private weights are not kept" if owner else "Not a directory") in error and "hint: " in error
+    assert main(["deal", *OPTIONS, *owner, "--log", "-", "--out", str(out)]) == 1
+    assert "--metrics and --log are for a keeper" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from hummingbird.errors import DealerError
 from hummingbird.mpc.correlations.products import SquarePair
+from hummingbird.mpc.dealer import command as dealer_command
 from hummingbird.mpc.dealer.client import DealerClient
 from hummingbird.mpc.dealer.command import spawn_local
-from hummingbird.mpc.dealer.server import MAX_BUSY, MAX_SESSIONS, Dealer
+from hummingbird.mpc.dealer.server import IDLE_SECONDS, MAX_BUSY, MAX_SESSIONS, Dealer
 from hummingbird.version import VERSION
+from hummingbird.wire.front import ServiceConfig
 from tests.support.correlation_checks import CASES, take_and_check
 from tests.support.dealers import Running
 from tests.support.nursery import alive
+from tests.support.parties import free_port, together
 from tests.support.paths import ROOT
 from tests.support.patience import HANG, NEVER, suspend, until
+from tests.support.services import started
+from tests.wire.test_connect import Authority
 
 
 def test_leaving_frees_the_session_and_its_id_is_not_used_again(running):
@@ -243,3 +251,66 @@ def test_command_errors():
     done = subprocess.run([*command, "0.0.0.0:4000"], capture_output=True, text=True, cwd=root, timeout=HANG)
     assert done.returncode == 1 and done.stderr.startswith("error: plain text is for unix sockets")
     assert "\nhint: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_dealer_has_what_other_services_have(tmp_path: Path) -> None:
+    """Figures, a log with names, the ends of its certificates, limits, and an orderly end under work."""
+    authority, port = Authority(tmp_path, "ca"), free_port()
+    files = authority.issue("localhost")
+    address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
+    command = [sys.executable, "-m", "hummingbird", "dealer", "--listen", address, "--metrics", str(port), "--log"]
+    command += [str(log), "--max-per-client", "8"]
+    command += [f"--tls-{name}={getattr(files, name)}" for name in ("cert", "key", "ca")]
+
+    def figures() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=HANG) as page:
+            lines = page.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+    with started(command) as process:
+        where, session = address.replace("127.0.0.1", "localhost"), bytes(16)
+        parties = [
+            DealerClient(where, session=session, rank=r, parties=2, tls=authority.issue(f"party-{r}"), timeout=HANG)
+            for r in range(2)
+        ]
+        for _ in parties:  # in turns: the first correction goes to party 0, the second to party 1
+            together([lambda party=party: party.correlation(SquarePair((2,))) for party in parties])
+        found = figures()
+        assert found["hummingbird_dealer_sessions_open"] == found["hummingbird_ready"] == 1
+        assert found["hummingbird_dealer_busy_seconds_total"] > 0 == found["hummingbird_dealer_sessions_total"]
+        ends = [found[f'hummingbird_certificate_expiry_timestamp_seconds{{file="{file}"}}'] for file in ("cert", "ca")]
+        assert all(end > time.time() for end in ends)
+        assert found['hummingbird_requests_total{method="Join",outcome="OK"}'] == 2
+        for party in parties:
+            party.close()
+        until(lambda: figures()["hummingbird_dealer_sessions_total"] == 1, "the session to end")
+        assert figures()["hummingbird_dealer_sessions_open"] == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(HANG) == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["service"] for line in lines} == {"dealer"}
+    assert {"listening", "ready", "draining", "stopped"} <= {line["event"] for line in lines}
+    calls = {(line["method"], line["client"], line["outcome"]) for line in lines if line["event"] == "call"}
+    assert {("Join", "party-0", "OK"), ("Correct", "party-1", "OK"), ("Leave", "party-0", "OK")} <= calls
+
+
+def test_an_unread_stream_of_a_dealer_is_not_cut_off_before_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other services end a call that stands still for two minutes; a party may wait for its next request for longer."""
+    found: list[ServiceConfig] = []
+
+    class Seen(BaseException):
+        pass
+
+    def front(name: str, config: ServiceConfig) -> None:
+        found.append(config)
+        raise Seen
+
+    monkeypatch.setattr(dealer_command, "Front", front)
+    monkeypatch.setattr(dealer_command, "deal_on", lambda threads: None)
+    parser = argparse.ArgumentParser()
+    dealer_command.add_arguments(parser)
+    with pytest.raises(Seen):
+        dealer_command.main(parser.parse_args(["--listen", "unix:d.sock"]))
+    assert found[0].limits.stall == IDLE_SECONDS and found[0].grace == 1.0
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--listen", "unix:d.sock", "--tokens", "file"])  # a party's name is its certificate's
